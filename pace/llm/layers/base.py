@@ -1,0 +1,81 @@
+"""What every layer is: a tree of parts that declare their tensors first, and get memory only once a checkpoint fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of a checkpoint goes."""
+
+    shape: tuple[int, ...]
+    fill: Callable[[Tensor], None]
+    """Copies what it needs from a tensor of that shape and any of float32, float16 and bfloat16. Different slots may be filled
+    from several threads. Only after `Layer.allocate`."""
+
+
+class Layer:
+    """A node of the model: either a leaf that owns weights (and overrides `slots`, `allocate`, `nbytes`), or made of other layers.
+
+    Constructing a layer costs no memory: it says which tensors it wants (`slots`), so that a checkpoint can be compared with
+    all of them before `allocate` makes room. Layers are immutable once filled and may be called from several threads."""
+
+    def children(self) -> Iterator[Layer]:
+        """The layers held as attributes, or in lists that are attributes, in the order of assignment."""
+        for value in vars(self).values():
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, Layer):
+                    yield item
+
+    def slots(self) -> dict[str, Slot]:
+        """Checkpoint name -> slot, of this layer and all below. Raises ValueError where two layers claim the same tensor."""
+        slots: dict[str, Slot] = {}
+        for child in self.children():
+            for name, slot in child.slots().items():
+                if name in slots:
+                    raise ValueError(f"two layers claim the tensor {name!r}")
+                slots[name] = slot
+        return slots
+
+    def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
+        """Makes room for all weights: matrices in `dtype` as `ops` stores them, vectors in float32 (float64 for a float64 model)."""
+        for child in self.children():
+            child.allocate(ops, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights below, each counted once; 0 before `allocate`."""
+        return sum(child.nbytes for child in self.children())
+
+
+class Vectors(Layer):
+    """A leaf's named vectors: biases, and the weights of norms. Kept in float32, whatever the matrices are stored in."""
+
+    def __init__(self, lengths: dict[str, int]):
+        """`lengths`: checkpoint name -> length; the vectors are concatenated in this order."""
+        self.lengths = lengths
+        self.values: Tensor | None = None
+
+    def slots(self) -> dict[str, Slot]:
+        slots, start = {}, 0
+        for name, length in self.lengths.items():
+            slots[name] = Slot((length,), lambda source, start=start, length=length: self._fill(source, start, length))
+            start += length
+        return slots
+
+    def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
+        if self.lengths:
+            self.values = torch.zeros(sum(self.lengths.values()), dtype=torch.promote_types(dtype, torch.float32))
+
+    def _fill(self, source: Tensor, start: int, length: int) -> None:
+        self.values[start : start + length].copy_(source)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.values is None else self.values.nbytes

@@ -1,0 +1,42 @@
+"""From token ids to vectors, and from vectors to logits; where the two are tied, the matrix exists once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from torch import Tensor
+
+from pace.llm.layers.base import Layer, Vectors
+from pace.llm.layers.linear import Linear
+
+
+class Embedding(Linear):
+    """`[T, K]`: rows of the matrix `{name}.weight [num_rows, K]`, stored like the weight of a product so that a head can share it."""
+
+    def __init__(self, name: str, num_rows: int, k: int):
+        super().__init__({name: num_rows}, k)
+
+    def __call__(self, ops: ModuleType, ids: Tensor) -> Tensor:
+        return ops.embedding(ids, self.weight)
+
+
+class LMHead(Linear):
+    """Logits `[R, V]` of `x [R, K]`, with a matrix of its own."""
+
+    def __init__(self, name: str, vocab_size: int, k: int, bias: bool = False):
+        super().__init__({name: vocab_size}, k, bias)
+
+
+class TiedLMHead(Layer):
+    """Logits `[R, V]` of `x [R, K]` with the matrix of an embedding; only a bias, if any, is its own."""
+
+    def __init__(self, name: str, embedding: Embedding, vocab_size: int, bias: bool = False):
+        self.embedding = embedding
+        self.bias = Vectors({f"{name}.bias": vocab_size} if bias else {})
+
+    def children(self) -> Iterator[Layer]:
+        yield self.bias
+
+    def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:
+        return ops.linear(x, self.embedding.weight, self.bias.values)

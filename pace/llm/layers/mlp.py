@@ -1,0 +1,34 @@
+"""The two feed-forward forms: gated (gate * up, then down) and plain (one activation between two products)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch import Tensor
+
+from pace.llm.layers.base import Layer
+from pace.llm.layers.linear import GatedLinear, Linear
+
+
+class GatedMLP(Layer):
+    """`residual + down(act(gate(x)) * up(x))`."""
+
+    def __init__(self, gate_up: GatedLinear, down: Linear, activation: str):
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
+
+    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor) -> Tensor:
+        return self.down(ops, self.gate_up(ops, x, self.activation), residual=residual)
+
+
+class PlainMLP(Layer):
+    """`residual + down(act(up(x)))`."""
+
+    def __init__(self, up: Linear, down: Linear, activation: str):
+        self.up = up
+        self.down = down
+        self.activation = activation
+
+    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor) -> Tensor:
+        return self.down(ops, self.up(ops, x, self.activation), residual=residual)

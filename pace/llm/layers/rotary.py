@@ -1,0 +1,168 @@
+"""Rotary position embedding: the frequencies of every scaling kind, and the cosines and sines of a step.
+
+The tables are computed once per step, from positions alone, and shared by all layers. The frequencies of `dynamic` and
+`longrope` depend on how long the text is: a token looks at its own `rope_lengths` entry, `max(prompt length, position + 1)`, so
+its angle never depends on the chunk or the batch it came in.
+
+Source of the formulas: `modeling_rope_utils.py` of transformers; YaRN is arXiv 2309.00071, LongRoPE arXiv 2402.13753.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+Angles = tuple[Tensor, Tensor] | None
+"""Cosines and sines `[T, R / 2]` in float32; None where a model does not rotate."""
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How the heads are rotated. `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; a field that
+    the kind does not use is ignored here (the config reader has refused what it should)."""
+
+    kind: str
+    theta: float
+    dim: int
+    """The R of R / 2 frequencies: head_dim * partial_rotary_factor, rounded down."""
+    max_positions: int
+    """The length a `dynamic` model was trained on; beyond it the base grows."""
+    original_max_positions: int = 0
+    """The length before extension, of llama3, yarn and longrope."""
+    factor: float = 1.0
+    attention_factor: float = 1.0
+    """Cosines and sines are multiplied by it."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
+    """Pairs are neighbours (GPT-J), not halves."""
+
+
+class Rotary:
+    """Angles for a step, and their application to heads. Holds no weights of a checkpoint."""
+
+    def __init__(self, config: RopeConfig):
+        self.config = config
+        self.frequencies = FREQUENCIES[config.kind](config)
+
+    def angles(self, positions: Tensor, rope_lengths: Tensor) -> Angles:
+        """Cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths.
+
+        **Numerics**: angle = float32(position) * float32 frequency, rounded to float32 as transformers does; its cosine is taken
+        in float64 and rounded once, so that a row does not depend on where it stands in a vectorised loop."""
+        angle = (positions.float()[:, None] * self.frequencies(rope_lengths)).double()
+        factor = self.config.attention_factor
+        return (angle.cos() * factor).float(), (angle.sin() * factor).float()
+
+    def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
+        """Rotates the heads of `x [T, H, D]` in place."""
+        cos, sin = angles
+        ops.rotary_(x, cos, sin, self.config.interleaved)
+
+
+class NoRotary:
+    """For models that learn their positions."""
+
+    def angles(self, positions: Tensor, rope_lengths: Tensor) -> Angles:
+        return None
+
+    def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
+        pass
+
+
+# ------------------------------------------------------------------------------------------------------------ frequencies
+# A frequency object is called with rope_lengths [T] and gives float32 [R / 2] (the same for all tokens) or [T, R / 2].
+
+
+class FixedFrequencies:
+    """The same for every length."""
+
+    def __init__(self, frequencies: Tensor):
+        self.frequencies = frequencies
+
+    def __call__(self, rope_lengths: Tensor) -> Tensor:
+        return self.frequencies
+
+
+class DynamicFrequencies:
+    """NTK-aware scaling: beyond the trained length, the base grows with the text's length."""
+
+    def __init__(self, config: RopeConfig):
+        self.config = config
+        self.exponents = _exponents(config).double()
+
+    def __call__(self, rope_lengths: Tensor) -> Tensor:
+        config = self.config
+        stretch = rope_lengths.clamp(min=config.max_positions).double() / config.max_positions
+        growth = config.factor * stretch - (config.factor - 1)
+        base = config.theta * growth ** (config.dim / (config.dim - 2))
+        return (base[:, None] ** -self.exponents).float()
+
+
+class LongRopeFrequencies:
+    """One set of factors up to the original length, another beyond."""
+
+    def __init__(self, config: RopeConfig):
+        self.original_max_positions = config.original_max_positions
+        powers = config.theta ** _exponents(config)
+        self.short = 1.0 / (torch.tensor(config.short_factor, dtype=torch.float32) * powers)
+        self.long = 1.0 / (torch.tensor(config.long_factor, dtype=torch.float32) * powers)
+
+    def __call__(self, rope_lengths: Tensor) -> Tensor:
+        return torch.where((rope_lengths > self.original_max_positions)[:, None], self.long, self.short)
+
+
+def _exponents(config: RopeConfig) -> Tensor:
+    """`[R / 2]`: 0, 2 / R, 4 / R, ... in float32."""
+    return torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
+
+
+def _plain(config: RopeConfig) -> Tensor:
+    return 1.0 / config.theta ** _exponents(config)
+
+
+def _llama3(config: RopeConfig) -> Tensor:
+    """Long waves are stretched by `factor`, short ones kept, and those between interpolated."""
+    plain = _plain(config)
+    turns = config.original_max_positions * plain / (2 * math.pi)  # full turns within the original length
+    kept = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * plain / config.factor + kept * plain
+
+
+def _yarn(config: RopeConfig) -> Tensor:
+    """As llama3, with a ramp that is linear in the index of the frequency."""
+
+    def index_with_turns(turns: float) -> float:
+        length = config.original_max_positions
+        return config.dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    first, last = index_with_turns(config.beta_fast), index_with_turns(config.beta_slow)
+    if config.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.dim - 1)
+    if first == last:
+        last += 0.001  # a step instead of a division by zero
+    plain = _plain(config)
+    stretched = ((torch.arange(len(plain), dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    return plain / config.factor * stretched + plain * (1 - stretched)
+
+
+FREQUENCIES = {
+    "default": lambda config: FixedFrequencies(_plain(config)),
+    "linear": lambda config: FixedFrequencies(_plain(config) / config.factor),
+    "dynamic": DynamicFrequencies,
+    "llama3": lambda config: FixedFrequencies(_llama3(config)),
+    "yarn": lambda config: FixedFrequencies(_yarn(config)),
+    "longrope": LongRopeFrequencies,
+}
+"""Kind of scaling -> its frequencies: the whole list of what is implemented."""

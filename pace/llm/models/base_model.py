@@ -1,0 +1,207 @@
+"""What every causal language model shares: the forward pass, the names of its tensors, and strict loading."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from pace.llm.batch import ForwardBatch, KVSpec
+from pace.llm.layers import Embedding, Layer, LayerNorm, LMHead, NoNorm, NoRotary, RMSNorm, Rotary, Slot, TiedLMHead
+from pace.llm.models.model_config import ModelConfig
+
+logger = logging.getLogger("pace")
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+MAX_LISTED = 50
+"""Tensors named per kind of mistake; a wrong config.json can make thousands."""
+
+
+class TensorReader(Protocol):
+    """A checkpoint, as `load_weights` sees it."""
+
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    """Name -> (dtype, shape) of every tensor."""
+
+    def read(self, name: str) -> Tensor:
+        """The tensor; may be a view of mapped memory. Called from several threads, and again after `release`."""
+
+    def release(self, name: str) -> None:
+        """The tensor just read is no longer needed."""
+
+
+class BaseModelForCausalLM(Layer):
+    """Embedding, decoder layers, final norm and LM head, which a subclass makes in its initialiser.
+
+    Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. Immutable once loaded: `forward` may
+    be called from several threads, as long as their batches write different slots of the cache."""
+
+    Config: ClassVar[type[ModelConfig]]
+    prefix: ClassVar[str] = "model."
+    """What all names but the head's start with; a checkpoint of the bare decoder lacks it, and loads as well."""
+    embedding_name: ClassVar[str] = "model.embed_tokens"
+    ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
+    """Regular expressions of tensors that checkpoints carry and that nothing needs: buffers which are computed here."""
+
+    embedding: Embedding
+    rotary: Rotary | NoRotary
+    layers: list[Layer]
+    final_norm: RMSNorm | LayerNorm | NoNorm
+    lm_head: LMHead | TiedLMHead
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: ModuleType):
+        """Costs no memory yet: `load_weights` allocates, once it has seen that the checkpoint fits. Matrices, keys and values
+        are stored in `dtype`; `ops` is the implementation that packs and computes."""
+        if dtype not in FLOAT_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, FLOAT_DTYPES))}; got {dtype}")
+        self.config = config
+        self.dtype = dtype
+        self.ops = ops
+
+    # ------------------------------------------------------------------------------------------------ what the engine sees
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest sequence that the model's config allows."""
+        return self.config.max_position_embeddings
+
+    @property
+    def kv_spec(self) -> KVSpec:
+        config = self.config
+        return KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype)
+
+    def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
+
+        Everything that looks at `tokens`, `positions` or `rope_lengths` with plain torch happens before the first layer; from
+        there on, `ops` and views only. The final norm and the head run on the wanted rows alone."""
+        angles = self.rotary.angles(batch.positions, batch.rope_lengths)
+        x = self.embed(ops, batch)
+        for layer, kv in zip(self.layers, batch.kv, strict=True):
+            x = layer(ops, x, angles, batch, kv)
+        return self.head(ops, x[batch.logit_rows])
+
+    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+        """`[T, hidden]`: what the first layer reads."""
+        return self.embedding(ops, batch.tokens)
+
+    def head(self, ops: ModuleType, x: Tensor) -> Tensor:
+        """Logits of the last layer's output `x [R, hidden]`."""
+        return self.lm_head(ops, self.final_norm(ops, x))
+
+    def make_head(self, k: int, bias: bool = False) -> LMHead | TiedLMHead:
+        """The LM head over `k` elements, tied or not as the config says; for initialisers, after `self.embedding`."""
+        if self.config.tie_word_embeddings:
+            return TiedLMHead("lm_head", self.embedding, self.config.vocab_size, bias)
+        return LMHead("lm_head", self.config.vocab_size, k, bias)
+
+    # ------------------------------------------------------------------------------------------------------------- loading
+
+    def load_weights(
+        self, reader: TensorReader, workers: int = 1, progress: Callable[[int], object] = lambda num_bytes: None
+    ) -> None:
+        """Fills every weight from a checkpoint, `workers` tensors at a time; `progress` is told the bytes of each tensor read.
+
+        Tensor by tensor: at most `workers` of them are held at once besides the packed weights. Nothing is allocated before
+        every name and shape has been compared. Raises one ValueError that lists all tensors that are missing, unexpected or
+        of another shape than the config demands."""
+        names = self.match_names(reader)
+        slots = self.slots()
+        self.check_coverage(reader, names, slots)
+        self.allocate(self.ops, self.dtype)
+
+        def fill(name: str) -> None:
+            source = reader.read(name)
+            slots[names[name]].fill(source)
+            num_bytes = source.nbytes
+            del source
+            reader.release(name)
+            progress(num_bytes)
+
+        with ThreadPoolExecutor(workers) as pool:
+            tasks = [pool.submit(fill, name) for name in reader.tensors if names[name] in slots]
+            try:
+                for task in tasks:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def match_names(self, reader: TensorReader) -> dict[str, str]:
+        """Name in the checkpoint -> name here. Unties the head where the checkpoint holds two different matrices."""
+        bare = not any(name.startswith(self.prefix) for name in reader.tensors)
+        names = {
+            name: self.prefix + name if bare and not name.startswith("lm_head.") else name for name in reader.tensors
+        }
+        if isinstance(self.lm_head, TiedLMHead):
+            given = {name: source for source, name in names.items()}
+            head, embedding = given.get("lm_head.weight"), given.get(f"{self.embedding_name}.weight")
+            if head and not embedding:
+                names[head] = f"{self.embedding_name}.weight"  # only one of the two was saved, under the other name
+            elif head and self._differ(reader, head, embedding):
+                logger.warning("tie_word_embeddings is true, but %s and %s differ: they are not tied", head, embedding)
+                bias = bool(self.lm_head.bias.lengths)
+                self.lm_head = LMHead("lm_head", self.config.vocab_size, self.embedding.k, bias)
+        return names
+
+    def _differ(self, reader: TensorReader, head: str, embedding: str) -> bool:
+        """As transformers decides: two matrices that are equal are one, as `.bin` files save them."""
+        if reader.tensors[head] != reader.tensors[embedding]:
+            return True
+        differ = not torch.equal(reader.read(head), reader.read(embedding))
+        reader.release(head)
+        reader.release(embedding)
+        return differ
+
+    def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]) -> None:
+        """Raises ValueError unless every slot has exactly one tensor of its shape, and every tensor a slot or a reason."""
+        ignored = list(self.ignored_tensors)
+        if isinstance(self.lm_head, TiedLMHead):
+            ignored.append(r"lm_head\.weight")
+        filled = Counter(name for name in names.values() if name in slots)
+        missing = sorted(slots.keys() - filled.keys())
+        unexpected = sorted(
+            name for name in names if names[name] not in slots and not any(re.fullmatch(p, names[name]) for p in ignored)
+        )
+        wrong = []
+        for name, (dtype, shape) in reader.tensors.items():
+            slot = slots.get(names[name])
+            if slot and tuple(shape) != slot.shape:
+                wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
+            elif slot and dtype not in FLOAT_DTYPES:
+                wrong.append(f"{name} is {dtype}, not a floating-point tensor")
+            elif filled[names[name]] > 1:
+                wrong.append(f"{name} is one of {filled[names[name]]} tensors for {names[name]}")
+        problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
+        if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
+            raise ValueError(
+                f"the checkpoint does not fit {type(self).__name__} as config.json describes it:\n  " + "\n  ".join(lines)
+            )
+
+    # ------------------------------------------------------------------------------------------------------------- reports
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Bytes of the loaded weights by part of the model: embedding, attention, MLP, norms, LM head. A tied matrix counts
+        as the embedding's."""
+        totals: Counter[str] = Counter()
+        for child in self.children():
+            inside = child.children() if child in self.layers else [child]
+            for part in inside:
+                totals[type(part).__name__] += part.nbytes
+        return dict(totals)
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more

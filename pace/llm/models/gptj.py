@@ -1,0 +1,112 @@
+"""GPT-J: attention and MLP side by side on one norm, neighbouring pairs rotated in part of each head, a head with a bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.llm.batch import ForwardBatch, KVBlocks
+from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_config import (
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    ModelConfig,
+    activation,
+    check_divides,
+    count,
+    number,
+    token_ids,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTJConfig(ModelConfig):
+    vocab_size: int = count(50400)
+    max_position_embeddings: int = count(2048, MAX_POSITIONS)
+    hidden_size: int = count(4096)
+    num_hidden_layers: int = count(28, MAX_LAYERS)
+    num_attention_heads: int = count(16)
+    rotary_dim: int = count(64, minimum=2)
+    n_inner: int | None = count(None, optional=True)
+    activation_function: str = activation("gelu_new")
+    layer_norm_epsilon: float = number(1e-5, 0.0, 1.0)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(50256)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(50256)
+
+    aliases: ClassVar[dict[str, str]] = {
+        "n_positions": "max_position_embeddings",
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+    }
+    only_here: ClassVar[dict[str, tuple]] = {"rotary": (True,), "scale_attn_weights": (True,)}
+    also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx"})
+
+    def check(self) -> None:
+        check_divides(self, "num_attention_heads", "hidden_size")
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
+            raise ValueError(
+                f"config.json: rotary_dim must be even and at most n_embd / n_head = {self.head_dim}; got {self.rotary_dim}"
+            )
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"n_inner": self.n_inner or 4 * self.hidden_size}
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def rope(self) -> RopeConfig:
+        return RopeConfig("default", 10000.0, self.rotary_dim, self.max_position_embeddings, interleaved=True)
+
+
+class GPTJForCausalLM(BaseModelForCausalLM):
+    Config = GPTJConfig
+    prefix = "transformer."
+    embedding_name = "transformer.wte"
+    ignored_tensors: ClassVar[tuple[str, ...]] = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
+
+    def __init__(self, config: GPTJConfig, dtype: torch.dtype, ops: ModuleType):
+        super().__init__(config, dtype, ops)
+        self.rotary = Rotary(config.rope)
+        self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
+        self.layers = [GPTJLayer(config, f"transformer.h.{i}", self.rotary) for i in range(config.num_hidden_layers)]
+        self.final_norm = LayerNorm("transformer.ln_f", config.hidden_size, config.layer_norm_epsilon)
+        self.lm_head = self.make_head(config.hidden_size, bias=True)
+
+
+class GPTJLayer(Layer):
+    """`x + attention(norm(x)) + mlp(norm(x))`."""
+
+    def __init__(self, config: GPTJConfig, name: str, rotary: Rotary):
+        hidden = config.hidden_size
+        self.norm = LayerNorm(f"{name}.ln_1", hidden, config.layer_norm_epsilon)
+        self.attention = Attention(
+            Linear({f"{name}.attn.{part}_proj": hidden for part in "qkv"}, hidden),
+            Linear({f"{name}.attn.out_proj": hidden}, hidden),
+            config.num_attention_heads,
+            config.num_attention_heads,
+            config.head_dim,
+            rotary,
+        )
+        self.mlp = PlainMLP(
+            Linear({f"{name}.mlp.fc_in": config.n_inner}, hidden, bias=True),
+            Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
+            config.activation_function,
+        )
+
+    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
+        normed = self.norm(ops, x)
+        x = self.attention(ops, normed, angles, batch, kv, residual=x)
+        return self.mlp(ops, normed, residual=x)

@@ -1,0 +1,143 @@
+"""LLaMA 1 to 3.3, and the checkpoints that share its form: SmolLM, TinyLlama, Yi and many more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.llm.batch import ForwardBatch, KVBlocks
+from pace.llm.layers import (
+    Attention,
+    Embedding,
+    GatedLinear,
+    GatedMLP,
+    HeadNorm,
+    Layer,
+    Linear,
+    NoHeadNorm,
+    RMSNorm,
+    RopeConfig,
+    Rotary,
+)
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_config import MAX_LAYERS, ModelConfig, activation, check_divides, count, flag, number, token_ids
+from pace.llm.models.rope_config import ROPE_FIELDS, read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    hidden_size: int = count(4096)
+    intermediate_size: int = count(11008)
+    num_hidden_layers: int = count(32, MAX_LAYERS)
+    num_attention_heads: int = count(32)
+    num_key_value_heads: int | None = count(None, optional=True)
+    head_dim: int | None = count(None, optional=True)
+    hidden_act: str = activation("silu")
+    rms_norm_eps: float = number(1e-6, 0.0, 1.0)
+    attention_bias: bool = flag(False)
+    mlp_bias: bool = flag(False)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(1)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(2)
+    rope: RopeConfig | None = None
+
+    only_here: ClassVar[dict[str, tuple]] = {
+        "sliding_window": (None,),
+        "use_sliding_window": (False, None),
+        "layer_types": (None,),
+        "qk_layernorm": (False, None),
+        "use_qk_norm": (False, None),
+    }
+    also_read: ClassVar[frozenset[str]] = frozenset(ROPE_FIELDS)
+
+    def check(self) -> None:
+        if self.head_dim is None:
+            check_divides(self, "num_attention_heads", "hidden_size")
+        if self.num_key_value_heads is not None:
+            check_divides(self, "num_key_value_heads", "num_attention_heads")
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        kv_heads = self.num_key_value_heads or self.num_attention_heads
+        return {"head_dim": head_dim, "num_key_value_heads": kv_heads, "rope": self.read_rope(fields, head_dim)}
+
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        return read_rope(fields, head_dim, self.max_position_embeddings)
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        return self.attention_bias
+
+    def window(self, layer: int) -> int | None:
+        """How many positions back the attention of a layer sees; None: all."""
+        return None
+
+
+class LlamaForCausalLM(BaseModelForCausalLM):
+    Config = LlamaConfig
+    qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+    """The tensors that hold the rows of queries, keys and values: three, or one that holds them all."""
+    gate_up_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
+    head_norm: ClassVar[bool] = False
+    """Whether query and key heads are normalised before they are rotated."""
+
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
+        super().__init__(config, dtype, ops)
+        self.rotary = Rotary(config.rope)
+        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
+        self.layers = [LlamaLayer(self, f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
+        self.final_norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps)
+        self.lm_head = self.make_head(config.hidden_size)
+
+
+class LlamaLayer(Layer):
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+
+    def __init__(self, model: LlamaForCausalLM, name: str, index: int):
+        config = model.config
+        hidden, heads, kv_heads, dim = (
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        self.input_norm = RMSNorm(f"{name}.input_layernorm", hidden, config.rms_norm_eps)
+        self.attention = Attention(
+            Linear(
+                parts(attention, model.qkv_names, [heads * dim, kv_heads * dim, kv_heads * dim]), hidden, config.qkv_bias
+            ),
+            Linear({f"{attention}.o_proj": hidden}, heads * dim, config.output_bias),
+            heads,
+            kv_heads,
+            dim,
+            model.rotary,
+            config.window(index),
+            HeadNorm(f"{attention}.q_norm", dim, config.rms_norm_eps) if model.head_norm else NoHeadNorm(),
+            HeadNorm(f"{attention}.k_norm", dim, config.rms_norm_eps) if model.head_norm else NoHeadNorm(),
+        )
+        self.mlp_norm = RMSNorm(f"{name}.post_attention_layernorm", hidden, config.rms_norm_eps)
+        self.mlp = GatedMLP(
+            GatedLinear(parts(mlp, model.gate_up_names, [config.intermediate_size] * 2), hidden, config.mlp_bias),
+            Linear({f"{mlp}.down_proj": hidden}, config.intermediate_size, config.mlp_bias),
+            config.hidden_act,
+        )
+
+    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
+        x = self.attention(ops, self.input_norm(ops, x), angles, batch, kv, residual=x)
+        return self.mlp(ops, self.mlp_norm(ops, x), residual=x)
+
+
+def parts(name: str, tensors: tuple[str, ...], rows: list[int]) -> dict[str, int]:
+    """Rows by tensor: one tensor each, or a single tensor that holds all rows in this order."""
+    if len(tensors) == 1:
+        return {f"{name}.{tensors[0]}": sum(rows)}
+    return {f"{name}.{tensor}": count for tensor, count in zip(tensors, rows, strict=True)}

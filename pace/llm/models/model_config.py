@@ -1,0 +1,280 @@
+"""A strict reader of config.json: every field is checked by type and range, and what is not implemented is refused by name.
+
+Each architecture declares a frozen dataclass whose fields are its hyperparameters under the names of config.json, with the
+defaults that `transformers` documents for it:
+
+    hidden_size: int = count(4096)
+    rms_norm_eps: float = number(1e-6, 0.0, 1.0)
+
+`from_dict` then treats the fields of a config.json in four ways:
+
+- declared: read and checked; a wrong type or value is a ValueError that names the field, what was found and what is allowed;
+- `only`: known to change the mathematics, implemented for the listed values alone; any other is a NotImplementedError;
+- `HARMLESS`: known not to concern inference (training, bookkeeping, tokens), ignored;
+- anything else: ignored as `transformers` ignores it, with one warning in the log that lists the names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+logger = logging.getLogger("pace")
+
+MAX_COUNT = 2**24
+"""No size of a real model is larger (the largest vocabulary is 2^18.6, the largest MLP 2^18); positions have their own limit."""
+MAX_LAYERS = 2**12
+"""Layers are Python objects that exist before the checkpoint is looked at; the deepest model known has 126."""
+MAX_POSITIONS = 2**31 - 1
+"""Positions are int32 in the kernels."""
+
+HARMLESS = re.compile(
+    r"""architectures|model_type|auto_map|transformers_version|(_name_or|name_or|_)path|_.*|torch_dtype|dtype|use_cache
+    |(bos|eos|pad|sep|cls|unk|mask|decoder_start|forced_[be]os)_token_id|(forced|suppress|begin_suppress)_(bos_|eos_)?token(s|_id)?
+    |.*(drop|dropout|pdrop|layerdrop)|initializer_range|init_std|gradient_checkpointing|is_decoder|return_dict.*|output_.*
+    |tokenizer_class|torchscript|task_specific_params|problem_type|id2label|label2id|num_labels|finetuning_task|summary_.*
+    |prefix|use_bfloat16|tf_legacy_loss|unsloth_.*|temperature|top_[kp]|typical_p|min_p|num_beams|num_beam_groups|do_sample
+    |repetition_penalty|length_penalty|diversity_penalty|encoder_no_repeat_ngram_size|no_repeat_ngram_size|bad_words_ids
+    |early_stopping|max_length|min_length|num_return_sequences|remove_invalid_values|exponential_decay_length_penalty
+    |chunk_size_feed_forward|neftune_.*""",
+    re.VERBOSE,
+)
+"""Fields that do not change what a forward pass computes, as written by transformers and common training code."""
+
+
+# ----------------------------------------------------------------------------------------------------------- kinds of field
+
+
+def declared(default: Any, read: Callable[[Any], Any]) -> Any:
+    """A dataclass field of config.json: `read(value)` returns the value or raises ValueError with what is allowed."""
+    return dataclasses.field(default=default, metadata={"read": read})
+
+
+def count(default: int | None, maximum: int = MAX_COUNT, minimum: int = 1, optional: bool = False) -> Any:
+    """An integer in `minimum..maximum`; null where `optional`."""
+
+    def read(value: Any) -> int | None:
+        if optional and value is None:
+            return None
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise ValueError(f"an integer in {minimum}..{maximum}" + (" or null" if optional else ""))
+        return value
+
+    return declared(default, read)
+
+
+def number(default: float, low: float, high: float) -> Any:
+    """A finite number with `low <= x <= high`."""
+    return declared(default, lambda value: read_number(value, low, high))
+
+
+def flag(default: bool) -> Any:
+    """true or false."""
+
+    def read(value: Any) -> bool:
+        if type(value) is not bool:
+            raise ValueError("true or false")
+        return value
+
+    return declared(default, read)
+
+
+def activation(default: str) -> Any:
+    """The name of an activation, brought to the name that `pace.ops` uses."""
+    return declared(default, read_activation)
+
+
+def token_ids(default: int | tuple[int, ...] | None) -> Any:
+    """A token id, a list of them or null. Ids that no vocabulary holds (some checkpoints write -1) are left to the caller."""
+
+    def read(value: Any) -> int | tuple[int, ...] | None:
+        if value is None or type(value) is int:
+            return value
+        if isinstance(value, list) and all(type(item) is int for item in value):
+            return tuple(value)
+        raise ValueError("an integer, a list of integers or null")
+
+    return declared(default, read)
+
+
+ACTIVATION_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_fast",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}
+"""transformers' name -> ours; the list of what is implemented."""
+
+
+def read_activation(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"one of {', '.join(ACTIVATION_NAMES)}")
+    if value not in ACTIVATION_NAMES:
+        raise NotImplementedError(f"the activation {value!r} is not implemented; implemented: {', '.join(ACTIVATION_NAMES)}")
+    return ACTIVATION_NAMES[value]
+
+
+def read_number(value: Any, low: float, high: float) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        raise ValueError(f"a number in {low:g}..{high:g}")
+    return float(value)
+
+
+# -------------------------------------------------------------------------------------------------------------- the reader
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What every architecture has. Subclasses add their fields, and properties for what they derive."""
+
+    vocab_size: int = count(32000)
+    max_position_embeddings: int = count(2048, MAX_POSITIONS)
+    tie_word_embeddings: bool = flag(False)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(None)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(None)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(None)
+
+    aliases: ClassVar[dict[str, str]] = {}
+    """Other spellings of fields: name in config.json -> name of the field."""
+
+    only: ClassVar[dict[str, tuple]] = {
+        "quantization_config": (None,),
+        "compression_config": (None,),
+        "is_encoder_decoder": (False,),
+        "tie_encoder_decoder": (False,),
+        "add_cross_attention": (False,),
+        "cross_attention_hidden_size": (None,),
+        "pruned_heads": (None, {}),
+        "pretraining_tp": (1, None),
+        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (None,),
+        "logit_scale": (None, 1.0, 1),
+        "logits_scaling": (None, 1.0, 1),
+        "embedding_multiplier": (None, 1.0, 1),
+        "residual_multiplier": (None, 1.0, 1),
+        "attention_multiplier": (None,),
+        "query_pre_attn_scalar": (None,),
+        "num_experts": (None, 0),
+        "num_local_experts": (None, 0),
+        "num_experts_per_tok": (None, 0),
+        "n_routed_experts": (None, 0),
+        "moe_intermediate_size": (None,),
+        "kv_lora_rank": (None,),
+        "q_lora_rank": (None,),
+        "alibi": (None, False),
+        "no_rope_layers": (None,),
+        "attention_chunk_size": (None,),
+        "use_bidirectional_attention": (None, False),
+        "is_causal": (None, True),
+        "use_mrope": (None, False),
+        "vision_config": (None,),
+        "audio_config": (None,),
+        "text_config": (None,),
+    }
+    """Fields implemented for these values alone; a subclass lists its own in `only_here`."""
+    only_here: ClassVar[dict[str, tuple]] = {}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
+        """The config of this architecture. Does not modify `raw`.
+
+        Raises ValueError (a field of the wrong type or out of range, or fields that contradict each other) and
+        NotImplementedError (a field that asks for something that is not implemented); the message names the field."""
+        if not isinstance(raw, dict):
+            raise ValueError(f"config.json must hold an object; got {type(raw).__name__}")
+        fields = cls.with_one_spelling(raw)
+        cls.refuse(fields)
+        config = cls(**cls.read_fields(fields))
+        config.check()
+        cls.warn_of_unknown(fields)
+        return dataclasses.replace(config, **config.derived(fields))
+
+    @classmethod
+    def with_one_spelling(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, value in raw.items():
+            field = cls.aliases.get(name, name)
+            if field in fields and not same(fields[field], value):
+                raise ValueError(f"config.json: {name} = {shown(value)} contradicts its other spelling, {shown(fields[field])}")
+            fields[field] = value
+        return fields
+
+    @classmethod
+    def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The declared fields that are present, checked one by one."""
+        values = {}
+        for field in dataclasses.fields(cls):
+            if field.name in fields and "read" in field.metadata:
+                try:
+                    values[field.name] = field.metadata["read"](fields[field.name])
+                except ValueError as error:
+                    raise ValueError(f"config.json: {field.name} must be {error}; got {shown(fields[field.name])}") from None
+                except NotImplementedError as error:
+                    raise NotImplementedError(f"config.json: {field.name}: {error}") from None
+        return values
+
+    @classmethod
+    def refuse(cls, fields: dict[str, Any]) -> None:
+        for name, allowed in cls.implemented_values().items():
+            if name in fields and not any(same(fields[name], value) for value in allowed):
+                raise NotImplementedError(
+                    f"config.json: {name} = {shown(fields[name])} is not implemented for {cls.__name__.removesuffix('Config')};"
+                    f" implemented: {', '.join(shown(value) for value in allowed)}"
+                )
+
+    @classmethod
+    def implemented_values(cls) -> dict[str, tuple]:
+        """`only` with the `only_here` of this class and its parents, the nearest first, without what the class declares."""
+        merged = dict(cls.only)
+        for parent in reversed(cls.__mro__):
+            merged.update(vars(parent).get("only_here", {}))
+            for name in vars(parent).get("__annotations__", {}):
+                merged.pop(name, None)
+        return merged
+
+    @classmethod
+    def warn_of_unknown(cls, fields: dict[str, Any]) -> None:
+        known = {field.name for field in dataclasses.fields(cls)} | cls.implemented_values().keys() | cls.also_read
+        unknown = sorted(str(name) for name in fields if name not in known and not HARMLESS.fullmatch(str(name)))
+        if unknown:
+            logger.warning("config.json: ignored fields that %s does not know: %s", cls.__name__, ", ".join(unknown))
+
+    also_read: ClassVar[frozenset[str]] = frozenset()
+    """Names that `derived` reads besides the declared ones."""
+
+    def check(self) -> None:
+        """Raises ValueError where declared fields contradict each other."""
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Values of this class's fields that follow from others, or from several entries of config.json."""
+        return {}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, and true is not 1."""
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def shown(value: Any) -> str:
+    """A value as it may appear in a message: its repr, cut to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def check_divides(config: ModelConfig, part: str, whole: str) -> None:
+    """Raises ValueError unless field `part` divides field `whole`."""
+    if getattr(config, whole) % getattr(config, part):
+        raise ValueError(
+            f"config.json: {whole} must be a multiple of {part}; got {getattr(config, whole)} and {getattr(config, part)}"
+        )

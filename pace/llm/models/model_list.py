@@ -1,0 +1,45 @@
+"""The architectures that pace runs: the name in a checkpoint's config.json, and the class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.gptj import GPTJForCausalLM
+from pace.llm.models.llama import LlamaForCausalLM
+from pace.llm.models.mistral import MistralForCausalLM
+from pace.llm.models.model_config import ModelConfig, shown
+from pace.llm.models.opt import OPTForCausalLM
+from pace.llm.models.phi import PhiForCausalLM
+from pace.llm.models.phi3 import Phi3ForCausalLM
+from pace.llm.models.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.qwen3 import Qwen3ForCausalLM
+
+MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
+    "GPTJForCausalLM": GPTJForCausalLM,
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": MistralForCausalLM,
+    "OPTForCausalLM": OPTForCausalLM,
+    "Phi3ForCausalLM": Phi3ForCausalLM,
+    "PhiForCausalLM": PhiForCausalLM,
+    "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+}
+
+
+def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
+    """The class and the config of a checkpoint, from its parsed config.json.
+
+    Raises ValueError where it names no architecture or a field is wrong, NotImplementedError where the architecture or a
+    field's value is not implemented."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"config.json must hold an object; got {shown(raw)}")
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"config.json: architectures must be a list with the name of a class; got {shown(names)}")
+    for name in names:
+        if name in MODEL_LIST:
+            return MODEL_LIST[name], MODEL_LIST[name].Config.from_dict(raw)
+    raise NotImplementedError(
+        f"the architecture {shown(names[0])} is not implemented; implemented: {', '.join(MODEL_LIST)}"
+    )

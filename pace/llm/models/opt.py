@@ -1,0 +1,129 @@
+"""OPT, 125m to 175B: learned positions, LayerNorm before each part, or after it and between two projections in the 350m."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.llm.batch import ForwardBatch, KVBlocks
+from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_config import MAX_LAYERS, ModelConfig, activation, check_divides, count, flag, token_ids
+
+POSITION_OFFSET = 2
+"""Row of the position embedding for position 0: the table of fairseq keeps two rows for padding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPTConfig(ModelConfig):
+    vocab_size: int = count(50272)
+    hidden_size: int = count(768)
+    ffn_dim: int = count(3072)
+    num_hidden_layers: int = count(12, MAX_LAYERS)
+    num_attention_heads: int = count(12)
+    word_embed_proj_dim: int | None = count(None, optional=True)
+    activation_function: str = activation("relu")
+    do_layer_norm_before: bool = flag(True)
+    _remove_final_layer_norm: bool = flag(False)
+    enable_bias: bool = flag(True)
+    layer_norm_elementwise_affine: bool = flag(True)
+    tie_word_embeddings: bool = flag(True)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(2)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(2)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(1)
+
+    def check(self) -> None:
+        check_divides(self, "num_attention_heads", "hidden_size")
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"word_embed_proj_dim": self.word_embed_proj_dim or self.hidden_size}
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+
+class OPTForCausalLM(BaseModelForCausalLM):
+    Config = OPTConfig
+    embedding_name = "model.decoder.embed_tokens"
+    ignored_tensors: ClassVar[tuple[str, ...]] = (r"model\.decoder\.version",)
+
+    def __init__(self, config: OPTConfig, dtype: torch.dtype, ops: ModuleType):
+        super().__init__(config, dtype, ops)
+        hidden, narrow = config.hidden_size, config.word_embed_proj_dim
+        self.rotary = NoRotary()
+        self.embedding = Embedding(self.embedding_name, config.vocab_size, narrow)
+        self.positions = Embedding("model.decoder.embed_positions", config.max_position_embeddings + POSITION_OFFSET, hidden)
+        self.project_in: Linear | NoProjection = NoProjection()
+        self.project_out: Linear | NoProjection = NoProjection()
+        if narrow != hidden:
+            self.project_in = Linear({"model.decoder.project_in": hidden}, narrow)
+            self.project_out = Linear({"model.decoder.project_out": narrow}, hidden)
+        layer = OPTLayer if config.do_layer_norm_before else OPTPostNormLayer
+        self.layers = [layer(config, f"model.decoder.layers.{i}") for i in range(config.num_hidden_layers)]
+        self.final_norm: LayerNorm | NoNorm = NoNorm()
+        if config.do_layer_norm_before and not config._remove_final_layer_norm:
+            self.final_norm = opt_norm(config, "model.decoder.final_layer_norm")
+        self.lm_head = self.make_head(narrow)
+
+    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+        positions = self.positions(ops, batch.positions + POSITION_OFFSET)
+        return self.project_in(ops, self.embedding(ops, batch.tokens), residual=positions)
+
+    def head(self, ops: ModuleType, x: Tensor) -> Tensor:
+        return self.lm_head(ops, self.project_out(ops, self.final_norm(ops, x)))
+
+
+class NoProjection(Layer):
+    """Where embeddings are as wide as the model: `x + residual`."""
+
+    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return x if residual is None else x + residual
+
+
+class OPTLayer(Layer):
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+
+    def __init__(self, config: OPTConfig, name: str):
+        hidden, bias = config.hidden_size, config.enable_bias
+        attention = f"{name}.self_attn"
+        self.attention_norm = opt_norm(config, f"{name}.self_attn_layer_norm")
+        self.attention = Attention(
+            Linear({f"{attention}.{part}_proj": hidden for part in "qkv"}, hidden, bias),
+            Linear({f"{attention}.out_proj": hidden}, hidden, bias),
+            config.num_attention_heads,
+            config.num_attention_heads,
+            config.head_dim,
+            NoRotary(),
+        )
+        self.mlp_norm = opt_norm(config, f"{name}.final_layer_norm")
+        self.mlp = PlainMLP(
+            Linear({f"{name}.fc1": config.ffn_dim}, hidden, bias),
+            Linear({f"{name}.fc2": hidden}, config.ffn_dim, bias),
+            config.activation_function,
+        )
+
+    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
+        x = self.attention(ops, self.attention_norm(ops, x), angles, batch, kv, residual=x)
+        return self.mlp(ops, self.mlp_norm(ops, x), residual=x)
+
+
+class OPTPostNormLayer(OPTLayer):
+    """`norm(x + attention(x))`, then `norm(x + mlp(x))`."""
+
+    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
+        x = self.attention_norm(ops, self.attention(ops, x, angles, batch, kv, residual=x))
+        return self.mlp_norm(ops, self.mlp(ops, x, residual=x))
+
+
+def opt_norm(config: OPTConfig, name: str) -> LayerNorm:
+    return LayerNorm(name, config.hidden_size, eps=1e-5, affine=config.layer_norm_elementwise_affine)

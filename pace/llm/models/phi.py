@@ -1,0 +1,81 @@
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side on one norm, biases everywhere, half of each head rotated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.llm.batch import ForwardBatch, KVBlocks
+from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
+from pace.llm.layers.rotary import Angles
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.llama import LlamaConfig
+from pace.llm.models.model_config import MAX_LAYERS, activation, count, number
+from pace.llm.models.rope_config import read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhiConfig(LlamaConfig):
+    vocab_size: int = count(51200)
+    hidden_size: int = count(2048)
+    intermediate_size: int = count(8192)
+    num_hidden_layers: int = count(24, MAX_LAYERS)
+    hidden_act: str = activation("gelu_new")
+    layer_norm_eps: float = number(1e-5, 0.0, 1.0)
+
+    only_here: ClassVar[dict[str, tuple]] = {
+        "qk_layernorm": (False,),
+        "attention_bias": (True,),
+        "mlp_bias": (True,),
+    }
+
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
+
+
+class PhiForCausalLM(BaseModelForCausalLM):
+    Config = PhiConfig
+
+    def __init__(self, config: PhiConfig, dtype: torch.dtype, ops: ModuleType):
+        super().__init__(config, dtype, ops)
+        self.rotary = Rotary(config.rope)
+        self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
+        self.layers = [PhiLayer(config, f"model.layers.{i}", self.rotary) for i in range(config.num_hidden_layers)]
+        self.final_norm = LayerNorm("model.final_layernorm", config.hidden_size, config.layer_norm_eps)
+        self.lm_head = self.make_head(config.hidden_size, bias=True)
+
+
+class PhiLayer(Layer):
+    """`x + attention(norm(x)) + mlp(norm(x))`."""
+
+    def __init__(self, config: PhiConfig, name: str, rotary: Rotary):
+        hidden, heads, kv_heads, dim = (
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        rows = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+        self.norm = LayerNorm(f"{name}.input_layernorm", hidden, config.layer_norm_eps)
+        self.attention = Attention(
+            Linear({f"{name}.self_attn.{part}": count for part, count in rows.items()}, hidden, bias=True),
+            Linear({f"{name}.self_attn.dense": hidden}, heads * dim, bias=True),
+            heads,
+            kv_heads,
+            dim,
+            rotary,
+        )
+        self.mlp = PlainMLP(
+            Linear({f"{name}.mlp.fc1": config.intermediate_size}, hidden, bias=True),
+            Linear({f"{name}.mlp.fc2": hidden}, config.intermediate_size, bias=True),
+            config.hidden_act,
+        )
+
+    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
+        normed = self.norm(ops, x)
+        x = self.attention(ops, normed, angles, batch, kv, residual=x)
+        return self.mlp(ops, normed, residual=x)

@@ -1,0 +1,231 @@
+"""Every operation in plain torch: the specification of `pace.ops.native`, and the backend that tells a model bug from a kernel bug.
+
+Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are in float32, or
+in float64 where the weights are; weights in any float dtype are widened to the activations' dtype before they are used, so
+that the only rounding is that of the stored weights. Names that end in `_` work in place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from pace.llm.batch import KVBlocks, Spans
+
+ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_fast": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978845608 * x * (1.0 + 0.044715 * x * x))),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": functional.relu,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------- weights
+
+
+@dataclass(frozen=True)
+class DenseWeight:
+    """A matrix `[n, k]` as it is. With `glu`, its rows are `[gate; up]`, n / 2 each."""
+
+    matrix: Tensor
+    glu: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def k(self) -> int:
+        return self.matrix.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+
+def empty_weight(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> DenseWeight:
+    """A weight of zeros, to be filled by `pack_rows_`."""
+    if glu and n % 2:
+        raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
+    return DenseWeight(torch.zeros(n, k, dtype=dtype), glu)
+
+
+def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
+    """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype.
+
+    Disjoint rows may be written from several threads."""
+    rows = source.shape[0]
+    if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + rows > weight.n:
+        raise ValueError(f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
+    weight.matrix[row : row + rows].copy_(source)
+
+
+def unpack(weight: DenseWeight) -> Tensor:
+    """The logical matrix `[N, K]` in `weight.dtype`."""
+    return weight.matrix
+
+
+# ---------------------------------------------------------------------------------------------------- linear, activations
+
+
+def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
+    """`[T, K]`: row `ids[t]` of the weight, widened to float32 (float64 stays). Raises ValueError on ids out of range."""
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
+        raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")
+    return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
+
+
+def linear(
+    x: Tensor, weight: DenseWeight, bias: Tensor | None = None, activation: str | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """`[T, N]`: `residual + activation(x [T, K] W' + bias [N])`, each part optional."""
+    y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
+    if activation is not None:
+        y = ACTIVATIONS[activation](y)
+    return y if residual is None else residual + y
+
+
+def linear_glu(x: Tensor, weight: DenseWeight, activation: str, bias: Tensor | None = None) -> Tensor:
+    """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are `[gate; up]`."""
+    gate, up = linear(x, weight, bias).chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+def activation(x: Tensor, name: str) -> Tensor:
+    """Elementwise; `name` is one of `ACTIVATIONS`."""
+    return ACTIVATIONS[name](x)
+
+
+# ------------------------------------------------------------------------------------------------------------------ norms
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """`y [T, K] = s / sqrt(mean(s^2) + eps) * weight [K]` with `s = x`; given a residual, `s = x + residual` and `(y, s)`."""
+    total = x if residual is None else x + residual
+    y = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
+    return y if residual is None else (y, total)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`y [T, K] = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias`, population variance; residual as in `rms_norm`."""
+    total = x if residual is None else x + residual
+    y = functional.layer_norm(total, total.shape[-1:], _like(weight, x), _like(bias, x), eps)
+    return y if residual is None else (y, total)
+
+
+def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """`rms_norm` of every head of `x [T, H, D]` with one `weight [D]`, in place; x may be a strided view."""
+    x.copy_(rms_norm(x, weight, eps))
+
+
+# -------------------------------------------------------------------------------------------------------------- attention
+
+
+def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+    """Rotates the first R of the D elements of every head of `x [T, H, D]` in place, with `cos, sin [T, R / 2]`.
+
+    Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`."""
+    half = cos.shape[-1]
+    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    a, b = x[..., first], x[..., second]
+    rotated_a, rotated_b = a * cos - b * sin, b * cos + a * sin
+    x[..., first] = rotated_a
+    x[..., second] = rotated_b
+
+
+def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
+    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounding to the cache's dtype."""
+    block_size = kv.k.shape[-1]
+    block, offset = slots // block_size, slots % block_size
+    kv.k[block, :, :, offset] = k.to(kv.k.dtype)
+    kv.v[block, :, offset, : v.shape[-1]] = v.to(kv.v.dtype)
+
+
+def attention(
+    q: Tensor, kv: KVBlocks, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
+) -> Tensor:
+    """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
+
+    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`. With `softcap = c`,
+    scores become `c tanh(score / c)`. What lies at or beyond `kv_len` is never read into a result, whatever it holds."""
+    num_tokens, num_heads, head_dim = q.shape
+    out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
+    starts = spans.query_start.tolist()
+    for s, kv_len in enumerate(spans.kv_len.tolist()):
+        begin, end = starts[s], starts[s + 1]
+        keys, values = _gather(kv, spans.block_table[s], kv_len, head_dim, q.dtype)
+        group = num_heads // keys.shape[0]
+        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+        scores = scale * (q[begin:end].transpose(0, 1) @ keys)  # [Hq, tokens, kv_len]
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        query_position = torch.arange(kv_len - (end - begin), kv_len)[:, None]
+        key_position = torch.arange(kv_len)[None]
+        hidden = key_position > query_position
+        if window is not None:
+            hidden |= key_position <= query_position - window
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        out[begin:end] = (weights @ values).transpose(0, 1)
+    return out.flatten(1)
+
+
+def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The first `kv_len` positions of one sequence: keys `[Hkv, D, kv_len]` and values `[Hkv, kv_len, D]`."""
+    blocks = block_row[: -(-kv_len // kv.k.shape[-1])].long()
+    keys = kv.k[blocks].permute(1, 2, 0, 3).flatten(2)[..., :kv_len]
+    values = kv.v[blocks].transpose(0, 1).flatten(1, 2)[:, :kv_len, :head_dim]
+    return keys.to(dtype), values.to(dtype)
+
+
+# --------------------------------------------------------------------------------------------------------------- sampling
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals."""
+    return logits.argmax(-1)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """`[R, V]`, over the last dimension."""
+    return logits.softmax(-1)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """`[R, V]`, over the last dimension."""
+    return logits.log_softmax(-1)
+
+
+def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among those.
+
+    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and then by
+    rising index, before which less than p of the probability lies; the first is always in it."""
+    vocab_size = logits.shape[-1]
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()
+    ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), -math.inf)
+    probability = ordered.softmax(-1)
+    mass_before = probability.cumsum(-1) - probability
+    outside = (mass_before >= top_p[:, None]) & (top_p[:, None] < 1)
+    outside[:, 0] = False
+    logits.scatter_(-1, order, ordered.masked_fill(outside, -math.inf))
+
+
+def _like(vector: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if vector is None else vector.to(x.dtype)
