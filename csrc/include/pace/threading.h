@@ -1,0 +1,72 @@
+// The only place with threads: a pool that runs phases of independent chunks.
+//
+//   phase 0: chunks 0..n0-1   |barrier|   phase 1: chunks 0..n1-1   |barrier| ...
+//
+// Chunks are claimed one by one, so a slow or shared core takes fewer of them. A barrier waits for chunks, never for threads:
+// a worker that the operating system holds back between two chunks delays nobody. Results must not depend on which thread
+// runs a chunk; kernels keep to that by construction.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace pace {
+
+// One phase: body(context, chunk, thread) for chunk in [0, chunks). `thread` is in [0, num_threads) and unique among the
+// threads that are inside this run at the same time.
+struct Phase {
+    int64_t chunks;
+    void (*body)(const void* context, int64_t chunk, int thread);
+    const void* context;
+};
+
+// A phase from any callable f(chunk, thread). `f` must outlive the run.
+template <class F>
+Phase make_phase(int64_t chunks, const F& f) {
+    return {chunks, [](const void* context, int64_t chunk, int thread) { (*static_cast<const F*>(context))(chunk, thread); },
+            &f};
+}
+
+class ThreadPool {
+public:
+    // The pool of the process. Starts with one thread; workers are created by the first run that can use them. A child
+    // after fork() gets a fresh pool of the same size.
+    static ThreadPool& instance();
+
+    // Threads of a run, the caller included. Joins the old workers first; waits for runs in flight.
+    // Throws std::invalid_argument outside 1..kMaxThreads and std::logic_error from inside a chunk.
+    void set_num_threads(int count);
+    int num_threads() const;
+    static constexpr int kMaxThreads = 4096;
+
+    // Runs the phases in order and returns when the last chunk is done; the caller works too. Callers from several threads
+    // take turns. Called from inside a chunk, the phases run on the calling thread alone (thread = 0).
+    // If a chunk throws, no further chunk is begun and the first exception is rethrown here, when all begun chunks ended.
+    void run(const Phase* phases, int count);
+
+    template <class F, class = std::enable_if_t<std::is_invocable_v<const F&, int64_t, int>>>
+    void run(int64_t chunks, const F& f) {
+        const Phase phase = make_phase(chunks, f);
+        run(&phase, 1);
+    }
+
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+private:
+    struct State;
+    ThreadPool();
+    ~ThreadPool() = delete;  // lives until the process ends: workers may be asleep in it
+    static void before_fork();
+    static void after_fork_in_parent();
+    static void after_fork_in_child();
+    State* state_;
+};
+
+// A buffer of at least `bytes`, aligned to 64, that belongs to the calling thread. Its contents are undefined; it is valid
+// until the same thread asks again.
+void* thread_scratch(size_t bytes);
+
+}  // namespace pace

@@ -1,0 +1,270 @@
+#include "pace/threading.h"
+
+#include <immintrin.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pace/cpu.h"
+
+namespace pace {
+
+namespace {
+
+// How long a thread that finds no chunk spins before it sleeps. Waking a sleeping thread costs 5 to 50 us; the Python
+// between two ops of a step costs about 10 us, and the pool should stay awake over it.
+constexpr std::chrono::microseconds kSpinTime{100};
+
+// True on a thread that is inside a chunk: a nested run must not wait for the pool it is part of.
+thread_local bool inside_chunk = false;
+
+// Denormals and rounding as the C++ standard has them, whatever the calling thread set: results must not depend on which
+// thread runs a chunk.
+class DefaultFloatState {
+public:
+    DefaultFloatState() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+    ~DefaultFloatState() { _mm_setcsr(saved_); }
+
+private:
+    unsigned saved_;
+};
+
+// Spins until `ready()` or until the time is over; returns ready().
+template <class Ready>
+bool spin_until(const Ready& ready, bool may_spin) {
+    if (!may_spin) return ready();
+    const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (ready()) return true;
+            _mm_pause();
+        }
+    } while (std::chrono::steady_clock::now() < deadline);
+    return ready();
+}
+
+void run_serially(const Phase* phases, int count) {
+    const DefaultFloatState float_state;
+    for (int p = 0; p < count; ++p) {
+        for (int64_t chunk = 0; chunk < phases[p].chunks; ++chunk) phases[p].body(phases[p].context, chunk, 0);
+    }
+}
+
+}  // namespace
+
+// How a run works. One phase is open at a time. `unclaimed` counts its chunks that nobody has begun: a thread that lowers it
+// by one owns a chunk, and while it owns one the phase cannot end, so that everything about the phase and the run may be
+// read without a lock. The thread whose chunk is the last to finish opens the next phase, or ends the run. A thread that
+// owns nothing looks at the two atomics only, and so may be anywhere, asleep or far behind, without holding anything up.
+struct ThreadPool::State {
+    // -- one run at a time
+    std::mutex run_mutex;
+
+    // -- the run: written by the thread that opens a phase, read by owners of chunks
+    const Phase* phases = nullptr;
+    int num_phases = 0;
+    int phase = 0;
+    std::exception_ptr error;          // guarded by `failed` being set once
+    std::atomic<bool> failed{false};
+    std::atomic<bool> done{true};
+
+    alignas(64) std::atomic<int64_t> unclaimed{0};
+    alignas(64) std::atomic<int64_t> unfinished{0};
+
+    // -- sleep
+    alignas(64) std::mutex sleep_mutex;
+    std::condition_variable work_or_stop;  // for the workers
+    std::condition_variable work_or_done;  // for the caller
+    std::atomic<int> sleeping_workers{0};
+    std::atomic<bool> caller_sleeps{false};
+    std::atomic<bool> stop{false};
+
+    // -- workers
+    std::atomic<int> num_threads{1};
+    bool may_spin = true;              // no spinning where threads outnumber processors: it would steal from the workers
+    std::vector<std::thread> workers;
+
+    bool claim(int64_t* chunk) {
+        int64_t left = unclaimed.load(std::memory_order_relaxed);
+        while (left > 0) {
+            if (unclaimed.compare_exchange_weak(left, left - 1, std::memory_order_acquire, std::memory_order_relaxed)) {
+                *chunk = phases[phase].chunks - left;
+                return true;
+            }
+        }
+        return false;
+    }
+
+    // Opens the first phase with chunks at or after `next`, or ends the run. Only while no chunk is owned.
+    void open_phase(int next) {
+        while (next < num_phases && phases[next].chunks <= 0) ++next;
+        const bool ended = next == num_phases || failed.load(std::memory_order_relaxed);
+        const int64_t chunks = ended ? 0 : phases[next].chunks;
+        // The stores that a sleeper waits for and the loads of who sleeps are sequentially consistent, and so is the
+        // sleeper's side (first "I sleep", then "is there work?"): one of the two sees the other.
+        if (ended) {
+            done.store(true);
+        } else {
+            phase = next;
+            unfinished.store(chunks, std::memory_order_relaxed);
+            unclaimed.store(chunks);
+        }
+        const bool wake_workers = chunks > 1 && sleeping_workers.load() > 0;
+        const bool wake_caller = caller_sleeps.load();
+        if (wake_workers || wake_caller) {
+            const std::lock_guard<std::mutex> lock(sleep_mutex);
+            if (wake_workers) work_or_stop.notify_all();
+            if (wake_caller) work_or_done.notify_one();
+        }
+    }
+
+    void run_chunk(int64_t chunk, int thread) {
+        if (!failed.load(std::memory_order_relaxed)) {
+            inside_chunk = true;
+            try {
+                phases[phase].body(phases[phase].context, chunk, thread);
+            } catch (...) {
+                if (!failed.exchange(true)) error = std::current_exception();
+            }
+            inside_chunk = false;
+        }
+        if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) open_phase(phase + 1);
+    }
+
+    void work_until_nothing_is_left(int thread) {
+        int64_t chunk;
+        while (claim(&chunk)) run_chunk(chunk, thread);
+    }
+
+    void worker_main(int thread) {
+        const DefaultFloatState float_state;
+        const auto awaited = [this] { return unclaimed.load() > 0 || stop.load(); };
+        while (!stop.load()) {
+            work_until_nothing_is_left(thread);
+            if (spin_until(awaited, may_spin)) continue;
+            std::unique_lock<std::mutex> lock(sleep_mutex);
+            sleeping_workers.fetch_add(1);
+            work_or_stop.wait(lock, awaited);
+            sleeping_workers.fetch_sub(1);
+        }
+    }
+
+    void run(const Phase* new_phases, int count) {
+        phases = new_phases;
+        num_phases = count;
+        error = nullptr;
+        failed.store(false);
+        done.store(false);
+        {
+            const DefaultFloatState float_state;
+            open_phase(0);
+            const auto awaited = [this] { return done.load() || unclaimed.load() > 0; };
+            while (!done.load()) {
+                work_until_nothing_is_left(0);
+                if (spin_until(awaited, may_spin)) continue;
+                std::unique_lock<std::mutex> lock(sleep_mutex);
+                caller_sleeps.store(true);
+                work_or_done.wait(lock, awaited);
+                caller_sleeps.store(false);
+            }
+        }
+        if (error) std::rethrow_exception(std::exchange(error, nullptr));
+    }
+
+    void start_workers() {
+        const int wanted = num_threads.load() - 1;
+        if (int(workers.size()) == wanted) return;
+        may_spin = num_threads.load() <= int(affinity_cpus().size());
+        try {
+            for (int w = int(workers.size()); w < wanted; ++w) workers.emplace_back([this, w] { worker_main(w + 1); });
+        } catch (...) {
+            stop_workers();
+            throw;
+        }
+    }
+
+    void stop_workers() {
+        {
+            const std::lock_guard<std::mutex> lock(sleep_mutex);
+            stop.store(true);
+            work_or_stop.notify_all();
+        }
+        for (std::thread& worker : workers) worker.join();
+        workers.clear();
+        stop.store(false);
+    }
+};
+
+ThreadPool::ThreadPool() : state_(new State) {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+ThreadPool& ThreadPool::instance() {
+    static ThreadPool* const pool = new ThreadPool;
+    return *pool;
+}
+
+int ThreadPool::num_threads() const { return state_->num_threads.load(); }
+
+void ThreadPool::set_num_threads(int count) {
+    if (count < 1 || count > kMaxThreads) {
+        throw std::invalid_argument("the number of threads must be between 1 and " + std::to_string(kMaxThreads) + ", got " +
+                                    std::to_string(count));
+    }
+    if (inside_chunk) throw std::logic_error("set_num_threads was called from inside a parallel run");
+    const std::lock_guard<std::mutex> turn(state_->run_mutex);
+    if (count == num_threads()) return;
+    state_->stop_workers();
+    state_->num_threads.store(count);
+}
+
+void ThreadPool::run(const Phase* phases, int count) {
+    if (inside_chunk) return run_serially(phases, count);
+    const std::lock_guard<std::mutex> turn(state_->run_mutex);
+    state_->start_workers();
+    state_->run(phases, count);
+}
+
+// fork() copies only the calling thread. The parent's handlers make it wait for runs in flight; the child forgets the copied
+// state, whose workers do not exist there, and starts anew. That state is leaked on purpose: destroying a std::thread that
+// was never joined ends the process.
+void ThreadPool::before_fork() { instance().state_->run_mutex.lock(); }
+
+void ThreadPool::after_fork_in_parent() { instance().state_->run_mutex.unlock(); }
+
+void ThreadPool::after_fork_in_child() {
+    const int count = instance().num_threads();
+    instance().state_ = new State;
+    instance().state_->num_threads.store(count);
+}
+
+void* thread_scratch(size_t bytes) {
+    struct Buffer {
+        void* data = nullptr;
+        size_t capacity = 0;
+        ~Buffer() { std::free(data); }
+    };
+    thread_local Buffer buffer;
+    if (bytes > buffer.capacity) {
+        const size_t rounded = (bytes + 4095) / 4096 * 4096;
+        void* const data = std::aligned_alloc(64, rounded);
+        if (data == nullptr) throw std::bad_alloc();
+        std::free(buffer.data);
+        buffer.data = data;
+        buffer.capacity = rounded;
+    }
+    return buffer.data;
+}
+
+}  // namespace pace
