@@ -1,0 +1,11 @@
+// Every kernel, in order of use. Each isa/*.cpp includes this file once, inside its own namespace and target region:
+//
+//   - all files are compiled with baseline flags; `#pragma GCC target` alone widens the code between push and pop, so
+//     nothing wide can leak into an inline function that the linker shares between files;
+//   - kernels call nothing of the standard library but what the compiler expands itself (memcpy), for the same reason;
+//   - g++ does not update __AVX512F__ inside a region: kernels select by PACE_ISA_LEVEL.
+//
+// To add a kernel: its .inl here, its pointer in include/pace/kernels.h, its line in table.inl.
+#include "vec.inl"
+#include "vec_math.inl"
+#include "table.inl"

@@ -1,0 +1,35 @@
+// The extension module pace._C: the only file family (csrc/python) that includes pybind11. Pointers arrive as integers from
+// data_ptr(); shapes and dtypes were checked in pace/ops. The GIL is released around everything that takes time.
+#include "bindings.h"
+
+#include "pace/cpu.h"
+#include "pace/kernels.h"
+#include "pace/threading.h"
+
+PYBIND11_MODULE(_C, m) {
+    m.doc() = "C++ kernels of pace; use them through pace.ops";
+
+    m.def("isa", [] { return pace::kernels().name; });
+    m.def("select_isa", [](const std::string& name) { pace::select_isa(name.c_str()); });
+    m.def("available_isas", [] {
+        py::list names;
+        const pace::IsaList isas = pace::available_isas();
+        for (int i = 0; i < isas.count; ++i) names.append(isas.tables[i]->name);
+        return names;
+    });
+    m.def("set_num_threads", [](int count) { pace::ThreadPool::instance().set_num_threads(count); });
+    m.def("get_num_threads", [] { return pace::ThreadPool::instance().num_threads(); });
+    m.def("cpu_info", [] {
+        const pace::CpuInfo& info = pace::cpu_info();
+        py::dict out;
+        out["model_name"] = info.model_name;
+        out["features"] = info.features.names();
+        out["logical_cpus"] = info.logical_cpus;
+        out["physical_cores"] = info.physical_cores;
+        out["quota_cpus"] = info.quota_cpus;
+        out["quota_source"] = info.quota_source;
+        out["default_threads"] = info.default_threads;
+        out["threads_reason"] = info.threads_reason;
+        return out;
+    });
+}

@@ -1,0 +1,76 @@
+// A test harness of one header: TEST(name) { CHECK(condition); }, tests for every kernel table, and the comparator of
+// numbers.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pace/kernels.h"
+
+namespace check {
+
+struct Test {
+    const char* name;
+    std::function<void()> body;
+};
+
+std::vector<Test>& tests();
+
+struct Register {
+    Register(const char* name, std::function<void()> body) { tests().push_back({name, std::move(body)}); }
+};
+
+// Notes a failure of the running test and goes on. Only the first ten of a test are printed.
+void fail(const char* file, int line, const std::string& message);
+
+// Runs `body` once for each table this CPU can run; failures name the table.
+void for_each_table(const std::function<void(const pace::KernelTable&)>& body);
+
+// The largest excess of |got - expected| over its tolerance, as text; empty if all are within. A NaN or infinity in
+// `got` where `expected` has none is always an error, and so is a non-finite or negative tolerance.
+std::string compare(const float* got, const double* expected, const double* tolerance, size_t count);
+
+// What tests fill memory with that nothing may read into a result or leave behind in one.
+constexpr float kPoison = __builtin_nanf("");
+
+// Inputs that find mistakes: both signs, a heavy tail (one in sixteen is 2^0..2^6 times larger) and some exact zeros.
+inline std::vector<float> heavy_tailed(size_t count, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<float> values(count);
+    for (float& value : values) {
+        const float uniform = float(int32_t(random())) * 0x1p-31f;
+        const uint32_t kind = random() % 64;
+        value = kind < 4 ? std::ldexp(uniform, int(random() % 7)) : kind == 4 ? 0.0f : uniform;
+    }
+    return values;
+}
+
+}  // namespace check
+
+#define TEST(name)                                                    \
+    static void test_##name();                                        \
+    static const check::Register register_##name{#name, test_##name}; \
+    static void test_##name()
+
+// The body sees `const pace::KernelTable& table`.
+#define TEST_TABLES(name)                                                                            \
+    static void test_##name(const pace::KernelTable& table);                                         \
+    static const check::Register register_##name{#name, [] { check::for_each_table(test_##name); }}; \
+    static void test_##name(const pace::KernelTable& table)
+
+#define CHECK(condition)                                               \
+    do {                                                               \
+        if (!(condition)) check::fail(__FILE__, __LINE__, #condition); \
+    } while (0)
+
+#define CHECK_CLOSE(got, expected, tolerance, count, description)                                               \
+    do {                                                                                                        \
+        const std::string difference = check::compare(got, expected, tolerance, count);                         \
+        if (!difference.empty()) check::fail(__FILE__, __LINE__, std::string(description) + ": " + difference); \
+    } while (0)
