@@ -1,0 +1,146 @@
+"""Every architecture and variant against transformers, and against itself: cached, ragged, chunked.
+
+The reference backend sums in whatever order torch likes, so there equality is approximate; the kernels owe `torch.equal`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+import torch
+
+from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
+from tests.support import Runner, backend, backends, load_model, prefill
+
+pytest.importorskip("transformers")
+
+# Two implementations in float32 of ~2 layers x 8 sums of <= 64 terms: rounding walks to about sqrt(1000) eps = 4e-6 of the
+# largest logit; measured up to 3e-6.
+TOLERANCE = 2e-5
+
+
+def relative_error(ours, theirs):
+    assert ours.shape == theirs.shape and torch.isfinite(theirs).all()
+    return float((ours - theirs).abs().max() / theirs.abs().max())  # NaN in ours gives NaN, which is below nothing
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """`tiny(variant) -> (folder, transformers' model in float32, prompt ids)`, made once per session."""
+
+    @functools.cache
+    def make(index):
+        folder = tmp_path_factory.mktemp(IDS[index])
+        model_type, _, fields = VARIANTS[index]
+        model = save_tiny(folder, model_type, fields)
+        return folder, model, torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(index))
+
+    return make
+
+
+def oracle(model, ids):
+    with torch.no_grad():
+        return model(ids[None]).logits[0].float()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny tensors: a second thread costs more than it brings, much more on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=backends())
+def ops(request):
+    return backend(request.param)
+
+
+def agree(ops, a, b):
+    """Bit for bit on the kernels, to rounding on the reference."""
+    if ops.__name__.endswith("native"):
+        return torch.equal(a, b)
+    return relative_error(a, b) < TOLERANCE
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
+def test_float32_logits(tiny, ops, variant):
+    folder, theirs, ids = tiny(variant)
+    ours = load_model(folder, torch.float32, ops)
+    expected = oracle(theirs, ids)
+    logits = prefill(ours, ops, ids)
+    assert logits.dtype == torch.float32
+    assert expected.std() > 0.1  # the oracle says something
+    assert relative_error(logits, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
+def test_chunks_and_ragged_batches_change_nothing(tiny, ops, variant):
+    folder, _, ids = tiny(variant)
+    model = load_model(folder, torch.float32, ops)
+    whole = prefill(model, ops, ids)
+    for chunk in (1, 19):
+        assert agree(ops, prefill(model, ops, ids, chunk), whole)
+
+    prompts = {0: ids[:7], 1: ids, 2: ids[5:6], 3: ids[3:36]}
+    alone = {s: prefill(model, ops, prompt) for s, prompt in prompts.items()}
+    runner = Runner(model, ops, len(prompts), PROMPT)
+    lengths = {s: len(prompt) for s, prompt in prompts.items()}
+    # prompt 1 is prefilled in two chunks, the second in the company of the others, in another order
+    first = runner.step({1: ids[:20]}, lengths)[1]
+    rest = runner.step({3: prompts[3], 1: ids[20:], 0: prompts[0], 2: prompts[2]}, lengths)
+    assert agree(ops, torch.cat([first, rest[1]]), alone[1])
+    for s in (0, 2, 3):
+        assert agree(ops, rest[s], alone[s])
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
+def test_cached_decode_matches_transformers(tiny, ops, variant):
+    """Token by token after a short prompt, with transformers' own cache beside it: also across the lengths where dynamic and
+    longrope change their frequencies."""
+    folder, theirs, ids = tiny(variant)
+    ours = load_model(folder, torch.float32, ops)
+    start = 12
+    runner = Runner(ours, ops, 1, PROMPT)
+    runner.step({0: ids[:start]}, {0: start})
+    with torch.no_grad():
+        past = theirs(ids[None, :start], use_cache=True).past_key_values
+        for position in range(start, PROMPT):
+            out = theirs(ids[None, position : position + 1], past_key_values=past, use_cache=True)
+            logits = runner.step({0: ids[position : position + 1]}, {0: start})[0]
+            assert relative_error(logits, out.logits[0]) < TOLERANCE, position
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
+def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
+    folder, theirs, ids = tiny(variant)
+    exact = oracle(theirs, ids)
+    ours = prefill(load_model(folder, torch.bfloat16, ops), ops, ids)
+
+    def error(logits):
+        return float((logits - exact).square().mean().sqrt())
+
+    from transformers import AutoModelForCausalLM
+
+    half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    assert error(ours) <= error(oracle(half, ids))
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
+def test_both_spellings_of_the_config_are_one(tiny, variant):
+    from pace.llm.models.model_list import read_config
+
+    folder, _, _ = tiny(variant)
+    five = json.loads((folder / "config.json").read_text())
+    four = {name: value for name, value in five.items() if name not in ("rope_parameters", "dtype")}
+    four["torch_dtype"] = five["dtype"]
+    if rope := dict(five.get("rope_parameters") or {}):
+        four["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            four["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        rope["type"] = rope.pop("rope_type")
+        four["rope_scaling"] = None if rope["type"] == "default" else rope
+    assert read_config(four) == read_config(five)

@@ -1,0 +1,106 @@
+"""What several tests need: batches over a small cache, backends, and checkpoints read without the loader."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from pace.llm.batch import BLOCK_SIZE, ForwardBatch, Spans
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_list import read_config
+
+
+def backends() -> list[str]:
+    """The implementations of `pace.ops` that exist here: the reference always, the kernels where they are built."""
+    names = ["reference"]
+    try:
+        importlib.import_module("pace.ops.native")
+        names.append("native")
+    except ImportError:
+        pass
+    return names
+
+
+def backend(name: str) -> ModuleType:
+    return importlib.import_module(f"pace.ops.{name}")
+
+
+class TensorDict:
+    """A checkpoint in memory, as `load_weights` reads it."""
+
+    def __init__(self, state: dict[str, Tensor]):
+        self.state = state
+        self.tensors = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self.state[name]
+
+    def release(self, name: str) -> None:
+        pass
+
+
+def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelForCausalLM:
+    """The model of a folder with one safetensors file."""
+    from safetensors.torch import load_file
+
+    model_class, config = read_config(json.loads((folder / "config.json").read_text()))
+    model = model_class(config, dtype, ops)
+    model.load_weights(TensorDict(load_file(folder / "model.safetensors")), workers=2)
+    return model
+
+
+class Runner:
+    """A model, its cache and a few sequences: `step` appends tokens to some of them and returns their logits.
+
+    The blocks of a sequence are scattered over the cache, which starts as NaN: what is read but not written shows."""
+
+    def __init__(self, model: BaseModelForCausalLM, ops: ModuleType, num_sequences: int, max_length: int):
+        self.model = model
+        self.ops = ops
+        blocks_each = -(-max_length // BLOCK_SIZE)
+        self.kv = model.kv_spec.allocate(num_sequences * blocks_each)
+        for layer in self.kv:
+            layer.k.fill_(torch.nan)
+            layer.v.fill_(torch.nan)
+        order = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(1))
+        self.tables = order.view(num_sequences, blocks_each)
+        self.lengths = [0] * num_sequences
+
+    def step(self, chunks: dict[int, Tensor], prompt_lengths: dict[int, int] | None = None) -> dict[int, Tensor]:
+        """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is what rope scaling looks at, at least; default none."""
+        tokens, positions, rope_lengths, slots, starts, kv_len = [], [], [], [], [0], []
+        for s, chunk in chunks.items():
+            position = torch.arange(self.lengths[s], self.lengths[s] + len(chunk))
+            self.lengths[s] += len(chunk)
+            tokens.append(chunk)
+            positions.append(position)
+            rope_lengths.append((position + 1).clamp(min=(prompt_lengths or {}).get(s, 0)))
+            slots.append(self.tables[s, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
+            starts.append(starts[-1] + len(chunk))
+            kv_len.append(self.lengths[s])
+        table = self.tables[list(chunks)].to(torch.int32)
+        spans = Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(kv_len, dtype=torch.int32), table)
+        batch = ForwardBatch(
+            torch.cat(tokens),
+            torch.cat(positions),
+            torch.cat(rope_lengths),
+            spans,
+            torch.cat(slots),
+            torch.arange(starts[-1]),
+            self.kv,
+        )
+        logits = self.model.forward(self.ops, batch)
+        return {s: logits[starts[i] : starts[i + 1]] for i, s in enumerate(chunks)}
+
+
+def prefill(model: BaseModelForCausalLM, ops: ModuleType, ids: Tensor, chunk: int | None = None) -> Tensor:
+    """Logits `[T, V]` of one sequence `ids [T]`, at once or in chunks; the whole text is the prompt."""
+    runner = Runner(model, ops, 1, len(ids))
+    chunks = ids.split(chunk or len(ids))
+    return torch.cat([runner.step({0: part}, {0: len(ids)})[0] for part in chunks])
