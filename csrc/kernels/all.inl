@@ -8,4 +8,10 @@
 // To add a kernel: its .inl here, its pointer in include/pace/kernels.h, its line in table.inl.
 #include "vec.inl"
 #include "vec_math.inl"
+#include "vec_dot.inl"
+#include "tile.inl"
+#include "elementwise.inl"
+#include "pack.inl"
+#include "linear.inl"
+#include "limits.inl"
 #include "table.inl"

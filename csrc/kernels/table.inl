@@ -8,4 +8,23 @@ constexpr KernelTable kernel_table = {
     .level = PACE_ISA_LEVEL,
     .emulated = PACE_ISA_EMULATED,
     .lanes = kLanes,
+
+    .bf16_layout = PACE_ISA_LEVEL <= 1   ? Layout::PanelBF16Split
+                   : PACE_ISA_LEVEL <= 3 ? Layout::PanelBF16
+                                         : Layout::PanelBF16Pair,
+    .rounds_inputs = PACE_ISA_LEVEL >= 4,
+    .tile_rows = PACE_ISA_LEVEL >= 5 ? 32 : kMaxTileRows,
+    .pack_panel = pack_panel,
+    .unpack_row = unpack_row,
+#if PACE_ISA_LEVEL >= 5
+    .linear = {linear<WeightF32>, linear_amx, linear<WeightF16>},
+#else
+    .linear = {linear<WeightF32>, linear<WeightBF16>, linear<WeightF16>},
+#endif
+    .linear_epilogue = linear_epilogue,
+    .activation = activation,
+    .round_to_bf16 = round_to_bf16,
+
+    .read_floats = read_floats,
+    .spin_fma = spin_fma,
 };

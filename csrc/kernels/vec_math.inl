@@ -1,8 +1,9 @@
-// exp, tanh and erf of vectors. The same arithmetic on every instruction set; only fma() differs (generic rounds twice).
+// exp, tanh and erf of vectors. The same arithmetic on every instruction set; only fma() differs (generic rounds
+// twice).
 //
 // NUMERICS
-//   Coefficients are minimax fits (Lawson-weighted least squares on Chebyshev nodes, in 40 digits); the largest error of
-//   the polynomial in exact arithmetic stands beside each. Measured over dense sweeps by tests/csrc/test_vec.cpp:
+//   Coefficients are minimax fits (Lawson-weighted least squares on Chebyshev nodes, in 40 digits); the largest error
+//   of the polynomial in exact arithmetic stands beside each. Measured over dense sweeps by tests/csrc/test_vec.cpp:
 //   exp 2 ulp, tanh 4 ulp, erf 4 ulp, with FMA or without. NaN stays NaN.
 
 // e^x. Infinity above 88.722839; zero below -86.9, where the result would be close to subnormal.

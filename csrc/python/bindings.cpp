@@ -1,5 +1,5 @@
-// The extension module pace._C: the only file family (csrc/python) that includes pybind11. Pointers arrive as integers from
-// data_ptr(); shapes and dtypes were checked in pace/ops. The GIL is released around everything that takes time.
+// The extension module pace._C: the only file family (csrc/python) that includes pybind11. Pointers arrive as integers
+// from data_ptr(); shapes and dtypes were checked in pace/ops. The GIL is released around everything that takes time.
 #include "bindings.h"
 
 #include "pace/cpu.h"
@@ -32,4 +32,6 @@ PYBIND11_MODULE(_C, m) {
         out["threads_reason"] = info.threads_reason;
         return out;
     });
+
+    bind_linear(m);
 }

@@ -7,3 +7,5 @@
 #include <string>
 
 namespace py = pybind11;
+
+void bind_linear(py::module_& m);

@@ -6,11 +6,68 @@
 
 namespace pace {
 
+// linear: sums = x W' for `rows` rows and `panel_count` panels. See kernels/linear.inl.
+struct LinearArgs {
+    const void*
+        x;  // [rows][x_stride]: bf16 where rounds_inputs and the weight is bf16 (zero up to k_padded), else fp32
+    int64_t x_stride;  // elements
+    int64_t rows;
+    const void* panels;  // the first panel
+    int64_t panel_count;
+    int64_t k_padded;     // elements of k in a panel
+    float* sums;          // [rows][sums_stride], written
+    int64_t sums_stride;  // >= 16 * panel_count
+};
+
+// linear_epilogue: out = residual + act(sums + bias), or with glu act(gate + bias) * (up + up_bias).
+struct EpilogueArgs {
+    const float* sums;  // the first column of this range; with glu, panels of gate and up alternate
+    int64_t sums_stride;
+    int64_t rows, columns;  // of out
+    bool glu;
+    Activation activation;
+    const float* bias;      // of the first column; may be null
+    const float* up_bias;   // with glu and bias
+    const float* residual;  // may be null, or equal out
+    int64_t residual_stride;
+    float* out;
+    int64_t out_stride;
+};
+
+// pack_panel: rows [first_row, first_row + rows) of one panel from a matrix. See kernels/pack.inl.
+struct PackArgs {
+    Layout layout;
+    DType dtype;  // of the weight
+    void* panel;
+    int64_t first_row, rows;
+    DType source_dtype;
+    const void* source;
+    int64_t source_stride_bytes;  // between rows; k is contiguous
+    int64_t k;
+};
+
 struct KernelTable {
     const char* name;  // as in PACE_ISA
     int level;         // PACE_ISA_LEVEL: 0 generic, 1 avx2, 2 avx512, 3 avx512_vnni, 4 avx512_bf16, 5 amx
     bool emulated;     // plain C++ twin, for tests
     int lanes;         // floats in a vector
+
+    // -- linear (kernels/pack.inl, linear.inl, elementwise.inl)
+    Layout bf16_layout;  // how this table wants bf16 weights; fp32 and fp16 have one layout everywhere
+    bool rounds_inputs;  // products with bf16 weights take bf16 inputs, from round_to_bf16
+    int64_t tile_rows;   // rows that one pass over the weights serves
+    void (*pack_panel)(const PackArgs&);
+    // One row of a panel as k elements: fp32 if `widen`, else the weight's dtype.
+    void (*unpack_row)(Layout, const void* panel, int64_t row, int64_t k, void* out, bool widen);
+    void (*linear[3])(const LinearArgs&);  // by the weight's DType
+    void (*linear_epilogue)(const EpilogueArgs&);
+    void (*activation)(Activation, const float* x, float* y, int64_t count);  // x may equal y
+    // y[0..count) rounded to nearest even, y[count..padded) zero.
+    void (*round_to_bf16)(const float* x, BF16* y, int64_t count, int64_t padded);
+
+    // -- limits (kernels/limits.inl)
+    float (*read_floats)(const float*, int64_t count);
+    double (*spin_fma)(int64_t steps);  // returns the floating point operations of one step
 };
 
 // The table in use: the best this CPU has, or what PACE_ISA or select_isa() asked for.

@@ -1,0 +1,101 @@
+// Activations, the epilogue of linear(), and conversions of whole rows.
+//
+// NUMERICS  All in fp32, one element at a time: a vector's tail gives the bits that its body would. exp, tanh and erf
+// are those
+//           of vec_math.inl. Rows are rounded to nearest even.
+
+template <Activation kind>
+PACE_INLINE F32 activate(F32 x) {
+    if constexpr (kind == Activation::Silu) return x * sigmoid(x);
+    if constexpr (kind == Activation::Gelu)
+        return broadcast(0.5f) * x * (broadcast(1.0f) + erf(x * broadcast(0.70710678118654752f)));
+    if constexpr (kind == Activation::GeluTanh) {
+        const F32 inner = broadcast(0.79788456080286536f) * fma(broadcast(0.044715f) * x, x * x, x);
+        return broadcast(0.5f) * x * (broadcast(1.0f) + tanh(inner));
+    }
+    if constexpr (kind == Activation::QuickGelu) return x * sigmoid(broadcast(1.702f) * x);
+    if constexpr (kind == Activation::Relu) return max(zero(), x);  // NaN stays: max gives its second operand then
+    return x;
+}
+
+template <Activation kind>
+static void activation_of(const float* x, float* y, int64_t count) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(y + i, activate<kind>(load(x + i)));
+    if (i < count) store_partial(y + i, activate<kind>(load_partial(x + i, int(count - i))), int(count - i));
+}
+
+static void activation(Activation kind, const float* x, float* y, int64_t count) {
+    switch (kind) {
+        case Activation::Silu:
+            return activation_of<Activation::Silu>(x, y, count);
+        case Activation::Gelu:
+            return activation_of<Activation::Gelu>(x, y, count);
+        case Activation::GeluTanh:
+            return activation_of<Activation::GeluTanh>(x, y, count);
+        case Activation::QuickGelu:
+            return activation_of<Activation::QuickGelu>(x, y, count);
+        case Activation::Relu:
+            return activation_of<Activation::Relu>(x, y, count);
+        default:
+            return activation_of<Activation::None>(x, y, count);
+    }
+}
+
+// ---- Epilogue: out = residual + act(sums + bias), or with glu act(gate + bias) * (up + bias'); one vector of columns.
+template <Activation kind>
+static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* residual, float* out) {
+    for (int64_t column = 0; column < a.columns; column += kLanes) {
+        const int lanes = a.columns - column < kLanes ? int(a.columns - column) : kLanes;
+        // With glu, output column c is in panel pair c / 16: gate first, up 16 columns on.
+        const int64_t at = a.glu ? (column & ~int64_t(15)) * 2 + (column & 15) : column;
+        F32 y = load(sums + at);
+        if (a.bias) y = y + load_partial(a.bias + column, lanes);
+        y = activate<kind>(y);
+        if (a.glu) {
+            F32 up = load(sums + at + 16);
+            if (a.bias) up = up + load_partial(a.up_bias + column, lanes);
+            y = y * up;
+        }
+        if (a.residual) y = load_partial(residual + column, lanes) + y;
+        store_partial(out + column, y, lanes);
+    }
+}
+
+template <Activation kind>
+static void epilogue_of(const EpilogueArgs& a) {
+    for (int64_t row = 0; row < a.rows; ++row)
+        epilogue_row<kind>(a, a.sums + row * a.sums_stride, a.residual ? a.residual + row * a.residual_stride : nullptr,
+                           a.out + row * a.out_stride);
+}
+
+static void linear_epilogue(const EpilogueArgs& a) {
+    switch (a.activation) {
+        case Activation::Silu:
+            return epilogue_of<Activation::Silu>(a);
+        case Activation::Gelu:
+            return epilogue_of<Activation::Gelu>(a);
+        case Activation::GeluTanh:
+            return epilogue_of<Activation::GeluTanh>(a);
+        case Activation::QuickGelu:
+            return epilogue_of<Activation::QuickGelu>(a);
+        case Activation::Relu:
+            return epilogue_of<Activation::Relu>(a);
+        default:
+            return epilogue_of<Activation::None>(a);
+    }
+}
+
+// ---- Conversions of a row.
+
+template <class From, class To>
+static void convert_row(const From* from, To* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+    if (i < count) store_partial(to + i, load_partial(from + i, int(count - i)), int(count - i));
+}
+
+static void round_to_bf16(const float* x, BF16* y, int64_t count, int64_t padded) {
+    convert_row(x, y, count);
+    for (int64_t i = count; i < padded; ++i) y[i] = BF16{0};
+}

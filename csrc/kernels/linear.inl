@@ -1,0 +1,268 @@
+// Matrix product of activations with packed weights: sums [M, N] = x [M, K] W', for a range of rows and panels.
+//
+// SHAPES      x: M rows of K, fp32, or bf16 where the table rounds inputs (PanelBF16Pair); W: packed panels of 16
+// outputs.
+//             sums: [rows][panels * 16] fp32, a scratch that linear_epilogue() turns into outputs.
+//
+// DEFINITION  for m: for n:  sum = 0
+//                 for k ascending:  sum = fma(W[n][k], x[m][k], sum)
+//                 sums[m][n] = sum
+//
+// LAYOUT      One panel, [k][16] (drawn for each dtype in pack.inl), is read front to back, once per group of rows:
+//
+//                         panel p          panel p+1
+//                       n 0 ... 15       n 16 ... 31
+//               k = 0   [ vectors ]      [ vectors ]      a tile is R rows x P panels: R * P * 16 accumulators in
+//               k = 1   [    .    ]      [    .    ]      registers; each step loads P panels' vectors once and
+//                ...                                      broadcasts R inputs.
+//
+// NUMERICS    One fp32 accumulator per output, k ascending: fma on avx2 and avx512, multiply and add on generic,
+// vdpbf16ps on
+//             bf16 pairs (vec_dot.inl), tdpbf16ps on 32 k at a time (tile.inl) on amx. Tile shape, K blocks (the
+//             accumulator goes to memory in fp32 and comes back), chunks and threads change nothing: row determinism.
+//
+// WHY THESE SIZES
+//   fp32 FMA has latency 4 and two ports (Zen 2+, Skylake+): 8 vectors of accumulators keep them busy, more make loads
+//   rarer. A panel is kVectors = 16 / kLanes vectors; one step of a tile takes P * kVectors loads + R broadcasts for R
+//   * P * kVectors multiply-adds, and the loads must fit beside them (two a cycle).
+//     generic  16 registers, 4 vectors a panel:  2 rows x 1 panel   ( 8 sums)
+//     avx2     16 registers, 2 vectors a panel:  6 rows x 1 panel   (12 sums, 2 weights, 1 input: 8 loads for 12 FMA)
+//     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
+//   Fewer rows take more panels, so that a GEMV still has independent sums; they are bound by memory anyway.
+//   K blocks keep a tile's weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half
+//   of a 32 KB cache to inputs and sums.
+//
+// MEASURED: see docs/numerics.md for accuracy and benchmarks/kernels_linear.py for speed.
+
+constexpr int kVectors = 16 / kLanes;
+
+// ---- How each storage type multiplies: `Step` = what one step of k needs of one panel.
+
+struct WeightF32 {
+    using Element = float;
+    using Input = float;
+    using Vector = F32;
+    static constexpr int kStep = 1;  // k per step
+    PACE_INLINE void load_step(const float* p, F32* w) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) w[v] = load(p + v * kLanes);
+    }
+    PACE_INLINE F32 broadcast_input(const float* x) { return broadcast(*x); }
+    PACE_INLINE F32 multiply_add(F32 w, F32 x, F32 sum) { return fma(w, x, sum); }
+};
+
+struct WeightF16 : WeightF32 {
+    using Element = F16;
+    PACE_INLINE void load_step(const F16* p, F32* w) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) w[v] = load(p + v * kLanes);
+    }
+};
+
+#if PACE_ISA_LEVEL <= 1
+// PanelBF16Split: a lane of 32 bits holds output c in its low half and c + 8 in its high half; as fp32 the first is the
+// lane shifted left, the second the lane with its low half cleared.
+struct WeightBF16 : WeightF32 {
+    using Element = BF16;
+    PACE_INLINE void load_step(const BF16* p, F32* w) {
+        constexpr int kHalf = kVectors / 2;
+#pragma GCC unroll 2
+        for (int v = 0; v < kHalf; ++v) {
+            const I32 lanes = bits(load((const float*)p + v * kLanes));
+            w[v] = from_bits(shift_left<16>(lanes));
+            w[v + kHalf] = from_bits(lanes & broadcast_int((int32_t)0xffff0000));
+        }
+    }
+};
+#elif PACE_ISA_LEVEL <= 3
+struct WeightBF16 : WeightF32 {
+    using Element = BF16;
+    PACE_INLINE void load_step(const BF16* p, F32* w) { w[0] = load(p); }
+};
+#else
+struct WeightBF16 {
+    using Element = BF16;
+    using Input = BF16;
+    using Vector = Pairs;
+    static constexpr int kStep = 2;
+    PACE_INLINE void load_step(const BF16* p, Pairs* w) { w[0] = load_pairs(p); }
+    PACE_INLINE Pairs broadcast_input(const BF16* x) { return broadcast_pair(x); }
+    PACE_INLINE F32 multiply_add(Pairs w, Pairs x, F32 sum) { return dot_pairs(w, x, sum); }
+};
+#endif
+
+// ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
+//
+// Every loop over `sum` is unrolled, else g++ keeps the array in memory (three times slower).
+template <class W, int R, int P>
+static void linear_tile(const typename W::Input* x, int64_t x_stride, const typename W::Element* w,
+                        int64_t panel_stride, int64_t steps, float* sums, int64_t sums_stride, bool first) {
+    F32 sum[R][P * kVectors];
+    if (first) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int v = 0; v < P * kVectors; ++v) sum[r][v] = zero();
+    } else {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int v = 0; v < P * kVectors; ++v) sum[r][v] = load(sums + r * sums_stride + v * kLanes);
+    }
+
+    for (int64_t step = 0; step < steps; ++step) {
+        typename W::Vector weights[P * kVectors];
+#pragma GCC unroll 16
+        for (int p = 0; p < P; ++p) W::load_step(w + p * panel_stride, weights + p * kVectors);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const typename W::Vector input = W::broadcast_input(x + r * x_stride);
+#pragma GCC unroll 16
+            for (int v = 0; v < P * kVectors; ++v) sum[r][v] = W::multiply_add(weights[v], input, sum[r][v]);
+        }
+        x += W::kStep;
+        w += 16 * W::kStep;
+    }
+
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < P * kVectors; ++v) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+}
+
+// ---- A range of rows and panels, cut into tiles.
+
+constexpr int kMaxTileRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
+
+// Panels of a tile with R rows: as many as registers hold; see WHY THESE SIZES.
+constexpr int tile_panels(int rows) {
+    if (PACE_ISA_LEVEL == 0) return rows == 1 ? 2 : 1;
+    if (PACE_ISA_LEVEL == 1) return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+    return 4;
+}
+
+template <class W, int R>
+static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels, int64_t k_begin,
+                        int64_t k_count) {
+    using Input = typename W::Input;
+    using Element = typename W::Element;
+    const Input* x = (const Input*)a.x + row * a.x_stride + k_begin;
+    const int64_t panel_stride = 16 * a.k_padded;
+    const Element* w = (const Element*)a.panels + first_panel * panel_stride + 16 * k_begin;
+    float* sums = a.sums + row * a.sums_stride + first_panel * 16;
+    const int64_t steps = k_count / W::kStep;
+    constexpr int P = tile_panels(R);
+    int64_t p = 0;
+    for (; p + P <= panels; p += P)
+        linear_tile<W, R, P>(x, a.x_stride, w + p * panel_stride, panel_stride, steps, sums + p * 16, a.sums_stride,
+                             k_begin == 0);
+    if constexpr (P > 1)
+        for (; p < panels; ++p)
+            linear_tile<W, R, 1>(x, a.x_stride, w + p * panel_stride, panel_stride, steps, sums + p * 16, a.sums_stride,
+                                 k_begin == 0);
+}
+
+template <class W>
+static void linear(const LinearArgs& a) {
+    // Rows in groups of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
+    const int64_t groups = (a.rows + kMaxTileRows - 1) / kMaxTileRows;
+    // With one group the weights pass by once, and K needs no blocks.
+    constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * tile_panels(kMaxTileRows));
+    const int64_t k_block = groups == 1 ? a.k_padded : kBlock;
+    constexpr int64_t kPanelGroup = 4;
+    for (int64_t k = 0; k < a.k_padded; k += k_block) {
+        const int64_t k_count = a.k_padded - k < k_block ? a.k_padded - k : k_block;
+        for (int64_t panel = 0; panel < a.panel_count; panel += kPanelGroup) {
+            const int64_t panels = a.panel_count - panel < kPanelGroup ? a.panel_count - panel : kPanelGroup;
+            for (int64_t group = 0, row = 0; group < groups; ++group) {
+                const int64_t rows = (a.rows - row + groups - group - 1) / (groups - group);
+                switch (rows) {
+                    case 1:
+                        linear_rows<W, 1>(a, row, panel, panels, k, k_count);
+                        break;
+                    case 2:
+                        linear_rows<W, 2>(a, row, panel, panels, k, k_count);
+                        break;
+#if PACE_ISA_LEVEL > 0
+                    case 3:
+                        linear_rows<W, 3>(a, row, panel, panels, k, k_count);
+                        break;
+                    case 4:
+                        linear_rows<W, 4>(a, row, panel, panels, k, k_count);
+                        break;
+                    case 5:
+                        linear_rows<W, 5>(a, row, panel, panels, k, k_count);
+                        break;
+                    case 6:
+                        linear_rows<W, 6>(a, row, panel, panels, k, k_count);
+                        break;
+#endif
+                }
+                row += rows;
+            }
+        }
+    }
+}
+
+#if PACE_ISA_LEVEL >= 5
+// ---- AMX: every product goes through tiles, a single row too, because a tile adds up 32 k in its own order
+// (tile.inl). Two tiles of rows x two panels: tmm0-3 sums, 4-5 inputs, 6-7 weights; every loaded tile is used twice.
+template <int kRowTiles, int kPanels>
+PACE_INLINE void linear_amx_tile(const BF16* x, int64_t x_bytes, const BF16* w, int64_t panel_stride, int64_t k,
+                                 float* sums, int64_t sums_bytes) {
+    tile_zero<0>();
+    if constexpr (kPanels > 1) tile_zero<1>();
+    if constexpr (kRowTiles > 1) tile_zero<2>();
+    if constexpr (kRowTiles > 1 && kPanels > 1) tile_zero<3>();
+    for (int64_t i = 0; i < k; i += kPairPadding) {
+        tile_load<4>(x + i, x_bytes);
+        tile_load<6>(w + 16 * i, 64);
+        tile_dot<0, 4, 6>();
+        if constexpr (kPanels > 1) {
+            tile_load<7>(w + panel_stride + 16 * i, 64);
+            tile_dot<1, 4, 7>();
+        }
+        if constexpr (kRowTiles > 1) {
+            tile_load<5>((const char*)(x + i) + 16 * x_bytes, x_bytes);
+            tile_dot<2, 5, 6>();
+            if constexpr (kPanels > 1) tile_dot<3, 5, 7>();
+        }
+    }
+    tile_store<0>(sums, sums_bytes);
+    if constexpr (kPanels > 1) tile_store<1>(sums + 16, sums_bytes);
+    if constexpr (kRowTiles > 1) tile_store<2>((char*)sums + 16 * sums_bytes, sums_bytes);
+    if constexpr (kRowTiles > 1 && kPanels > 1) tile_store<3>((char*)(sums + 16) + 16 * sums_bytes, sums_bytes);
+}
+
+static void linear_amx(const LinearArgs& a) {
+    const int64_t panel_stride = 16 * a.k_padded, x_bytes = 2 * a.x_stride, sums_bytes = 4 * a.sums_stride;
+    for (int64_t row = 0; row < a.rows; row += 32) {
+        const int64_t rows = a.rows - row < 32 ? a.rows - row : 32;
+        const uint8_t upper = rows < 16 ? rows : 16, lower = rows - upper;
+        TileConfig config = {};
+        config.palette = 1;
+        for (int t = 0; t < 8; ++t) config.row_bytes[t] = 64;
+        const uint8_t tile_rows[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
+        for (int t = 0; t < 8; ++t) {
+            config.rows[t] = tile_rows[t];
+            if (tile_rows[t] == 0) config.row_bytes[t] = 0;
+        }
+        tile_configure(config);
+        const BF16* x = (const BF16*)a.x + row * a.x_stride;
+        for (int64_t p = 0; p < a.panel_count; p += 2) {
+            const BF16* w = (const BF16*)a.panels + p * panel_stride;
+            float* sums = a.sums + row * a.sums_stride + 16 * p;
+            const bool two_panels = p + 1 < a.panel_count;
+            if (lower && two_panels)
+                linear_amx_tile<2, 2>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
+            else if (lower)
+                linear_amx_tile<2, 1>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
+            else if (two_panels)
+                linear_amx_tile<1, 2>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
+            else
+                linear_amx_tile<1, 1>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
+        }
+    }
+    tile_release();
+}
+#endif

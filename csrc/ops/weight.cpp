@@ -1,0 +1,132 @@
+// Packed weights: header, packing by rows, gathering of rows.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "pace/ops.h"
+
+namespace pace {
+
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Where logical row r lives.
+struct Place {
+    int64_t panel, row;
+};
+
+Place place_of(const PackedHeader& h, int64_t r) {
+    if (!h.glu) return {r / kPanelRows, r % kPanelRows};
+    const int64_t half = h.n / 2, in_half = r % half;
+    return {in_half / kPanelRows * 2 + (r >= half), in_half % kPanelRows};
+}
+
+char* panel_at(const PackedHeader& h, const void* weight, int64_t panel) {
+    return (char*)weight + sizeof(PackedHeader) + panel * kPanelRows * h.k_padded * int64_t(dtype_bytes(h.dtype));
+}
+
+// Chunks of about 256 KB of weight: enough of them to share, large enough not to be felt.
+int64_t rows_of_chunk(const PackedHeader& h) {
+    const int64_t row_bytes = h.k_padded * int64_t(dtype_bytes(h.dtype));
+    return round_up(std::max<int64_t>(1, 256 * 1024 / std::max<int64_t>(1, row_bytes)), kPanelRows);
+}
+
+}  // namespace
+
+Layout preferred_layout(DType dtype) {
+    if (dtype == DType::F32) return Layout::PanelF32;
+    if (dtype == DType::F16) return Layout::PanelF16;
+    return kernels().bf16_layout;
+}
+
+static PackedHeader make_header(int64_t n, int64_t k, DType dtype, bool glu) {
+    if (n < 0 || k < 0 || (glu && n % 2))
+        throw std::invalid_argument("a packed weight needs n, k >= 0, and n even with glu");
+    PackedHeader h = {};
+    h.magic = PackedHeader::kMagic;
+    h.layout = preferred_layout(dtype);
+    h.dtype = dtype;
+    h.glu = glu;
+    h.n = n;
+    h.k = k;
+    h.k_padded = h.layout == Layout::PanelBF16Pair ? round_up(k, kPairPadding) : k;
+    h.panels = glu ? round_up(n / 2, kPanelRows) / kPanelRows * 2 : round_up(n, kPanelRows) / kPanelRows;
+    return h;
+}
+
+int64_t packed_bytes(int64_t n, int64_t k, DType dtype, bool glu) {
+    const PackedHeader h = make_header(n, k, dtype, glu);
+    return sizeof(PackedHeader) + h.panels * kPanelRows * h.k_padded * int64_t(dtype_bytes(dtype));
+}
+
+void init_packed(void* weight, int64_t n, int64_t k, DType dtype, bool glu) {
+    const PackedHeader h = make_header(n, k, dtype, glu);
+    std::memcpy(weight, &h, sizeof h);
+}
+
+const PackedHeader& packed_header(const void* weight) {
+    const PackedHeader& h = *static_cast<const PackedHeader*>(weight);
+    if (h.magic != PackedHeader::kMagic) throw std::invalid_argument("not a packed weight: its header is missing");
+    return h;
+}
+
+// ---- PackOp
+
+void PackOp::prepare(int) {
+    const PackedHeader& h = packed_header(weight);
+    if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
+    rows_per_chunk = rows_of_chunk(h);
+    chunk_count = (rows + rows_per_chunk - 1) / rows_per_chunk;
+}
+
+void PackOp::run(int, int64_t chunk) const {
+    const PackedHeader& h = packed_header(weight);
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end;) {
+        const Place place = place_of(h, row + r);
+        // As many rows as follow each other in one panel: to its end, or to where the gate rows end.
+        int64_t count = std::min(end - r, kPanelRows - place.row);
+        if (h.glu && row + r < h.n / 2) count = std::min(count, h.n / 2 - (row + r));
+        PackArgs args = {};
+        args.layout = h.layout;
+        args.dtype = h.dtype;
+        args.panel = panel_at(h, weight, place.panel);
+        args.first_row = place.row;
+        args.rows = count;
+        args.source_dtype = source_dtype;
+        args.source_stride_bytes = source_stride * int64_t(dtype_bytes(source_dtype));
+        args.source = (const char*)source + r * args.source_stride_bytes;
+        args.k = h.k;
+        kernels().pack_panel(args);
+        r += count;
+    }
+}
+
+// ---- GatherOp
+
+void GatherOp::prepare(int) {
+    const PackedHeader& h = packed_header(weight);
+    for (int64_t t = 0; ids && t < count; ++t)
+        if (ids[t] < 0 || ids[t] >= h.n)
+            throw std::invalid_argument("ids must be in 0.." + std::to_string(h.n - 1) + "; got " +
+                                        std::to_string(ids[t]) + " at index " + std::to_string(t));
+    if (!ids && count > h.n) throw std::invalid_argument("more rows than the weight has");
+    rows_per_chunk = rows_of_chunk(h);
+    chunk_count = (count + rows_per_chunk - 1) / rows_per_chunk;
+}
+
+void GatherOp::run(int, int64_t chunk) const {
+    const PackedHeader& h = packed_header(weight);
+    const int64_t row_bytes = h.k * int64_t(widen ? 4 : dtype_bytes(h.dtype));
+    const int64_t end = std::min(count, (chunk + 1) * rows_per_chunk);
+    for (int64_t t = chunk * rows_per_chunk; t < end; ++t) {
+        const Place place = place_of(h, ids ? ids[t] : t);
+        kernels().unpack_row(h.layout, panel_at(h, weight, place.panel), place.row, h.k, (char*)out + t * row_bytes,
+                             widen);
+    }
+}
+
+}  // namespace pace

@@ -1,0 +1,85 @@
+// Packed weights, linear, embedding, activations, and memory measurements.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "bindings.h"
+#include "pace/limits.h"
+#include "pace/ops.h"
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+// Gives the whole pages inside [address, address + bytes) back to the system; for file mappings they are read again on
+// use.
+void release_pages(Address address, size_t bytes) {
+    const Address page = Address(sysconf(_SC_PAGESIZE));
+    const Address begin = (address + page - 1) / page * page, end = (address + bytes) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+// Resident bytes of this process, or 0 where the system does not tell.
+size_t rss_bytes() {
+    size_t size = 0, resident = 0;
+    if (FILE* file = std::fopen("/proc/self/statm", "r")) {
+        if (std::fscanf(file, "%zu %zu", &size, &resident) != 2) resident = 0;
+        std::fclose(file);
+    }
+    return resident * size_t(sysconf(_SC_PAGESIZE));
+}
+
+void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address bias, int activation, Address residual,
+            Address out) {
+    pace::LinearOp op = {};
+    op.x = at<const float>(x);
+    op.x_stride = x_stride;
+    op.rows = rows;
+    op.weight = at<const void>(weight);
+    op.bias = at<const float>(bias);
+    op.activation = pace::Activation(activation);
+    op.residual = at<const float>(residual);
+    op.out = at<float>(out);
+    pace::execute(op);
+}
+
+void pack_rows(Address weight, int64_t row, int64_t rows, Address source, int source_dtype, int64_t source_stride) {
+    pace::PackOp op = {at<void>(weight),          row,           rows, at<const void>(source),
+                       pace::DType(source_dtype), source_stride, 0,    0};
+    pace::execute(op);
+}
+
+void gather_rows(Address weight, Address ids, int64_t count, Address out, bool widen) {
+    pace::GatherOp op = {at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, 0};
+    pace::execute(op);
+}
+
+void activation(int kind, Address x, Address y, int64_t count) {
+    pace::ActivationOp op = {pace::Activation(kind), at<const float>(x), at<float>(y), count, 0, 0};
+    pace::execute(op);
+}
+
+}  // namespace
+
+void bind_linear(py::module_& m) {
+    const py::call_guard<py::gil_scoped_release> release;
+    m.def("packed_bytes",
+          [](int64_t n, int64_t k, int dtype, bool glu) { return pace::packed_bytes(n, k, pace::DType(dtype), glu); });
+    m.def("init_packed", [](Address weight, int64_t n, int64_t k, int dtype, bool glu) {
+        pace::init_packed(at<void>(weight), n, k, pace::DType(dtype), glu);
+    });
+    m.def("pack_rows", pack_rows, release);
+    m.def("gather_rows", gather_rows, release);
+    m.def("linear", linear, release);
+    m.def("activation", activation, release);
+    m.def("release_pages", release_pages);
+    m.def("rss_bytes", rss_bytes);
+    m.def("read_bandwidth", pace::read_bandwidth, release, py::arg("buffer_bytes"), py::arg("seconds"));
+    m.def("fma_peak", pace::fma_peak, release, py::arg("seconds"));
+}

@@ -1,0 +1,74 @@
+"""`PackedWeight`: a matrix in the panel layout that the native kernels read, in memory that is zero until it is packed."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from pace import _C
+
+# Numbers of DType in csrc/include/pace/types.h.
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class PackedWeight:
+    """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use.
+
+    With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts header and
+    padding. The memory is private and untouched at first: pages become resident as rows are packed into them.
+
+    Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
+
+    __slots__ = ("n", "k", "dtype", "glu", "nbytes", "address", "n_out", "_memory", "_buffer")
+
+    def __init__(self, n: int, k: int, dtype: torch.dtype, glu: bool = False):
+        if dtype not in DTYPE_CODES:
+            raise TypeError(f"weights are stored as float32, bfloat16 or float16; got {dtype}")
+        if n < 1 or k < 1:
+            raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
+        if glu and n % 2:
+            raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
+        self.n, self.k, self.dtype, self.glu = n, k, dtype, glu
+        self.n_out = n // 2 if glu else n
+        self.nbytes = _C.packed_bytes(n, k, DTYPE_CODES[dtype], glu)
+        self._memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if self.nbytes >= 4 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)  # reading a weight is a long stream: fewer page-table walks
+        self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.address = self._buffer.data_ptr()
+        _C.init_packed(self.address, n, k, DTYPE_CODES[dtype], glu)
+
+    def __repr__(self) -> str:
+        return f"PackedWeight(n={self.n}, k={self.k}, dtype={self.dtype}, glu={self.glu}, nbytes={self.nbytes})"
+
+
+def empty_weight(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> PackedWeight:
+    """A weight of zeros, to be filled by `pack_rows_`."""
+    return PackedWeight(n, k, dtype, glu)
+
+
+def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
+    """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype like `.to()`.
+
+    source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be written from
+    several threads. Raises ValueError on a wrong shape, TypeError on another dtype."""
+    if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + source.shape[0] > weight.n:
+        raise ValueError(f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
+    if source.dtype not in DTYPE_CODES:
+        if source.dtype != torch.float64:
+            raise TypeError(f"weights are packed from floating point tensors; got {source.dtype}")
+        source = source.to(weight.dtype)
+    if source.device.type != "cpu":
+        raise ValueError(f"weights are packed from CPU tensors; got one on {source.device}")
+    if source.stride(1) != 1 and source.shape[1] > 1:
+        source = source.contiguous()
+    _C.pack_rows(weight.address, row, source.shape[0], source.data_ptr(), DTYPE_CODES[source.dtype], source.stride(0))
+
+
+def unpack(weight: PackedWeight) -> Tensor:
+    """The logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed."""
+    out = torch.empty(weight.n, weight.k, dtype=weight.dtype)
+    _C.gather_rows(weight.address, 0, weight.n, out.data_ptr(), False)
+    return out
