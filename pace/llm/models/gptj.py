@@ -19,6 +19,7 @@ from pace.llm.models.model_config import (
     ModelConfig,
     activation,
     check_divides,
+    checked_head_dim,
     count,
     number,
     token_ids,
@@ -50,6 +51,7 @@ class GPTJConfig(ModelConfig):
 
     def check(self) -> None:
         check_divides(self, "num_attention_heads", "hidden_size")
+        checked_head_dim(self.head_dim)
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ValueError(
                 f"config.json: rotary_dim must be even and at most n_embd / n_head = {self.head_dim}; got {self.rotary_dim}"

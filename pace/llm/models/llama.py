@@ -25,7 +25,18 @@ from pace.llm.layers import (
 )
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import MAX_LAYERS, ModelConfig, activation, check_divides, count, flag, number, token_ids
+from pace.llm.models.model_config import (
+    MAX_HEAD_DIM,
+    MAX_LAYERS,
+    ModelConfig,
+    activation,
+    check_divides,
+    checked_head_dim,
+    count,
+    flag,
+    number,
+    token_ids,
+)
 from pace.llm.models.rope_config import ROPE_FIELDS, read_rope
 
 
@@ -36,7 +47,7 @@ class LlamaConfig(ModelConfig):
     num_hidden_layers: int = count(32, MAX_LAYERS)
     num_attention_heads: int = count(32)
     num_key_value_heads: int | None = count(None, optional=True)
-    head_dim: int | None = count(None, optional=True)
+    head_dim: int | None = count(None, MAX_HEAD_DIM, optional=True)
     hidden_act: str = activation("silu")
     rms_norm_eps: float = number(1e-6, 0.0, 1.0)
     attention_bias: bool = flag(False)
@@ -61,7 +72,7 @@ class LlamaConfig(ModelConfig):
             check_divides(self, "num_key_value_heads", "num_attention_heads")
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        head_dim = self.head_dim or checked_head_dim(self.hidden_size // self.num_attention_heads)
         kv_heads = self.num_key_value_heads or self.num_attention_heads
         return {"head_dim": head_dim, "num_key_value_heads": kv_heads, "rope": self.read_rope(fields, head_dim)}
 

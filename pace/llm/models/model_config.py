@@ -29,6 +29,8 @@ MAX_COUNT = 2**24
 """No size of a real model is larger (the largest vocabulary is 2^18.6, the largest MLP 2^18); positions have their own limit."""
 MAX_LAYERS = 2**12
 """Layers are Python objects that exist before the checkpoint is looked at; the deepest model known has 126."""
+MAX_HEAD_DIM = 2**12
+"""Rotation tables and cache blocks are sized by it before the checkpoint is looked at; the widest known head has 576."""
 MAX_POSITIONS = 2**31 - 1
 """Positions are int32 in the kernels."""
 
@@ -278,3 +280,10 @@ def check_divides(config: ModelConfig, part: str, whole: str) -> None:
         raise ValueError(
             f"config.json: {whole} must be a multiple of {part}; got {getattr(config, whole)} and {getattr(config, part)}"
         )
+
+
+def checked_head_dim(head_dim: int) -> int:
+    """Raises ValueError where the heads, as they follow from other fields, are wider than any model's."""
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"config.json: head_dim must be at most {MAX_HEAD_DIM}; got {head_dim} (hidden_size / num_attention_heads)")
+    return head_dim

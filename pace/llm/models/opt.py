@@ -13,7 +13,7 @@ from pace.llm.batch import ForwardBatch, KVBlocks
 from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import MAX_LAYERS, ModelConfig, activation, check_divides, count, flag, token_ids
+from pace.llm.models.model_config import MAX_LAYERS, ModelConfig, activation, check_divides, checked_head_dim, count, flag, token_ids
 
 POSITION_OFFSET = 2
 """Row of the position embedding for position 0: the table of fairseq keeps two rows for padding."""
@@ -39,6 +39,7 @@ class OPTConfig(ModelConfig):
 
     def check(self) -> None:
         check_divides(self, "num_attention_heads", "hidden_size")
+        checked_head_dim(self.head_dim)
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"word_embed_proj_dim": self.word_embed_proj_dim or self.hidden_size}

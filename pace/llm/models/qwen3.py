@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pace.llm.models.model_config import count, flag
+from pace.llm.models.model_config import MAX_HEAD_DIM, count, flag
 from pace.llm.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(Qwen2Config):
-    head_dim: int = count(128)
+    head_dim: int = count(128, MAX_HEAD_DIM)
     attention_bias: bool = flag(False)
 
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}

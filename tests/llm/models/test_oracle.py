@@ -11,6 +11,7 @@ import json
 import pytest
 import torch
 
+from pace.llm.models.model_list import read_config
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import Runner, backend, backends, load_model, prefill
 
@@ -131,8 +132,6 @@ def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
 def test_both_spellings_of_the_config_are_one(tiny, variant):
-    from pace.llm.models.model_list import read_config
-
     folder, _, _ = tiny(variant)
     five = json.loads((folder / "config.json").read_text())
     four = {name: value for name, value in five.items() if name not in ("rope_parameters", "dtype")}
@@ -144,3 +143,9 @@ def test_both_spellings_of_the_config_are_one(tiny, variant):
         rope["type"] = rope.pop("rope_type")
         four["rope_scaling"] = None if rope["type"] == "default" else rope
     assert read_config(four) == read_config(five)
+
+    if "layer_types" in five and "layer_types" not in VARIANTS[variant][2]:
+        del four["layer_types"]  # transformers 4 derived them from max_window_layers
+        layers = range(five["num_hidden_layers"])
+        old, new = read_config(four)[1], read_config(five)[1]
+        assert [old.window(i) for i in layers] == [new.window(i) for i in layers]

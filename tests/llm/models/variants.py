@@ -40,6 +40,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+YARN_WIDE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+"""With 16 pairs a head, the ramp between kept and stretched frequencies lies inside."""
 
 
 def longrope(pairs: int, **more: Any) -> dict[str, Any]:
@@ -68,8 +70,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "llama3", rope(LLAMA3)),
     ("llama", "yarn", rope(YARN)),
     ("llama", "yarn-mscale", rope({**YARN, "mscale": 0.7, "mscale_all_dim": 1.3})),
-    ("llama", "yarn-attention_factor", rope({**YARN, "attention_factor": 0.8, "beta_fast": 8.0, "beta_slow": 2.0})),
-    ("llama", "yarn-no-truncate", rope({**YARN, "truncate": False, "rope_theta": 100.0})),
+    ("llama", "yarn-attention_factor", rope({**YARN_WIDE, "attention_factor": 0.8}, head_dim=32)),
+    ("llama", "yarn-beta", rope({**YARN_WIDE, "beta_fast": 8.0, "beta_slow": 4.0}, head_dim=32)),
+    ("llama", "yarn-no-truncate", rope({**YARN_WIDE, "truncate": False}, head_dim=32)),
     ("llama", "longrope-short", rope(longrope(4, factor=2.0, original_max_position_embeddings=50))),
     ("llama", "longrope-long", rope(longrope(4, original_max_position_embeddings=16))),
     *[

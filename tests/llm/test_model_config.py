@@ -1,0 +1,296 @@
+"""The config reader: published configs, defaults as transformers has them, and refusals that name the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pace.llm.layers.rotary import RopeConfig
+from pace.llm.models.model_list import MODEL_LIST, read_config
+from pace.llm.models.rope_config import USED
+from pace.ops import reference
+
+
+def config_of(architecture, **fields):
+    return read_config({"architectures": [architecture], **fields})[1]
+
+
+def llama(**fields):
+    return config_of("LlamaForCausalLM", **fields)
+
+
+# ----------------------------------------------------------------------------------------------------------- what is read
+
+
+@pytest.mark.parametrize("architecture", MODEL_LIST)
+def test_defaults_are_those_of_transformers(architecture):
+    transformers = pytest.importorskip("transformers")
+    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))()
+    ours = config_of(architecture)
+    for field in dataclasses.fields(ours):
+        value, expected = getattr(ours, field.name), getattr(theirs, field.name, None)
+        if field.name == "rope":
+            assert value.theta == theirs.rope_parameters["rope_theta"] and value.kind == "default"
+        elif field.name == "layer_types":
+            assert {ours.window(i) for i in range(ours.num_hidden_layers)} == {None} and set(expected) == {"full_attention"}
+        elif field.name == "n_inner":
+            assert value == 4 * theirs.n_embd
+        elif field.name == "sliding_window" and hasattr(ours, "effective_window"):
+            assert ours.effective_window is expected is None
+        elif field.name in ("hidden_act", "activation_function"):
+            assert value == expected
+        elif field.name == "head_dim" and expected is None:
+            assert value == theirs.hidden_size // theirs.num_attention_heads
+        elif field.name == "rms_norm_eps" and architecture == "PhiForCausalLM":
+            pass
+        elif field.name in ("attention_bias", "mlp_bias") and not hasattr(theirs, field.name):
+            pass
+        else:
+            assert value == expected, field.name
+
+
+def test_llama_3_1():
+    config = llama(
+        **{
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 128000,
+            "eos_token_id": [128001, 128008, 128009],
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.42.3",
+            "use_cache": True,
+            "vocab_size": 128256,
+        }
+    )
+    assert config.head_dim == 128 and config.eos_token_id == (128001, 128008, 128009)
+    assert config.rope == RopeConfig(
+        "llama3", 500000.0, 128, 131072, 8192, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0
+    )
+
+
+def test_phi_3_mini_128k_and_its_old_names():
+    factors = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    base = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "sliding_window": 262144}
+    expected_factor = math.sqrt(1 + math.log(32) / math.log(4096))
+    for name in ("su", "longrope", "yarn"):
+        config = config_of("Phi3ForCausalLM", **base, rope_scaling={"type": name, **factors})
+        assert config.rope.kind == "longrope" and config.rope.original_max_positions == 4096
+        assert config.rope.attention_factor == pytest.approx(expected_factor)
+        assert config.window(0) == 262144
+    # the length before extension is 4096 where nobody says so, whatever the scaling says
+    del base["original_max_position_embeddings"]
+    scaling = {"type": "su", "original_max_position_embeddings": 99, **factors}
+    assert config_of("Phi3ForCausalLM", **base, rope_scaling=scaling).rope.original_max_positions == 4096
+
+
+def test_qwen2_window_needs_its_switch():
+    fields = {"sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
+    off = config_of("Qwen2ForCausalLM", **fields, use_sliding_window=False)
+    on = config_of("Qwen2ForCausalLM", **fields, use_sliding_window=True)
+    assert [off.window(i) for i in range(3)] == [None] * 3
+    assert [on.window(i) for i in range(3)] == [None, 8, 8]
+
+
+def test_rope_theta_inside_wins_over_the_top_and_scaling_over_parameters():
+    both = llama(rope_theta=5.0, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
+    assert both.rope.theta == 7.0
+    assert llama(rope_theta=5.0).rope.theta == 5.0
+    assert llama(rope_theta=5.0, rope_parameters=None).rope.theta == 5.0
+    scaled = llama(rope_scaling={"type": "linear", "factor": 2.0}, rope_parameters={"rope_type": "default"})
+    assert scaled.rope.kind == "linear"
+
+
+def test_length_before_extension():
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    assert llama(rope_parameters=yarn).rope.original_max_positions == 2048
+    assert llama(rope_parameters=yarn | {"original_max_position_embeddings": 512}).rope.original_max_positions == 512
+    top = llama(rope_parameters=yarn | {"original_max_position_embeddings": 512}, original_max_position_embeddings=256)
+    assert top.rope.original_max_positions == 256
+
+
+def test_gptj_names_of_both_kinds():
+    config = config_of("GPTJForCausalLM", n_embd=64, n_head=4, n_layer=2, n_positions=128, rotary_dim=8)
+    assert (config.hidden_size, config.head_dim, config.num_hidden_layers, config.max_position_embeddings) == (64, 16, 2, 128)
+    assert config.n_inner == 256
+    with pytest.raises(ValueError, match="contradicts"):
+        config_of("GPTJForCausalLM", n_embd=64, hidden_size=32)
+
+
+def test_unknown_fields_are_named_in_one_warning(caplog):
+    with caplog.at_level(logging.WARNING, logger="pace"):
+        llama(
+            strange=1,
+            stranger=[2],
+            use_cache=True,
+            _name_or_path="x",
+            attention_dropout=0.1,
+            rope_scaling={"type": "linear", "factor": 2.0, "odd": 1},
+        )
+    assert [record.message.split(": ")[-1] for record in caplog.records] == ["strange, stranger", "odd"]
+
+
+# --------------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "named"),
+    [
+        ("LlamaForCausalLM", {"hidden_size": -1}, "hidden_size"),
+        ("LlamaForCausalLM", {"hidden_size": 0}, "hidden_size"),
+        ("LlamaForCausalLM", {"hidden_size": "4096"}, "hidden_size"),
+        ("LlamaForCausalLM", {"hidden_size": 4096.0}, "hidden_size"),
+        ("LlamaForCausalLM", {"hidden_size": True}, "hidden_size"),
+        ("LlamaForCausalLM", {"hidden_size": None}, "hidden_size"),
+        ("LlamaForCausalLM", {"hidden_size": [4096]}, "hidden_size"),
+        ("LlamaForCausalLM", {"hidden_size": 2**40}, "hidden_size"),
+        ("LlamaForCausalLM", {"num_hidden_layers": 10**6}, "num_hidden_layers"),
+        ("LlamaForCausalLM", {"vocab_size": 10**10}, "vocab_size"),
+        ("LlamaForCausalLM", {"max_position_embeddings": 2**31}, "max_position_embeddings"),
+        ("LlamaForCausalLM", {"hidden_size": 100}, "hidden_size"),
+        ("LlamaForCausalLM", {"num_key_value_heads": 5}, "num_key_value_heads"),
+        ("LlamaForCausalLM", {"hidden_size": 2**20, "num_attention_heads": 1}, "head_dim"),
+        ("LlamaForCausalLM", {"head_dim": 10**5}, "head_dim"),
+        ("LlamaForCausalLM", {"head_dim": 7}, "head_dim"),
+        ("LlamaForCausalLM", {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ("LlamaForCausalLM", {"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ("LlamaForCausalLM", {"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+        ("LlamaForCausalLM", {"attention_bias": 1}, "attention_bias"),
+        ("LlamaForCausalLM", {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ("LlamaForCausalLM", {"hidden_act": 3}, "hidden_act"),
+        ("LlamaForCausalLM", {"eos_token_id": "2"}, "eos_token_id"),
+        ("LlamaForCausalLM", {"eos_token_id": [1, True]}, "eos_token_id"),
+        ("LlamaForCausalLM", {"rope_theta": 0.0}, "rope_theta"),
+        ("LlamaForCausalLM", {"rope_theta": float("inf")}, "rope_theta"),
+        ("LlamaForCausalLM", {"rope_scaling": 3}, "rope_scaling"),
+        ("LlamaForCausalLM", {"rope_parameters": "default"}, "rope_parameters"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": 1}}, "rope_type"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "linear"}}, "factor"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": True}}, "factor"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "dynamic"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+            "high_freq_factor",
+        ),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, "truncate"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "rope_theta"),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor",
+        ),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "su", "short_factor": ["1"] * 48}}, "short_factor"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.0}, "partial_rotary_factor"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("Phi3ForCausalLM", {"original_max_position_embeddings": 0, "rope_scaling": {"type": "su"}}, "original_max"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window"),
+        ("Qwen2ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("Qwen2ForCausalLM", {"layer_types": "full_attention"}, "layer_types"),
+        ("Qwen2ForCausalLM", {"layer_types": ["sliding_attention"] * 32}, "layer_types"),
+        ("OPTForCausalLM", {"num_attention_heads": 7}, "num_attention_heads"),
+        ("OPTForCausalLM", {"word_embed_proj_dim": -5}, "word_embed_proj_dim"),
+        ("GPTJForCausalLM", {"rotary_dim": 5}, "rotary_dim"),
+        ("GPTJForCausalLM", {"rotary_dim": 512}, "rotary_dim"),
+        ("GPTJForCausalLM", {"rotary_dim": None}, "rotary_dim"),
+    ],
+)
+def test_wrong_values_are_value_errors_that_name_the_field(architecture, fields, named):
+    with pytest.raises(ValueError, match=named):
+        config_of(architecture, **fields)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "named"),
+    [
+        ("LlamaForCausalLM", {"hidden_act": "mish"}, "mish"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "proportional"}}, "proportional"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
+        ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("LlamaForCausalLM", {"pretraining_tp": 2}, "pretraining_tp"),
+        ("LlamaForCausalLM", {"pretraining_tp": True}, "pretraining_tp"),
+        ("LlamaForCausalLM", {"num_local_experts": 8}, "num_local_experts"),
+        ("LlamaForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("LlamaForCausalLM", {"sliding_window": 4096}, "sliding_window"),
+        ("LlamaForCausalLM", {"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ("MistralForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("MistralForCausalLM", {"layer_types": ["full_attention"] * 32}, "layer_types"),
+        ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 32}, "chunked_attention"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ("PhiForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
+        ("GPTJForCausalLM", {"rotary": False}, "rotary"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(architecture, fields, named):
+    with pytest.raises(NotImplementedError, match=named):
+        config_of(architecture, **fields)
+
+
+@pytest.mark.parametrize("raw", [None, [], "x", 3, {}, {"architectures": []}, {"architectures": [3]}, {"architectures": "Llama"}])
+def test_not_a_config_at_all(raw):
+    with pytest.raises(ValueError, match="config.json"):
+        read_config(raw)
+
+
+def test_unknown_architecture_lists_the_known_ones():
+    with pytest.raises(NotImplementedError, match="MambaForCausalLM.*LlamaForCausalLM"):
+        read_config({"architectures": ["MambaForCausalLM"]})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+ROPE_NAMES = sorted(set().union(*USED.values()))
+
+
+@pytest.mark.parametrize("architecture", MODEL_LIST)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_json_gives_a_model_without_memory_or_a_documented_error(architecture, data):
+    config_class = MODEL_LIST[architecture].Config
+    names = [field.name for field in dataclasses.fields(config_class)] + ["rope_theta", "partial_rotary_factor"]
+    raw = {"architectures": [architecture], "num_hidden_layers": 2, "n_layer": 2}
+    raw.update(data.draw(st.dictionaries(st.sampled_from(names), JSON, max_size=3)))
+    kinds = st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn", "longrope", "su"]) | JSON
+    if data.draw(st.booleans()):
+        rope = data.draw(st.dictionaries(st.sampled_from(ROPE_NAMES), JSON | st.floats(0.5, 64.0), max_size=5))
+        raw["rope_scaling"] = {"rope_type": data.draw(kinds), **rope}
+    try:
+        model_class, config = read_config(raw)
+    except (ValueError, NotImplementedError) as error:
+        assert "config.json" in str(error)
+        return
+    model = model_class(config, torch.float32, reference)
+    assert model.nbytes == 0 and model.slots()
