@@ -17,14 +17,12 @@ from pace.llm.models.model_list import read_config
 
 
 def backends() -> list[str]:
-    """The implementations of `pace.ops` that exist here: the reference always, the kernels where they are built."""
-    names = ["reference"]
+    """The implementations of `pace.ops` that can run a model here: the reference always, the kernels where they are built."""
     try:
-        importlib.import_module("pace.ops.native")
-        names.append("native")
+        native = importlib.import_module("pace.ops.native")
     except ImportError:
-        pass
-    return names
+        return ["reference"]
+    return ["reference", "native"] if hasattr(native, "attention") else ["reference"]
 
 
 def backend(name: str) -> ModuleType:
