@@ -8,5 +8,6 @@
 #include <cstdint>
 #include <cstring>
 
+#include "pace/attention.h"
 #include "pace/convert.h"
 #include "pace/types.h"

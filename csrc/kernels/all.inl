@@ -14,4 +14,8 @@
 #include "pack.inl"
 #include "linear.inl"
 #include "limits.inl"
+#include "norm.inl"
+#include "rotary.inl"
+#include "attention.inl"
+#include "sampling.inl"
 #include "table.inl"

@@ -27,4 +27,17 @@ constexpr KernelTable kernel_table = {
 
     .read_floats = read_floats,
     .spin_fma = spin_fma,
+
+    .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .rotary = rotary,
+    .attention = attention,
+    .attention_partition = attention_partition,
+    .attention_merge = attention_merge,
+    .store_kv = store_kv,
+    .argmax = argmax,
+    .exp_sum = exp_sum,
+    .softmax = softmax,
+    .log_softmax = log_softmax,
+    .find_at_least = find_at_least,
 };

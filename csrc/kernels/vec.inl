@@ -55,3 +55,9 @@ PACE_INLINE void store_partial(T* p, F32 v, int n) {
     store(buffer, v);
     for (int i = 0; i < n; ++i) p[i] = buffer[i];
 }
+
+// 0, 1, 2, ...
+PACE_INLINE F32 lane_numbers() {
+    alignas(64) static constexpr float kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load(kNumbers);
+}

@@ -10,13 +10,6 @@
 
 namespace {
 
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
 // Gives the whole pages inside [address, address + bytes) back to the system; for file mappings they are read again on
 // use.
 void release_pages(Address address, size_t bytes) {

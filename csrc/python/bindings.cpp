@@ -34,4 +34,6 @@ PYBIND11_MODULE(_C, m) {
     });
 
     bind_linear(m);
+    bind_attention(m);
+    bind_rows(m);
 }

@@ -4,8 +4,19 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
 #include <string>
 
 namespace py = pybind11;
 
+// A pointer as Python knows it: an integer from data_ptr(); 0 is null.
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
 void bind_linear(py::module_& m);
+void bind_attention(py::module_& m);
+void bind_rows(py::module_& m);

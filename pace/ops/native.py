@@ -4,7 +4,29 @@ Activations are float32; weights are `PackedWeight` in float32, bfloat16 or floa
 one call, which releases the GIL and shares its work among the threads of the pool.
 """
 
+from pace.ops.native_attention import attention, rotary_, store_kv
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
+from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
+from pace.ops.native_sampling import argmax, log_softmax, softmax, top_k_top_p_
 from pace.ops.weight import PackedWeight, empty_weight, pack_rows_, unpack
 
-__all__ = ["PackedWeight", "activation", "embedding", "empty_weight", "linear", "linear_glu", "pack_rows_", "unpack"]
+__all__ = [
+    "PackedWeight",
+    "activation",
+    "argmax",
+    "attention",
+    "embedding",
+    "empty_weight",
+    "head_rms_norm_",
+    "layer_norm",
+    "linear",
+    "linear_glu",
+    "log_softmax",
+    "pack_rows_",
+    "rms_norm",
+    "rotary_",
+    "softmax",
+    "store_kv",
+    "top_k_top_p_",
+    "unpack",
+]

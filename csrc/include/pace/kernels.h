@@ -2,6 +2,7 @@
 // caller (csrc/ops) chose; they allocate nothing and know no Python, no torch and no threads.
 #pragma once
 
+#include "pace/attention.h"
 #include "pace/types.h"
 
 namespace pace {
@@ -46,6 +47,22 @@ struct PackArgs {
     int64_t k;
 };
 
+// One row of a norm. With a residual, x + residual is normalised and also written to `sum`.
+struct NormRow {
+    const float* x;
+    const float* residual;  // or null
+    const float* weight;    // may be null for layer_norm
+    const float* bias;      // layer_norm only; or null
+    float* sum;             // written where there is a residual
+    float* y;               // may be x
+};
+
+// max(x) and the sum of exp(x - max) of a row.
+struct ExpSum {
+    float max;
+    double sum;
+};
+
 struct KernelTable {
     const char* name;  // as in PACE_ISA
     int level;         // PACE_ISA_LEVEL: 0 generic, 1 avx2, 2 avx512, 3 avx512_vnni, 4 avx512_bf16, 5 amx
@@ -68,6 +85,32 @@ struct KernelTable {
     // -- limits (kernels/limits.inl)
     float (*read_floats)(const float*, int64_t count);
     double (*spin_fma)(int64_t steps);  // returns the floating point operations of one step
+
+    // -- norms (kernels/norm.inl): one row of k elements
+    void (*rms_norm)(const NormRow& row, int64_t k, float eps);
+    void (*layer_norm)(const NormRow& row, int64_t k, float eps);
+
+    // -- rotary (kernels/rotary.inl): all heads of one token, in place
+    void (*rotary)(float* x, int64_t heads, int64_t head_stride, const float* cos, const float* sin, int64_t half,
+                   bool interleaved);
+
+    // -- attention (kernels/attention.inl). `scratch` holds attention_scratch_floats().
+    // Complete rows; or one partition of them as states [rows][partial_floats], and the merge of such states in order.
+    void (*attention)(const AttentionArgs& args, const QueryRows& rows, float* scratch);
+    void (*attention_partition)(const AttentionArgs& args, const QueryRows& rows, int64_t partition, float* states,
+                                float* scratch);
+    void (*attention_merge)(const AttentionArgs& args, const QueryRows& rows, int64_t partitions, const float* states,
+                            float* scratch);
+    // One token's keys and values [kv_heads][head_dim] into position `slot` of the cache.
+    void (*store_kv)(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
+                     int64_t slot);
+
+    // -- sampling (kernels/sampling.inl): one row of n logits
+    int64_t (*argmax)(const float* x, int64_t n);  // -1 if any is NaN
+    ExpSum (*exp_sum)(const float* x, int64_t n);
+    void (*softmax)(const float* x, int64_t n, ExpSum total, float* y);
+    void (*log_softmax)(const float* x, int64_t n, float max, float log_sum, float* y);
+    int (*find_at_least)(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity);
 };
 
 // The table in use: the best this CPU has, or what PACE_ISA or select_isa() asked for.

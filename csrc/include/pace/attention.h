@@ -1,0 +1,73 @@
+// What the attention kernel, its op and its tests share: how the cache is laid out and how positions are grouped.
+#pragma once
+
+#include "pace/types.h"
+
+namespace pace {
+
+// Positions are grouped at fixed absolute places, so that the order of every sum depends on a position alone:
+// a block is what the cache allocates, a tile is one step of the online softmax, a partition is what threads share.
+constexpr int kBlockPositions = 16;
+constexpr int kTilePositions = 64;
+constexpr int kPartitionPositions = 1024;
+constexpr int kTileBlocks = kTilePositions / kBlockPositions;
+
+// The most query rows that go over the keys and values together. 48 rows of 128 floats are 24 KB: queries, sums and weights
+// stay in the second-level cache while tiles pass, and widening a 16-bit tile to fp32 is shared by 48 rows.
+constexpr int kMaxQueryRows = 48;
+
+// One layer's cache: k [blocks][kv_heads][head_dim][16], v [blocks][kv_heads][16][padded_dim].
+struct KvView {
+    void* k;
+    void* v;
+    DType dtype;
+    int64_t num_blocks;
+    int64_t kv_heads;
+    int64_t head_dim;
+
+    int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
+    int64_t k_head_elements() const { return head_dim * kBlockPositions; }
+    int64_t v_head_elements() const { return padded_dim() * kBlockPositions; }
+};
+
+constexpr int64_t kNoWindow = int64_t(1) << 40;
+
+struct AttentionArgs {
+    const float* q;          // [tokens][heads][head_dim], strides in floats
+    int64_t q_token_stride;
+    int64_t q_head_stride;
+    KvView kv;
+    int64_t query_heads;     // a multiple of kv.kv_heads; head h reads kv head h / group()
+    float scale;
+    int64_t window;          // a position sees this many, itself included; kNoWindow = all before it
+    float softcap;           // scores become softcap * tanh(score / softcap); 0 = off
+    float* out;              // [tokens][query_heads * head_dim]
+
+    int64_t group() const { return query_heads / kv.kv_heads; }
+};
+
+// Query rows that go over the keys and values together: rows of one span and one kv head, numbered token by token and, within
+// a token, head by head of the group. Row r of the span is token r / group, head r % group.
+struct QueryRows {
+    int64_t first_token;     // in q and out: the span's first token
+    int64_t first_position;  // the position of that token in its sequence
+    const int32_t* blocks;   // the span's block table
+    int64_t kv_head;
+    int64_t first_row;       // within the span
+    int rows;                // 1..kMaxQueryRows
+
+    int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
+};
+
+// A row's state after some positions: max, sum of exp(score - max), and at kPartialOut the unnormalised sum of values.
+constexpr int64_t kPartialOut = 16;
+inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
+
+// Floats of scratch that the attention kernels need for any QueryRows: queries, scores, out, two vectors of state, the
+// partitions before, and a tile of keys and values in fp32.
+inline int64_t attention_scratch_floats(const KvView& kv) {
+    const int64_t row_floats = 2 * kv.padded_dim() + kTilePositions + 2 + partial_floats(kv);
+    return kMaxQueryRows * row_floats + kTileBlocks * (kv.k_head_elements() + kv.v_head_elements());
+}
+
+}  // namespace pace

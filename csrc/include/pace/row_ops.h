@@ -1,0 +1,100 @@
+// Ops whose rows are independent: norms, rotary embedding, and what sampling needs. For how an op is used see pace/ops.h.
+#pragma once
+
+#include "pace/kernels.h"
+
+namespace pace {
+
+// csrc/ops/norm.cpp. y = norm(x + residual), sum = x + residual; see kernels/norm.inl.
+struct NormOp {
+    static constexpr int kPhases = 1;
+    bool layer;             // layer_norm, else rms_norm
+    const float* x;         // [rows][k], x_stride floats between rows
+    int64_t x_stride;
+    const float* residual;  // [rows][k], or null
+    const float* weight;    // [k]; may be null for layer_norm
+    const float* bias;      // [k], layer_norm only; or null
+    float eps;
+    int64_t rows, k;
+    float* sum;             // [rows][k], where there is a residual
+    float* y;               // [rows][k]
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk) const;
+
+    int64_t chunk_count, rows_per_chunk;
+};
+
+// csrc/ops/norm.cpp. rms_norm of every head of x [tokens][heads][head_dim] with one weight, in place.
+struct HeadNormOp {
+    static constexpr int kPhases = 1;
+    float* x;
+    int64_t tokens, heads, head_dim, token_stride, head_stride;
+    const float* weight;  // [head_dim]
+    float eps;
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk) const;
+
+    int64_t chunk_count, tokens_per_chunk;
+};
+
+// csrc/ops/rotary.cpp. Rotates the first 2 * half elements of every head of x [tokens][heads][..] in place.
+struct RotaryOp {
+    static constexpr int kPhases = 1;
+    float* x;
+    int64_t tokens, heads, token_stride, head_stride;
+    const float *cos, *sin;  // [tokens][half]
+    int64_t half;
+    bool interleaved;
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk) const;
+
+    int64_t chunk_count, tokens_per_chunk;
+};
+
+// csrc/ops/sampling.cpp. indices[r] = where row r is largest, the lowest index among equals; -1 for a row with NaN.
+struct ArgmaxOp {
+    static constexpr int kPhases = 1;
+    const float* logits;  // [rows][n], row_stride floats between rows
+    int64_t row_stride, rows, n;
+    int64_t* indices;
+
+    void prepare(int) {}
+    int64_t chunks(int) const { return rows; }
+    void run(int phase, int64_t chunk) const;
+};
+
+// csrc/ops/sampling.cpp. y = softmax or log_softmax of every row.
+struct SoftmaxOp {
+    static constexpr int kPhases = 1;
+    bool log;
+    const float* logits;  // [rows][n], row_stride floats between rows
+    int64_t row_stride, rows, n;
+    float* y;             // [rows][n]
+
+    void prepare(int) {}
+    int64_t chunks(int) const { return rows; }
+    void run(int phase, int64_t chunk) const;
+};
+
+// csrc/ops/sampling.cpp. Sets to -inf in every row all but the top_k largest (and what equals the last of them), then all but
+// the nucleus of mass top_p among those: by falling value, then rising index, the elements before which less than top_p of the
+// mass lies, and always the first. top_k <= 0 and top_p >= 1 are off. A row with NaN or +inf gets no nucleus.
+struct TopKTopPOp {
+    static constexpr int kPhases = 1;
+    float* logits;  // [rows][n], row_stride floats between rows
+    int64_t row_stride, rows, n;
+    const int64_t* top_k;
+    const float* top_p;
+
+    void prepare(int) {}
+    int64_t chunks(int) const { return rows; }
+    void run(int phase, int64_t chunk) const;
+};
+
+}  // namespace pace

@@ -1,0 +1,448 @@
+// Attention of a few query rows over the block cache: the same code for decode, prefill and everything between.
+//
+// SHAPES      R rows (<= 48) of D; keys [D][16] and values [16][Dp] per block of 16 positions, Dp = D rounded up to 16
+// DEFINITION  for each row at position p, over the positions j in max(0, p - window + 1) .. p:
+//               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c))
+//               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s)
+// LAYOUT      A tile of 64 positions is four blocks. Both products are small GEMMs with the same register tile,
+//             R x (vectors of 16 positions or of 16 d), operand A broadcast, operand B loaded:
+//
+//               scores [R][64] = q  [D][R] transposed  x  keys   [D][16] per block
+//               out    [R][Dp] += weights [R][64]       x  values [16][Dp] per block
+//
+//             All query heads of a group and all tokens of the rows share each load of a key or value.
+// NUMERICS    fp32. A score is one chain of fma over d ascending; out is one chain of fma over j ascending within a tile, scaled
+//             by exp(old max - new max) between tiles; partitions of 1024 positions are computed from nothing and merged in
+//             order. Tiles and partitions stand at absolute positions. So a row's bits depend on its own position, its own
+//             visible keys and values, and the instruction set; not on R, the span, the batch or the threads. Positions that a
+//             row does not see are neither multiplied nor added: NaN there stays there.
+//
+// Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers; 6 x 4 (AVX-512) are 24 + 4
+// in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (7 = 4 + 3), because with one query head per row a
+// decode step of a wide group is bound by arithmetic as much as by memory.
+
+constexpr int kPassRows = kLanes == 4 ? 2 : 6;
+constexpr int kBlockVectors = kBlockPositions / kLanes;
+// With few rows, more columns keep enough independent chains in flight.
+template <int R>
+constexpr int kPassVectors = kLanes == 16 ? 4 : kLanes == 8 ? (R <= 3 ? 4 : 2) : 4;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The two products
+// ---------------------------------------------------------------------------------------------------------------------
+
+// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side.
+template <int R, class T>
+static void score_pass(const float* q, const T* const* keys, int64_t head_dim, float* scores) {
+    constexpr int kVectors = kPassVectors<R>, kBlocks = kVectors / kBlockVectors;
+    const T* k[kBlocks];
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) k[b] = keys[b];
+    F32 sums[R][kVectors];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
+    }
+    for (int64_t d = 0; d < head_dim; ++d) {
+        F32 column[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            column[v] = load(k[v / kBlockVectors] + d * kBlockPositions + v % kBlockVectors * kLanes);
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+            const F32 query = broadcast(q[d * kPassRows + r]);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(query, column[v], sums[r][v]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(scores + r * kTilePositions + v * kLanes, sums[r][v]);
+    }
+}
+
+// out[r][0 .. kVectors * lanes) += sum over positions j in [begin, end) of the tile of weights[r][j] * values[j][...].
+template <int R, int kVectors, class T>
+static void value_pass(const float* weights, const T* const* values, int64_t column, int64_t padded_dim, int begin, int end,
+                       float* out) {
+    F32 sums[R][kVectors];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = load(out + r * padded_dim + v * kLanes);
+    }
+    for (int block = begin / kBlockPositions; block * kBlockPositions < end; ++block) {
+        const int block_begin = block * kBlockPositions, block_end = block_begin + kBlockPositions;
+        const int first = begin > block_begin ? begin : block_begin, last = end < block_end ? end : block_end;
+        const T* row = values[block] + (first - block_begin) * padded_dim + column;
+        for (int j = first; j < last; ++j, row += padded_dim) {
+            F32 value[kVectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) value[v] = load(row + v * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) {
+                const F32 weight = broadcast(weights[r * kTilePositions + j]);
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(weight, value[v], sums[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(out + r * padded_dim + v * kLanes, sums[r][v]);
+    }
+}
+
+// The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block again.
+template <int R, class T>
+static void score_blocks(const float* q, const T* const* keys, int first, int last, int64_t head_dim, float* scores) {
+    constexpr int kBlocks = kPassVectors<R> / kBlockVectors;
+    for (int b = first / kBlocks * kBlocks; b <= last; b += kBlocks) {
+        const T* pointers[kBlocks];
+        for (int i = 0; i < kBlocks; ++i) pointers[i] = keys[b + i < first || b + i > last ? first : b + i];
+        score_pass<R>(q, pointers, head_dim, scores + b * kBlockPositions);
+    }
+}
+
+// All columns of out, in passes of kPassVectors and what remains of Dp in halves of it (Dp is a multiple of 16).
+template <int R, class T>
+static void value_columns(const float* weights, const T* const* values, int64_t padded_dim, int begin, int end, float* out) {
+    constexpr int kVectors = kPassVectors<R>;
+    int64_t column = 0;
+    for (; column + kVectors * kLanes <= padded_dim; column += kVectors * kLanes) {
+        value_pass<R, kVectors>(weights, values, column, padded_dim, begin, end, out + column);
+    }
+    if constexpr (kVectors / 2 >= kBlockVectors) {
+        for (; column + kVectors / 2 * kLanes <= padded_dim; column += kVectors / 2 * kLanes) {
+            value_pass<R, kVectors / 2>(weights, values, column, padded_dim, begin, end, out + column);
+        }
+    }
+    if constexpr (kVectors / 4 >= kBlockVectors) {
+        for (; column < padded_dim; column += kVectors / 4 * kLanes) {
+            value_pass<R, kVectors / 4>(weights, values, column, padded_dim, begin, end, out + column);
+        }
+    }
+}
+
+// From a number of rows to the code compiled for it.
+template <int R = kPassRows, class T>
+static void score_rows(int rows, const float* q, const T* const* keys, int first, int last, int64_t head_dim, float* scores) {
+    if (rows == R) return score_blocks<R>(q, keys, first, last, head_dim, scores);
+    if constexpr (R > 1) score_rows<R - 1>(rows, q, keys, first, last, head_dim, scores);
+}
+
+template <int R = kPassRows, class T>
+static void value_rows(int rows, const float* weights, const T* const* values, int64_t padded_dim, int begin, int end,
+                       float* out) {
+    if (rows == R) return value_columns<R>(weights, values, padded_dim, begin, end, out);
+    if constexpr (R > 1) value_rows<R - 1>(rows, weights, values, padded_dim, begin, end, out);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One tile
+// ---------------------------------------------------------------------------------------------------------------------
+
+// The working memory of one set of rows, cut from the caller's scratch.
+struct AttentionScratch {
+    float* q;             // [passes][D][kPassRows], times scale
+    float* scores;        // [rows][64]: scores, then weights
+    float* out;           // [rows][Dp]: this partition
+    float* max;           // [rows]
+    float* sum;           // [rows]
+    float* total;         // [rows][partial_floats]: the partitions before
+    float* wide_keys;     // [4][D][16]: a 16-bit tile in fp32
+    float* wide_values;   // [4][16][Dp]
+    int64_t position[kMaxQueryRows];
+    int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that a row sees; begin >= end: none
+};
+
+static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& rows, float* memory) {
+    const KvView& kv = args.kv;
+    const int64_t padded = kv.padded_dim(), group = args.group();
+    AttentionScratch s;
+    for (int row = 0; row < rows.rows; ++row) s.position[row] = rows.position(group, row);
+    const auto take = [&memory](int64_t floats) {
+        float* const taken = memory;
+        memory += floats;
+        return taken;
+    };
+    s.q = take(kMaxQueryRows * padded);  // a pass takes the space of kPassRows
+    s.scores = take(kMaxQueryRows * kTilePositions);
+    s.out = take(kMaxQueryRows * padded);
+    s.max = take(kMaxQueryRows);
+    s.sum = take(kMaxQueryRows);
+    s.total = take(kMaxQueryRows * (padded + kPartialOut));
+    s.wide_keys = take(kTileBlocks * kv.k_head_elements());
+    s.wide_values = take(kTileBlocks * kv.v_head_elements());
+    return s;
+}
+
+PACE_INLINE float exp_one(float x) {
+    float lanes[kLanes];
+    store(lanes, exp(broadcast(x)));
+    return lanes[0];
+}
+
+// Turns the scores of a row into weights exp(score - max) and brings the row's max, sum and out up to them.
+// Positions outside [begin, end) get weight 0, whatever their score.
+static void soften_row(float* scores, int begin, int end, float softcap, float* max_seen, float* sum, float* out,
+                       int64_t padded_dim) {
+    constexpr int kVectors = kTilePositions / kLanes;
+    const F32 minus_infinity = broadcast(-__builtin_inff());
+    F32 s[kVectors], largest = minus_infinity;
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+        s[v] = load(scores + v * kLanes);
+        if (softcap != 0.0f) s[v] = broadcast(softcap) * tanh(s[v] / broadcast(softcap));
+        if (begin > 0 || end < kTilePositions) {
+            const F32 position = lane_numbers() + broadcast(float(v * kLanes));
+            s[v] = select(less(position, broadcast(float(begin))), minus_infinity, s[v]);
+            s[v] = select(less(position, broadcast(float(end))), s[v], minus_infinity);
+        }
+        largest = max(s[v], largest);
+    }
+    const float old_max = *max_seen, tile_max = reduce_max(largest);
+    const float new_max = tile_max > old_max ? tile_max : old_max;
+    // A row of scores of -infinity alone keeps weights of 0 instead of exp(-inf + inf).
+    const F32 shift = broadcast(new_max == -__builtin_inff() ? 0.0f : new_max);
+    F32 total = zero();
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+        const F32 weight = exp(s[v] - shift);
+        store(scores + v * kLanes, weight);
+        total = total + weight;
+    }
+    if (new_max != old_max) {
+        const float correction = exp_one(old_max - new_max);  // 0 for the first tile
+        *sum *= correction;
+        for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(out + d) * broadcast(correction));
+        *max_seen = new_max;
+    }
+    *sum += reduce_add(total);
+}
+
+// Where passes of at most kPassRows rows begin when `rows` are spread evenly.
+PACE_INLINE int count_passes(int rows) { return (rows + kPassRows - 1) / kPassRows; }
+PACE_INLINE int pass_begin(int rows, int pass) { return rows * pass / count_passes(rows); }
+
+template <class T>
+static void attend_blocks(const AttentionArgs& args, int rows, const T* const* keys, const T* const* values, int first_block,
+                          int last_block, AttentionScratch& s) {
+    const int64_t head_dim = args.kv.head_dim, padded = args.kv.padded_dim();
+    const int passes = count_passes(rows);
+    for (int pass = 0; pass < passes; ++pass) {
+        const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
+        score_rows(count, s.q + pass * kPassRows * head_dim, keys, first_block, last_block, head_dim,
+                   s.scores + row * kTilePositions);
+    }
+    for (int row = 0; row < rows; ++row) {
+        if (s.begin[row] >= s.end[row]) continue;
+        soften_row(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap, s.max + row, s.sum + row,
+                   s.out + row * padded, padded);
+    }
+    for (int pass = 0; pass < passes; ++pass) {
+        // Rows that see the same positions go together; on the diagonal and at the edge of a window each goes alone.
+        int row = pass_begin(rows, pass);
+        const int end = pass_begin(rows, pass + 1);
+        while (row < end) {
+            int next = row + 1;
+            while (next < end && s.begin[next] == s.begin[row] && s.end[next] == s.end[row]) ++next;
+            if (s.begin[row] < s.end[row]) {
+                value_rows(next - row, s.scores + row * kTilePositions, values, padded, s.begin[row], s.end[row],
+                           s.out + row * padded);
+            }
+            row = next;
+        }
+    }
+}
+
+template <class T>
+PACE_INLINE void widen(const T* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
+}
+
+// The tile that starts at `position`; row ranges are set.
+template <class T>
+static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first_block, int last_block,
+                        AttentionScratch& s) {
+    const KvView& kv = args.kv;
+    const int64_t k_elements = kv.k_head_elements(), v_elements = kv.v_head_elements();
+    const T *keys[kTileBlocks] = {}, *values[kTileBlocks] = {};
+    for (int b = first_block; b <= last_block; ++b) {
+        const int64_t head = rows.blocks[position / kBlockPositions + b] * kv.kv_heads + rows.kv_head;
+        keys[b] = static_cast<const T*>(kv.k) + head * k_elements;
+        values[b] = static_cast<const T*>(kv.v) + head * v_elements;
+    }
+    const bool widen_first = sizeof(T) == 2 && rows.rows > 2 * kPassRows;
+    if (!widen_first) return attend_blocks(args, rows.rows, keys, values, first_block, last_block, s);
+
+    const float *wide_keys[kTileBlocks] = {}, *wide_values[kTileBlocks] = {};
+    for (int b = first_block; b <= last_block; ++b) {
+        widen(keys[b], k_elements, s.wide_keys + b * k_elements);
+        widen(values[b], v_elements, s.wide_values + b * v_elements);
+        wide_keys[b] = s.wide_keys + b * k_elements;
+        wide_values[b] = s.wide_values + b * v_elements;
+    }
+    attend_blocks(args, rows.rows, wide_keys, wide_values, first_block, last_block, s);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Partitions
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed) {
+    const int64_t group = args.group(), head_dim = args.kv.head_dim;
+    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPassRows * head_dim) {
+        const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
+        for (int row = begin; row < end; ++row) {
+            const int64_t token = rows.first_token + (rows.first_row + row) / group;
+            const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
+            const float* q = args.q + token * args.q_token_stride + head * args.q_head_stride;
+            for (int64_t d = 0; d < head_dim; ++d) packed[d * kPassRows + row - begin] = q[d] * args.scale;
+        }
+    }
+}
+
+// The rows over the positions [begin, end) of one partition, into s.max, s.sum and s.out.
+static void attend_partition(const AttentionArgs& args, const QueryRows& rows, int64_t begin, int64_t end,
+                             AttentionScratch& s) {
+    const int64_t padded = args.kv.padded_dim();
+    for (int row = 0; row < rows.rows; ++row) {
+        s.max[row] = -__builtin_inff();
+        s.sum[row] = 0.0f;
+        for (int64_t d = 0; d < padded; d += kLanes) store(s.out + row * padded + d, zero());
+    }
+    for (int64_t tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
+        int first = kTilePositions, last = 0;  // the positions of the tile that any row sees
+        for (int row = 0; row < rows.rows; ++row) {
+            const int64_t to = s.position[row] + 1 - tile, from = to - args.window;
+            s.begin[row] = from < 0 ? 0 : from > kTilePositions ? kTilePositions : int(from);
+            s.end[row] = to < 0 ? 0 : to > kTilePositions ? kTilePositions : int(to);
+            if (s.begin[row] >= s.end[row]) continue;
+            first = s.begin[row] < first ? s.begin[row] : first;
+            last = s.end[row] > last ? s.end[row] : last;
+        }
+        if (first >= last) continue;
+        const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
+        switch (args.kv.dtype) {
+            case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, s); break;
+            case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, s); break;
+            case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, s); break;
+        }
+    }
+}
+
+// total = total and part, two states of a row over neighbouring positions (see kPartialOut); a state of sum 0 has seen nothing.
+static void merge_states(float* total, float part_max, float part_sum, const float* part_out, int64_t padded_dim) {
+    if (part_sum == 0.0f) return;
+    float* out = total + kPartialOut;
+    if (total[1] == 0.0f) {
+        total[0] = part_max;
+        total[1] = part_sum;
+        for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(part_out + d));
+        return;
+    }
+    const float new_max = part_max > total[0] ? part_max : total[0];
+    const float keep = exp_one(total[0] - new_max), add = exp_one(part_max - new_max);
+    total[0] = new_max;
+    total[1] = total[1] * keep + part_sum * add;
+    for (int64_t d = 0; d < padded_dim; d += kLanes) {
+        store(out + d, fma(load(part_out + d), broadcast(add), load(out + d) * broadcast(keep)));
+    }
+}
+
+static void write_row(const AttentionArgs& args, const QueryRows& rows, int row, const float* total) {
+    const int64_t group = args.group(), head_dim = args.kv.head_dim;
+    const int64_t token = rows.first_token + (rows.first_row + row) / group;
+    const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
+    float* out = args.out + (token * args.query_heads + head) * head_dim;
+    const F32 scale = broadcast(1.0f / total[1]);
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+        const int n = head_dim - d < kLanes ? int(head_dim - d) : kLanes;
+        store_lanes(out + d, load_lanes(total + kPartialOut + d, n) * scale, n);
+    }
+}
+
+// Partition by partition over all that the rows see, merged in order, into args.out.
+static void attention(const AttentionArgs& args, const QueryRows& rows, float* scratch) {
+    AttentionScratch s = cut_scratch(args, rows, scratch);
+    const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
+    const int64_t oldest = s.position[0] - args.window + 1, begin = oldest > 0 ? oldest : 0;
+    const int64_t end = s.position[rows.rows - 1] + 1;
+    pack_queries(args, rows, s.q);
+    for (int row = 0; row < rows.rows; ++row) s.total[row * state_floats + 1] = 0.0f;
+    for (int64_t from = begin; from < end;) {
+        const int64_t next = (from / kPartitionPositions + 1) * kPartitionPositions;
+        attend_partition(args, rows, from, next < end ? next : end, s);
+        for (int row = 0; row < rows.rows; ++row) {
+            merge_states(s.total + row * state_floats, s.max[row], s.sum[row], s.out + row * padded, padded);
+        }
+        from = next;
+    }
+    for (int row = 0; row < rows.rows; ++row) write_row(args, rows, row, s.total + row * state_floats);
+}
+
+// One partition alone, into states [rows][partial_floats].
+static void attention_partition(const AttentionArgs& args, const QueryRows& rows, int64_t partition, float* states,
+                                float* scratch) {
+    AttentionScratch s = cut_scratch(args, rows, scratch);
+    const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
+    const int64_t begin = partition * kPartitionPositions, next = begin + kPartitionPositions;
+    const int64_t last = s.position[rows.rows - 1] + 1;
+    pack_queries(args, rows, s.q);
+    attend_partition(args, rows, begin, next < last ? next : last, s);
+    for (int row = 0; row < rows.rows; ++row, states += state_floats) {
+        states[0] = s.max[row];
+        states[1] = s.sum[row];
+        for (int64_t d = 0; d < padded; d += kLanes) store(states + kPartialOut + d, load(s.out + row * padded + d));
+    }
+}
+
+// The states of `partitions` partitions, [partitions][rows][partial_floats] in order, merged into args.out.
+static void attention_merge(const AttentionArgs& args, const QueryRows& rows, int64_t partitions, const float* states,
+                            float* scratch) {
+    const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
+    for (int row = 0; row < rows.rows; ++row) {
+        scratch[1] = 0.0f;
+        for (int64_t p = 0; p < partitions; ++p) {
+            const float* state = states + (p * rows.rows + row) * state_floats;
+            merge_states(scratch, state[0], state[1], state + kPartialOut, padded);
+        }
+        write_row(args, rows, row, scratch);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The cache's side
+// ---------------------------------------------------------------------------------------------------------------------
+
+// One token's keys and values of all heads into position `slot`, rounded to nearest even.
+template <class T>
+static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
+                        int64_t slot) {
+    const int64_t block = slot / kBlockPositions, offset = slot % kBlockPositions;
+    for (int64_t h = 0; h < kv.kv_heads; ++h, k += k_head_stride, v += v_head_stride) {
+        T* keys = static_cast<T*>(kv.k) + (block * kv.kv_heads + h) * kv.k_head_elements() + offset;
+        T* values = static_cast<T*>(kv.v) + (block * kv.kv_heads + h) * kv.v_head_elements() + offset * kv.padded_dim();
+        for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
+            const int n = kv.head_dim - d < kLanes ? int(kv.head_dim - d) : kLanes;
+            T column[kLanes];
+            store(column, load_lanes(k + d, n));
+            for (int i = 0; i < n; ++i) keys[(d + i) * kBlockPositions] = column[i];
+            store_partial(values + d, load_lanes(v + d, n), n);
+        }
+    }
+}
+
+static void store_kv(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
+                     int64_t slot) {
+    switch (kv.dtype) {
+        case DType::F32: return store_kv_as<float>(k, k_head_stride, v, v_head_stride, kv, slot);
+        case DType::BF16: return store_kv_as<BF16>(k, k_head_stride, v, v_head_stride, kv, slot);
+        case DType::F16: return store_kv_as<F16>(k, k_head_stride, v, v_head_stride, kv, slot);
+    }
+}

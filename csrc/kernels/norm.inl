@@ -1,0 +1,90 @@
+// RMSNorm and LayerNorm of one row, with the residual addition that precedes them.
+//
+// SHAPES      x, residual, sum, y [k]; weight, bias [k]
+// DEFINITION  s = x + residual                       (s = x without a residual)
+//             rms:    y = s / sqrt(mean(s^2) + eps) * weight
+//             layer:  y = (s - mean(s)) / sqrt(mean((s - mean(s))^2) + eps) * weight + bias
+// LAYOUT      rows are contiguous; y may be x or sum itself
+// NUMERICS    fp32. Sums run in 4 * lanes running totals that are added in a fixed tree, an order that depends on k and on the
+//             instruction set alone. The variance is taken around the mean, in a second pass.
+//
+// Why four totals: an addition takes four cycles, and one total would wait for itself. The row (at most some 64 KB) stays in
+// the nearest caches between the passes.
+
+constexpr int kNormTotals = 4;
+
+// The sum of term(i, n) over the row: n lanes from element i on, n < kLanes only at the end, where the other lanes must be 0.
+template <class Term>
+PACE_INLINE float sum_over_row(int64_t k, const Term& term) {
+    F32 totals[kNormTotals];
+#pragma GCC unroll 4
+    for (int t = 0; t < kNormTotals; ++t) totals[t] = zero();
+    int64_t i = 0;
+    for (; i + kNormTotals * kLanes <= k; i += kNormTotals * kLanes) {
+#pragma GCC unroll 4
+        for (int t = 0; t < kNormTotals; ++t) totals[t] = totals[t] + term(i + t * kLanes, kLanes);
+    }
+    for (; i < k; i += kLanes) totals[0] = totals[0] + term(i, k - i < kLanes ? int(k - i) : kLanes);
+    return reduce_add((totals[0] + totals[1]) + (totals[2] + totals[3]));
+}
+
+PACE_INLINE F32 load_lanes(const float* p, int n) { return n == kLanes ? load(p) : load_partial(p, n); }
+
+PACE_INLINE void store_lanes(float* p, F32 v, int n) {
+    if (n == kLanes) {
+        store(p, v);
+    } else {
+        store_partial(p, v, n);
+    }
+}
+
+// 1 / sqrt(v), exactly rounded twice: the approximate instruction differs between processors.
+PACE_INLINE float inverse_sqrt(float v) {
+    float lanes[kLanes];
+    store(lanes, broadcast(1.0f) / sqrt(broadcast(v)));
+    return lanes[0];
+}
+
+// s = x + residual, written to `sum` on the way; plain x without a residual.
+PACE_INLINE F32 load_sum(const float* x, const float* residual, float* sum, int64_t i, int n) {
+    F32 s = load_lanes(x + i, n);
+    if (residual) {
+        s = s + load_lanes(residual + i, n);
+        store_lanes(sum + i, s, n);
+    }
+    return s;
+}
+
+static void rms_norm(const NormRow& row, int64_t k, float eps) {
+    const float squares = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
+        const F32 s = load_sum(row.x, row.residual, row.sum, i, n);
+        return s * s;
+    });
+    const float* s = row.residual ? row.sum : row.x;
+    const F32 scale = broadcast(inverse_sqrt(squares / float(k) + eps));
+    for (int64_t i = 0; i < k; i += kLanes) {
+        const int n = k - i < kLanes ? int(k - i) : kLanes;
+        store_lanes(row.y + i, load_lanes(s + i, n) * scale * load_lanes(row.weight + i, n), n);
+    }
+}
+
+static void layer_norm(const NormRow& row, int64_t k, float eps) {
+    const float total = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
+        return load_sum(row.x, row.residual, row.sum, i, n);
+    });
+    const float* s = row.residual ? row.sum : row.x;
+    const F32 mean = broadcast(total / float(k));
+    const float squares = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
+        const F32 centred = load_lanes(s + i, n) - mean;
+        const F32 inside = n == kLanes ? centred : select(less(lane_numbers(), broadcast(float(n))), centred, zero());
+        return inside * inside;
+    });
+    const F32 scale = broadcast(inverse_sqrt(squares / float(k) + eps));
+    for (int64_t i = 0; i < k; i += kLanes) {
+        const int n = k - i < kLanes ? int(k - i) : kLanes;
+        F32 y = (load_lanes(s + i, n) - mean) * scale;
+        if (row.weight) y = y * load_lanes(row.weight + i, n);
+        if (row.bias) y = y + load_lanes(row.bias + i, n);
+        store_lanes(row.y + i, y, n);
+    }
+}

@@ -1,0 +1,83 @@
+// What sampling needs of a row of logits: argmax, softmax, log-softmax, and the search of what lies above a threshold.
+//
+// SHAPES      x, y [n], n the vocabulary
+// DEFINITION  argmax:       the lowest i with x[i] = max(x); -1 if any x is NaN
+//             exp_sum:      max(x) and sum of exp(x - max)
+//             softmax:      y = exp(x - max) / sum            log_softmax: y = (x - max) - log(sum)
+//             find_at_least: the next indices i with x[i] >= threshold, ascending
+// NUMERICS    fp32; sums in running totals over 4096 elements, those in fp64. The order depends on n and the instruction set.
+//
+// All are one pass over the row at the speed of the cache or of exp(); a vocabulary of 152k takes some 10 to 50 us.
+
+static int64_t argmax(const float* x, int64_t n) {
+    F32 largest = broadcast(-__builtin_inff()), nan_seen = zero();
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const int count = n - i < kLanes ? int(n - i) : kLanes;
+        F32 v = load_lanes(x + i, count);
+        if (count < kLanes) v = select(less(lane_numbers(), broadcast(float(count))), v, broadcast(-__builtin_inff()));
+        nan_seen = select(is_nan(v), v, nan_seen);
+        largest = max(v, largest);
+    }
+    if (any(is_nan(nan_seen))) return -1;
+    const float wanted = reduce_max(largest);
+    const F32 wanted_lanes = broadcast(wanted);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        if (any(less_equal(wanted_lanes, load(x + i)))) break;
+    }
+    while (i < n && x[i] != wanted) ++i;
+    return i;
+}
+
+static ExpSum exp_sum(const float* x, int64_t n) {
+    constexpr int64_t kPiece = 4096;
+    F32 largest = broadcast(-__builtin_inff());
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) largest = max(load(x + i), largest);
+    float maximum = reduce_max(largest);
+    for (; i < n; ++i) maximum = x[i] > maximum ? x[i] : maximum;
+
+    const F32 shift = broadcast(maximum);
+    double sum = 0.0;
+    for (int64_t begin = 0; begin < n; begin += kPiece) {
+        const int64_t length = n - begin < kPiece ? n - begin : kPiece;
+        sum += sum_over_row(length, [&](int64_t j, int lanes) __attribute__((always_inline)) {
+            const F32 e = exp(load_lanes(x + begin + j, lanes) - shift);
+            return lanes == kLanes ? e : select(less(lane_numbers(), broadcast(float(lanes))), e, zero());
+        });
+    }
+    return {maximum, sum};
+}
+
+static void softmax(const float* x, int64_t n, ExpSum total, float* y) {
+    const F32 shift = broadcast(total.max), scale = broadcast(float(1.0 / total.sum));
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const int count = n - i < kLanes ? int(n - i) : kLanes;
+        store_lanes(y + i, exp(load_lanes(x + i, count) - shift) * scale, count);
+    }
+}
+
+static void log_softmax(const float* x, int64_t n, float maximum, float log_sum, float* y) {
+    const F32 first = broadcast(maximum), second = broadcast(log_sum);
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const int count = n - i < kLanes ? int(n - i) : kLanes;
+        store_lanes(y + i, (load_lanes(x + i, count) - first) - second, count);
+    }
+}
+
+// Looks from *position on; stops at the end, or when fewer than kLanes places are left in `found`. Returns how many were found
+// and moves *position to where the search goes on. NaN is never found.
+static int find_at_least(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity) {
+    const F32 limit = broadcast(threshold);
+    int count = 0;
+    int64_t i = *position;
+    for (; i < n && count + kLanes <= capacity; i += kLanes) {
+        const int lanes = n - i < kLanes ? int(n - i) : kLanes;
+        if (lanes == kLanes && !any(less_equal(limit, load(x + i)))) continue;
+        for (int j = 0; j < lanes; ++j) {
+            if (x[i + j] >= threshold) found[count++] = int32_t(i + j);
+        }
+    }
+    *position = i < n ? i : n;
+    return count;
+}

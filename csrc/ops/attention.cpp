@@ -1,0 +1,148 @@
+// How attention is cut: tiles of query rows, and, where those are too few for the threads, partitions of their positions.
+// Both cuts give the same bits, so that the choice may depend on the number of threads.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "pace/attention_ops.h"
+#include "pace/threading.h"
+
+namespace pace {
+
+namespace {
+
+// With fewer chunks than this per thread, long rows are split by partition: less would leave threads idle at the end, more
+// would only add states to write and read again.
+constexpr int64_t kChunksPerThread = 4;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The partitions that any of the rows sees: [first, last).
+struct PartitionRange {
+    int64_t first, last;
+};
+
+PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
+    const int64_t oldest = std::max<int64_t>(0, rows.position(args.group(), 0) - args.window + 1);
+    const int64_t newest = rows.position(args.group(), rows.rows - 1);
+    return {oldest / kPartitionPositions, newest / kPartitionPositions + 1};
+}
+
+[[noreturn]] void refuse(int64_t span, const std::string& what) {
+    throw std::invalid_argument("span " + std::to_string(span) + ": " + what);
+}
+
+}  // namespace
+
+void AttentionOp::check_span(int64_t span) const {
+    const int64_t begin = query_start[span], end = query_start[span + 1], length = kv_len[span];
+    if (begin > end || end > tokens) {
+        refuse(span, "query_start goes from " + std::to_string(begin) + " to " + std::to_string(end) + "; it must not fall and "
+                     "must end at the " + std::to_string(tokens) + " tokens of q");
+    }
+    if (length < end - begin) {
+        refuse(span, "kv_len is " + std::to_string(length) + ", less than its own " + std::to_string(end - begin) + " tokens");
+    }
+    if (divide_up(length, kBlockPositions) > table_stride) {
+        refuse(span, "kv_len is " + std::to_string(length) + ", more than " + std::to_string(table_stride) + " blocks hold");
+    }
+    if (begin == end) return;
+    const int64_t oldest = std::max<int64_t>(0, length - (end - begin) - args.window + 1);
+    for (int64_t block = oldest / kBlockPositions; block * kBlockPositions < length; ++block) {
+        const int64_t id = block_table[span * table_stride + block];
+        if (id < 0 || id >= args.kv.num_blocks) {
+            refuse(span, "entry " + std::to_string(block) + " of the block table is " + std::to_string(id) +
+                             "; blocks are numbered 0 to " + std::to_string(args.kv.num_blocks - 1));
+        }
+    }
+}
+
+void AttentionOp::prepare(int threads) {
+    table = &kernels();
+    if (query_start[0] != 0 || query_start[spans] != tokens) {
+        throw std::invalid_argument("query_start must go from 0 to the " + std::to_string(tokens) + " tokens of q; it goes from " +
+                                    std::to_string(query_start[0]) + " to " + std::to_string(query_start[spans]));
+    }
+    const int64_t group = args.group();
+    tasks.clear();
+    merges.clear();
+    for (int64_t span = 0; span < spans; ++span) {
+        check_span(span);
+        const int64_t begin = query_start[span], span_rows = (query_start[span + 1] - begin) * group;
+        const int64_t first_position = kv_len[span] - (query_start[span + 1] - begin);
+        // The last tiles of a span see the most positions: they go first, so that no long chunk is begun last.
+        for (int64_t tile = divide_up(span_rows, kMaxQueryRows) - 1; tile >= 0; --tile) {
+            const int64_t first_row = tile * kMaxQueryRows;
+            const int rows = int(std::min<int64_t>(kMaxQueryRows, span_rows - first_row));
+            for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
+                const int32_t* const blocks = block_table + span * table_stride;
+                tasks.push_back({{begin, first_position, blocks, head, first_row, rows}, -1, nullptr});
+            }
+        }
+    }
+    if (int64_t(tasks.size()) >= kChunksPerThread * threads || threads == 1) return;
+
+    const std::vector<Task> whole = std::move(tasks);
+    tasks.clear();
+    int64_t state_rows = 0;
+    for (const Task& task : whole) {
+        const PartitionRange range = partitions_of(args, task.rows);
+        if (range.last - range.first > 1) state_rows += (range.last - range.first) * task.rows.rows;
+    }
+    states.reset(new float[state_rows * partial_floats(args.kv)]);
+    float* next_state = states.get();
+    for (const Task& task : whole) {
+        const PartitionRange range = partitions_of(args, task.rows);
+        if (range.last - range.first <= 1) {
+            tasks.push_back(task);
+            continue;
+        }
+        merges.push_back({task.rows, range.last - range.first, next_state});
+        for (int64_t partition = range.first; partition < range.last; ++partition) {
+            tasks.push_back({task.rows, partition, next_state});
+            next_state += task.rows.rows * partial_floats(args.kv);
+        }
+    }
+}
+
+int64_t AttentionOp::chunks(int phase) const { return phase == 0 ? int64_t(tasks.size()) : int64_t(merges.size()); }
+
+void AttentionOp::run(int phase, int64_t chunk) const {
+    float* const scratch = static_cast<float*>(thread_scratch(attention_scratch_floats(args.kv) * sizeof(float)));
+    if (phase == 1) {
+        const Merge& merge = merges[chunk];
+        table->attention_merge(args, merge.rows, merge.partitions, merge.states, scratch);
+        return;
+    }
+    const Task& task = tasks[chunk];
+    if (task.partition < 0) {
+        table->attention(args, task.rows, scratch);
+    } else {
+        table->attention_partition(args, task.rows, task.partition, task.states, scratch);
+    }
+}
+
+namespace {
+constexpr int64_t kStoreTokens = 16;
+}
+
+void StoreKvOp::prepare(int) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        if (slots[t] < 0 || slots[t] >= kv.num_blocks * kBlockPositions) {
+            throw std::invalid_argument("slot " + std::to_string(slots[t]) + " of token " + std::to_string(t) +
+                                        " is outside of the cache of " + std::to_string(kv.num_blocks) + " blocks of 16");
+        }
+    }
+}
+
+int64_t StoreKvOp::chunks(int) const { return divide_up(tokens, kStoreTokens); }
+
+void StoreKvOp::run(int, int64_t chunk) const {
+    const auto store = kernels().store_kv;
+    const int64_t end = std::min(tokens, (chunk + 1) * kStoreTokens);
+    for (int64_t t = chunk * kStoreTokens; t < end; ++t) {
+        store(k + t * k_token_stride, k_head_stride, v + t * v_token_stride, v_head_stride, kv, slots[t]);
+    }
+}
+
+}  // namespace pace

@@ -1,0 +1,47 @@
+// How norms are cut: whole rows, enough of them that claiming a chunk costs nothing beside it.
+#include <algorithm>
+
+#include "pace/row_ops.h"
+
+namespace pace {
+
+namespace {
+constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
+}
+
+void NormOp::prepare(int) {
+    rows_per_chunk = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, k));
+    chunk_count = (rows + rows_per_chunk - 1) / rows_per_chunk;
+}
+
+void NormOp::run(int, int64_t chunk) const {
+    const auto norm = layer ? kernels().layer_norm : kernels().rms_norm;
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
+        const NormRow row = {x + r * x_stride,
+                             residual ? residual + r * k : nullptr,
+                             weight,
+                             bias,
+                             residual ? sum + r * k : nullptr,
+                             y + r * k};
+        norm(row, k, eps);
+    }
+}
+
+void HeadNormOp::prepare(int) {
+    tokens_per_chunk = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, heads * head_dim));
+    chunk_count = (tokens + tokens_per_chunk - 1) / tokens_per_chunk;
+}
+
+void HeadNormOp::run(int, int64_t chunk) const {
+    const auto norm = kernels().rms_norm;
+    const int64_t end = std::min(tokens, (chunk + 1) * tokens_per_chunk);
+    for (int64_t t = chunk * tokens_per_chunk; t < end; ++t) {
+        for (int64_t h = 0; h < heads; ++h) {
+            float* const head = x + t * token_stride + h * head_stride;
+            norm({head, nullptr, weight, nullptr, nullptr, head}, head_dim, eps);
+        }
+    }
+}
+
+}  // namespace pace

@@ -1,0 +1,73 @@
+// Attention and the key/value cache.
+#include "bindings.h"
+#include "pace/attention_ops.h"
+#include "pace/ops.h"
+#include "pace/row_ops.h"
+
+namespace {
+
+pace::KvView kv_view(Address k, Address v, int dtype, int64_t num_blocks, int64_t kv_heads, int64_t head_dim) {
+    return {at<void>(k), at<void>(v), pace::DType(dtype), num_blocks, kv_heads, head_dim};
+}
+
+// window = 0 and softcap = 0 are off.
+void attention(const pace::KvView& kv, Address q, int64_t q_token_stride, int64_t q_head_stride, int64_t tokens,
+               int64_t query_heads, float scale, int64_t window, float softcap, Address query_start, Address kv_len,
+               Address block_table, int64_t spans, int64_t table_stride, Address out) {
+    pace::AttentionOp op = {};
+    op.args = {at<const float>(q),
+               q_token_stride,
+               q_head_stride,
+               kv,
+               query_heads,
+               scale,
+               window == 0 ? pace::kNoWindow : window,
+               softcap,
+               at<float>(out)};
+    op.tokens = tokens;
+    op.spans = spans;
+    op.query_start = at<const int32_t>(query_start);
+    op.kv_len = at<const int32_t>(kv_len);
+    op.block_table = at<const int32_t>(block_table);
+    op.table_stride = table_stride;
+    pace::execute(op);
+}
+
+void store_kv(const pace::KvView& kv, Address k, int64_t k_token_stride, int64_t k_head_stride, Address v,
+              int64_t v_token_stride, int64_t v_head_stride, Address slots, int64_t tokens) {
+    pace::StoreKvOp op = {kv,
+                          at<const float>(k),
+                          at<const float>(v),
+                          k_token_stride,
+                          k_head_stride,
+                          v_token_stride,
+                          v_head_stride,
+                          at<const int64_t>(slots),
+                          tokens};
+    pace::execute(op);
+}
+
+void rotary(Address x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride, Address cos, Address sin,
+            int64_t half, bool interleaved) {
+    pace::RotaryOp op = {};
+    op.x = at<float>(x);
+    op.tokens = tokens;
+    op.heads = heads;
+    op.token_stride = token_stride;
+    op.head_stride = head_stride;
+    op.cos = at<const float>(cos);
+    op.sin = at<const float>(sin);
+    op.half = half;
+    op.interleaved = interleaved;
+    pace::execute(op);
+}
+
+}  // namespace
+
+void bind_attention(py::module_& m) {
+    const py::call_guard<py::gil_scoped_release> release;
+    py::class_<pace::KvView>(m, "KvView").def(py::init(&kv_view));
+    m.def("attention", attention, release);
+    m.def("store_kv", store_kv, release);
+    m.def("rotary", rotary, release);
+}

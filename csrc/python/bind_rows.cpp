@@ -1,0 +1,63 @@
+// Norms, and what sampling needs of rows of logits.
+#include "bindings.h"
+#include "pace/ops.h"
+#include "pace/row_ops.h"
+
+namespace {
+
+void norm(bool layer, Address x, int64_t x_stride, Address residual, Address weight, Address bias, float eps, int64_t rows,
+          int64_t k, Address sum, Address y) {
+    pace::NormOp op = {};
+    op.layer = layer;
+    op.x = at<const float>(x);
+    op.x_stride = x_stride;
+    op.residual = at<const float>(residual);
+    op.weight = at<const float>(weight);
+    op.bias = at<const float>(bias);
+    op.eps = eps;
+    op.rows = rows;
+    op.k = k;
+    op.sum = at<float>(sum);
+    op.y = at<float>(y);
+    pace::execute(op);
+}
+
+void head_rms_norm(Address x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t token_stride, int64_t head_stride,
+                   Address weight, float eps) {
+    pace::HeadNormOp op = {};
+    op.x = at<float>(x);
+    op.tokens = tokens;
+    op.heads = heads;
+    op.head_dim = head_dim;
+    op.token_stride = token_stride;
+    op.head_stride = head_stride;
+    op.weight = at<const float>(weight);
+    op.eps = eps;
+    pace::execute(op);
+}
+
+void argmax(Address logits, int64_t row_stride, int64_t rows, int64_t n, Address indices) {
+    pace::ArgmaxOp op = {at<const float>(logits), row_stride, rows, n, at<int64_t>(indices)};
+    pace::execute(op);
+}
+
+void softmax(bool log, Address logits, int64_t row_stride, int64_t rows, int64_t n, Address y) {
+    pace::SoftmaxOp op = {log, at<const float>(logits), row_stride, rows, n, at<float>(y)};
+    pace::execute(op);
+}
+
+void top_k_top_p(Address logits, int64_t row_stride, int64_t rows, int64_t n, Address top_k, Address top_p) {
+    pace::TopKTopPOp op = {at<float>(logits), row_stride, rows, n, at<const int64_t>(top_k), at<const float>(top_p)};
+    pace::execute(op);
+}
+
+}  // namespace
+
+void bind_rows(py::module_& m) {
+    const py::call_guard<py::gil_scoped_release> release;
+    m.def("norm", norm, release);
+    m.def("head_rms_norm", head_rms_norm, release);
+    m.def("argmax", argmax, release);
+    m.def("softmax", softmax, release);
+    m.def("top_k_top_p", top_k_top_p, release);
+}

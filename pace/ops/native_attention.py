@@ -1,0 +1,117 @@
+"""Rotary embedding, key/value cache and attention on the C++ kernels (csrc/kernels/attention.inl, rotary.inl)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pace import _C
+from pace.ops.checks import check_heads, check_vector, describe
+
+if TYPE_CHECKING:
+    from pace.llm.batch import KVBlocks, Spans
+
+BLOCK_POSITIONS = 16
+MAX_HEAD_DIM = 512
+
+# Numbers of DType in csrc/include/pace/types.h.
+CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+    """Rotates the first R of the D elements of every head of `x [T, H, D]` in place, with `cos, sin [T, R / 2]`.
+
+    Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`.
+    x may be a strided view with contiguous heads."""
+    tokens, heads, head_dim = check_heads("x", x)
+    half = cos.shape[-1]
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.dtype != torch.float32 or table.shape != (tokens, half) or not table.is_contiguous():
+            raise ValueError(f"{name} must be contiguous float32 [{tokens}, R / 2], as the other; got {describe(table)}")
+    if 2 * half > head_dim:
+        raise ValueError(f"cos and sin rotate {2 * half} elements of a head, but x has heads of {head_dim}")
+    _C.rotary(x.data_ptr(), tokens, heads, x.stride(0), x.stride(1), cos.data_ptr(), sin.data_ptr(), half, interleaved)
+
+
+def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
+    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounded to nearest even in the cache's dtype.
+
+    k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError for a slot outside."""
+    view, kv_heads, head_dim = _view(kv)
+    for name, tensor in (("k", k), ("v", v)):
+        if check_heads(name, tensor)[1:] != (kv_heads, head_dim):
+            raise ValueError(f"{name} must be [T, {kv_heads}, {head_dim}] for this cache; got {describe(tensor)}")
+    tokens = k.shape[0]
+    if v.shape[0] != tokens:
+        raise ValueError(f"k has {tokens} tokens, v has {v.shape[0]}")
+    slots_address = check_vector("slots", slots, tokens, torch.int64)
+    _C.store_kv(
+        view, k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1), slots_address, tokens
+    )
+
+
+def attention(
+    q: Tensor, kv: KVBlocks, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
+) -> Tensor:
+    """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
+
+    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and blocks that no
+    token sees may be unmapped (any number in the table). With `softcap = c`, scores become `c tanh(score / c)`. What lies at or
+    beyond `kv_len` is never read into a result, whatever it holds. q may be a strided view with contiguous heads.
+
+    Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it came in, the
+    other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own lengths or the cache."""
+    view, kv_heads, head_dim = _view(kv)
+    tokens, heads, query_dim = check_heads("q", q)
+    if query_dim != head_dim or heads == 0 or heads % kv_heads:
+        raise ValueError(
+            f"q must be [T, Hq, {head_dim}] with Hq a multiple of the {kv_heads} heads of the cache; got {describe(q)}"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1 (None is unlimited); got {window}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be positive (None is off); got {softcap}")
+    table = spans.block_table
+    if table.dtype != torch.int32 or table.ndim != 2 or not table.is_contiguous():
+        raise ValueError(f"block_table must be a contiguous int32 matrix [spans, blocks]; got {describe(table)}")
+    num_spans, table_stride = table.shape
+    out = torch.empty(tokens, heads * head_dim)
+    _C.attention(
+        view,
+        q.data_ptr(),
+        q.stride(0),
+        q.stride(1),
+        tokens,
+        heads,
+        scale,
+        window or 0,
+        softcap or 0.0,
+        check_vector("query_start", spans.query_start, num_spans + 1, torch.int32),
+        check_vector("kv_len", spans.kv_len, num_spans, torch.int32),
+        table.data_ptr(),
+        num_spans,
+        table_stride,
+        out.data_ptr(),
+    )
+    return out
+
+
+def _view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
+    """The cache as C++ sees it, its heads and their size; raises unless k and v have the layout of docs/architecture.md."""
+    k, v = kv.k, kv.v
+    if k.dtype not in CACHE_DTYPES or v.dtype != k.dtype:
+        raise TypeError(f"a cache is float32, bfloat16 or float16, keys and values alike; got {k.dtype} and {v.dtype}")
+    if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not k.is_contiguous():
+        raise ValueError(f"cache keys must be contiguous [blocks, Hkv, D, {BLOCK_POSITIONS}]; got {describe(k)}")
+    num_blocks, kv_heads, head_dim, _ = k.shape
+    if not 1 <= head_dim <= MAX_HEAD_DIM or kv_heads < 1:
+        raise ValueError(f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache is {describe(k)}")
+    padded_dim = -(-head_dim // BLOCK_POSITIONS) * BLOCK_POSITIONS
+    if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not v.is_contiguous():
+        raise ValueError(
+            f"cache values must be contiguous [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}]; got {describe(v)}"
+        )
+    view = _C.KvView(k.data_ptr(), v.data_ptr(), CACHE_DTYPES[k.dtype], num_blocks, kv_heads, head_dim)
+    return view, kv_heads, head_dim

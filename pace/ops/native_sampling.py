@@ -1,0 +1,53 @@
+"""What sampling needs of rows of logits, on the C++ kernels (csrc/kernels/sampling.inl). Logits are float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pace import _C
+from pace.ops.checks import check_rows, check_vector
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds NaN."""
+    rows, vocab_size = _check_logits(logits)
+    indices = torch.empty(rows, dtype=torch.int64)
+    _C.argmax(logits.data_ptr(), logits.stride(0), rows, vocab_size, indices.data_ptr())
+    return indices
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """`[R, V]`, over the last dimension. Numerics: fp32, the sum over pieces in fp64."""
+    return _softmax(False, logits)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """`[R, V]`, over the last dimension: `(x - max) - log(sum(exp(x - max)))`."""
+    return _softmax(True, logits)
+
+
+def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among those.
+
+    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and then by
+    rising index, before which less than p of the probability lies; the first is always in it. `top_k` int64 `[R]`, `top_p`
+    float32 `[R]`. A row with NaN is left as it is, and one with +inf gets no nucleus (`argmax` tells NaN by -1)."""
+    rows, vocab_size = _check_logits(logits)
+    top_k_address = check_vector("top_k", top_k, rows, torch.int64)
+    top_p_address = check_vector("top_p", top_p, rows)
+    _C.top_k_top_p(logits.data_ptr(), logits.stride(0), rows, vocab_size, top_k_address, top_p_address)
+
+
+def _softmax(log: bool, logits: Tensor) -> Tensor:
+    rows, vocab_size = _check_logits(logits)
+    out = torch.empty(rows, vocab_size)
+    _C.softmax(log, logits.data_ptr(), logits.stride(0), rows, vocab_size, out.data_ptr())
+    return out
+
+
+def _check_logits(logits: Tensor) -> tuple[int, int]:
+    rows, vocab_size = check_rows("logits", logits)
+    if not 1 <= vocab_size < 2**31:
+        raise ValueError(f"a row of logits has 1 to 2**31 - 1 words; got {vocab_size}")
+    return rows, vocab_size
