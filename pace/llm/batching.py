@@ -1,0 +1,78 @@
+"""Spans to the flat tensors of one model call, without allocating where the shape is that of the step before."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
+from pace.llm.sequence import Span
+
+_TABLE_STEP = 8
+"""The width of the block table grows in steps of this, so that decoding changes the shape every 128 tokens, not every 16."""
+
+
+class BatchBuilder:
+    """Builds the `ForwardBatch` of a list of spans. The tensors of a batch are overwritten by the next `build`."""
+
+    def __init__(self) -> None:
+        self._shape: tuple[int, ...] = ()
+
+    def build(self, spans: list[Span], kv: list[KVBlocks]) -> ForwardBatch:
+        num_tokens = num_rows = width = 0
+        for span in spans:
+            num_tokens += span.end - span.start
+            num_rows += span.num_rows
+            width = max(width, span.end)
+        width = -(-width // (BLOCK_SIZE * _TABLE_STEP)) * _TABLE_STEP
+        shape = (len(spans), num_tokens, num_rows, width)
+        if shape != self._shape:
+            self._allocate(*shape, kv)
+        first = row = 0
+        for index, span in enumerate(spans):
+            self._fill(index, span, first)
+            first += span.end - span.start
+            self._query_start[index + 1] = first
+            self._kv_len[index] = span.end
+            for logit_row in range(first - span.num_rows, first):
+                self._logit_rows[row] = logit_row
+                row += 1
+        return self._batch
+
+    def _fill(self, index: int, span: Span, first: int) -> None:
+        """Writes the tokens of one span, from column `first` on, and its row of the block table."""
+        sequence, start, end = span.sequence, span.start, span.end
+        table = np.frombuffer(sequence.block_table, dtype=np.intc)
+        num_blocks = -(-end // BLOCK_SIZE)
+        self._block_table[index, :num_blocks] = table[:num_blocks]
+        if end - start == 1:
+            self._tokens[first] = sequence.tokens[start]
+            self._positions[first] = start
+            self._rope_lengths[first] = max(sequence.num_prompt_tokens, end)
+            self._slots[first] = sequence.block_table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE
+            return
+        columns = slice(first, first + end - start)
+        positions = np.arange(start, end)
+        self._tokens[columns] = sequence.tokens[start : start + span.num_tokens] + span.drafts
+        self._positions[columns] = positions
+        self._rope_lengths[columns] = np.maximum(positions + 1, sequence.num_prompt_tokens)
+        self._slots[columns] = table[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+
+    def _allocate(self, num_spans: int, num_tokens: int, num_rows: int, width: int, kv: list[KVBlocks]) -> None:
+        """New arrays, and a batch whose tensors share their memory."""
+        self._tokens, self._positions, self._rope_lengths, self._slots = np.zeros((4, num_tokens), dtype=np.int64)
+        self._logit_rows = np.zeros(num_rows, dtype=np.int64)
+        self._query_start = np.zeros(num_spans + 1, dtype=np.int32)
+        self._kv_len = np.zeros(num_spans, dtype=np.int32)
+        self._block_table = np.zeros((num_spans, width), dtype=np.int32)
+        tensor = torch.from_numpy
+        self._batch = ForwardBatch(
+            tokens=tensor(self._tokens),
+            positions=tensor(self._positions),
+            rope_lengths=tensor(self._rope_lengths),
+            spans=Spans(tensor(self._query_start), tensor(self._kv_len), tensor(self._block_table)),
+            slots=tensor(self._slots),
+            logit_rows=tensor(self._logit_rows),
+            kv=kv,
+        )
+        self._shape = (num_spans, num_tokens, num_rows, width)

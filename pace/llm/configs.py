@@ -1,0 +1,335 @@
+"""What a caller can ask of a generation, checked field by field."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import enum
+import inspect
+import json
+import logging
+import math
+import numbers
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+logger = logging.getLogger("pace")
+
+
+class KVCacheType(str, enum.Enum):
+    """How keys and values are kept. `paged` (blocks of 16 positions, shared between sequences) is what is implemented."""
+
+    DYNAMIC = "dynamic"
+    BMC = "bmc"
+    PAGED = "paged"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checks: each takes (name, value) and returns the value in its canonical form, or raises an error that teaches.
+
+
+def _integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callable[[str, Any], int]:
+    allowed = f"an int >= {minimum}" if maximum is None else f"an int in [{minimum}, {maximum}]"
+
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}){hint}")
+        if value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(f"{name} must be {allowed}, got {value}{hint}")
+        return int(value)
+
+    return check
+
+
+def _number(minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = "") -> Callable[[str, Any], float]:
+    bracket = "(" if exclusive else "["
+    bounds = "" if minimum == -math.inf and maximum == math.inf else f" in {bracket}{minimum:g}, {maximum:g}]"
+    if maximum == math.inf and minimum != -math.inf:
+        bounds = f" {'>' if exclusive else '>='} {minimum:g}"
+    allowed = f"a finite number{bounds}"
+
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}){hint}")
+        value = float(value)
+        if not math.isfinite(value) or value < minimum or value > maximum or (exclusive and value == minimum):
+            raise ValueError(f"{name} must be {allowed}, got {value!r}{hint}")
+        return value
+
+    return check
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
+    return value
+
+
+def _early_stopping(name: str, value: Any) -> bool | str:
+    if value == "never" and isinstance(value, str):
+        return value
+    if not isinstance(value, bool):
+        raise ValueError(f'{name} must be True, False or "never", got {value!r}')
+    return value
+
+
+def _token_list(name: str, value: Any) -> list[int]:
+    """One id or several, as a list without repetitions."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    ids = list(value) if isinstance(value, (list, tuple, set)) else [value]
+    if not ids:
+        raise ValueError(f"{name} must name at least one token; leave it out for the model's own, or set ignore_eos=True for none")
+    check = _integer(0, hint="; set ignore_eos=True to generate past the end token" if name == "eos_token_id" else "")
+    return list(dict.fromkeys(check(name, token) for token in ids))
+
+
+def _strings(name: str, value: Any) -> list[str]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple, set)) or not all(isinstance(item, str) for item in items):
+        raise TypeError(f"{name} must be a string or a list of strings, got {value!r}")
+    if not all(items):
+        raise ValueError(f"{name} holds an empty string, which every text contains; remove it")
+    return list(items)
+
+
+def _token_sequences(name: str, value: Any) -> list[list[int]]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, (list, tuple)) for word in value):
+        raise TypeError(f"{name} must be a list of lists of token ids, got {value!r}")
+    if not value or not all(value):
+        raise ValueError(f"{name} must be a non-empty list of non-empty lists of token ids, got {value!r}")
+    return [[_integer(0)(name, token) for token in word] for word in value]
+
+
+def _logit_bias(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict of token id to bias, got {value!r}")
+    checked = {}
+    for token, bias in value.items():
+        token = _integer(0)(f"a token id in {name}", token)
+        banned = isinstance(bias, float) and bias == -math.inf
+        checked[token] = bias if banned else _number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
+    return checked
+
+
+def _logprobs(name: str, value: Any) -> int | None:
+    """True asks for the chosen token only, which is 0 alternatives; False for nothing."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    return _integer(0)(name, value)
+
+
+def _callables(name: str, value: Any) -> list[Callable]:
+    items = [value] if callable(value) else value
+    if not isinstance(items, (list, tuple)) or not all(callable(item) for item in items):
+        raise TypeError(f"{name} must be a list of callables (input_ids [1, S], logits [1, V]) -> logits [1, V], got {value!r}")
+    return list(items)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "max_new_tokens": _integer(1),
+    "max_length": _integer(1),
+    "min_new_tokens": _integer(0),
+    "do_sample": _flag,
+    "temperature": _number(0.0),
+    "top_k": _integer(0, hint="; 0 turns it off"),
+    "top_p": _number(0.0, 1.0, hint="; 1.0 turns it off"),
+    "min_p": _number(0.0, 1.0, hint="; 0.0 turns it off"),
+    "typical_p": _number(0.0, 1.0, exclusive=True, hint="; 1.0 turns it off"),
+    "repetition_penalty": _number(0.0, exclusive=True, hint="; 1.0 turns it off"),
+    "frequency_penalty": _number(-2.0, 2.0),
+    "presence_penalty": _number(-2.0, 2.0),
+    "no_repeat_ngram_size": _integer(0, hint="; 0 turns it off"),
+    "num_beams": _integer(1),
+    "length_penalty": _number(-math.inf),
+    "early_stopping": _early_stopping,
+    "num_return_sequences": _integer(1),
+    "eos_token_id": _token_list,
+    "pad_token_id": _integer(0),
+    "stop_strings": _strings,
+    "bad_words_ids": _token_sequences,
+    "logit_bias": _logit_bias,
+    "seed": _integer(0, 2**64 - 1),
+    "logprobs": _logprobs,
+    "ignore_eos": _flag,
+    "logits_processors": _callables,
+}
+
+_NOT_IMPLEMENTED = (
+    "min_length", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
+    "guidance_scale", "penalty_alpha", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "num_beam_groups", "diversity_penalty", "constraints",
+    "force_words_ids", "watermarking_config", "max_time", "dola_layers",
+)  # fmt: skip
+"""Fields of HF's GenerationConfig that change the text and that we do not have: named in a warning when a file sets them."""
+_NEUTRAL = (None, False, 0, 1, [], {})
+
+
+@dataclass(init=False, eq=False, repr=False)
+class SamplingConfig:
+    """How to pick tokens and when to stop: the names and meanings of HF's GenerationConfig, and of OpenAI's API.
+
+    Every field is checked when it is set, also by plain assignment (`config.top_k = 5`). `None` means "not set". A field
+    set by the caller beats the checkpoint's generation_config.json, which beats the default given here.
+
+    Raises: TypeError for an unknown field (naming the nearest known one) or a value of the wrong type, ValueError for a
+    value out of range.
+    """
+
+    max_new_tokens: int | None = None
+    """Tokens to generate at most. Where nobody sets it or max_length: 256, or what the context still holds if that is less."""
+    max_length: int | None = None
+    """Prompt and generated tokens together; max_new_tokens beats it."""
+    min_new_tokens: int = 0
+    """End tokens are forbidden before this many."""
+    do_sample: bool = False
+    """False takes the most likely token each time; temperature, top_k, top_p, min_p and typical_p then have no effect."""
+    temperature: float = 1.0
+    """Divides the logits. 0 is accepted with do_sample=False only (it means greedy)."""
+    top_k: int = 50
+    """Keeps the k most likely tokens (and those equal to the last of them); 0 is off."""
+    top_p: float = 1.0
+    """Keeps the smallest set of most likely tokens whose probabilities sum to at least top_p."""
+    min_p: float = 0.0
+    """Keeps tokens at least this fraction as likely as the most likely one."""
+    typical_p: float = 1.0
+    """Keeps the tokens closest to the expected information, up to this mass (arXiv:2202.00666)."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of every token in the prompt or the output (arXiv:1909.05858)."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a logit once per occurrence of the token in the generated tokens."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that occur in the generated tokens."""
+    no_repeat_ngram_size: int = 0
+    """No run of this many tokens occurs twice in prompt and output; 0 is off."""
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    num_return_sequences: int = 1
+    """Samples per prompt."""
+    eos_token_id: int | list[int] | None = None
+    """End tokens; where nobody sets them, those of generation_config.json, config.json, or the tokenizer."""
+    pad_token_id: int | None = None
+    """Fills the returned tensor; where nobody sets it, that of the checkpoint, or the first end token, or 0."""
+    stop_strings: str | list[str] | None = None
+    """Generation ends where one of these appears in the generated text, which is cut before it."""
+    bad_words_ids: list[list[int]] | None = None
+    """Token runs that must not be generated. Entries that are exactly one end token are skipped, as in HF."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these tokens; -inf bans."""
+    seed: int | None = None
+    """Draws depend on the seed and the position alone, not on the batch. None takes one from torch's default generator."""
+    logprobs: int | bool | None = None
+    """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
+    They are of the model's own distribution: before temperature, penalties and filters."""
+    ignore_eos: bool = False
+    """Generate past end tokens."""
+    logits_processors: list[Callable] | None = None
+    """Called as HF's: (input_ids LongTensor [1, S], logits FloatTensor [1, V]) -> logits, after the penalties, before the
+    temperature. A `pace.llm.logits.LogitsProcessor` is copied for every sequence."""
+
+    def __init__(self, **values: Any) -> None:
+        object.__setattr__(self, "explicit_fields", set())
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _CHECKS:
+            nearest = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.0)
+            raise TypeError(f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}")
+        if value is None:
+            self.explicit_fields.discard(name)
+            self.__dict__.pop(name, None)  # the class attribute, which is the default, shows again
+            return
+        self.__dict__[name] = _CHECKS[name](name, value)
+        self.explicit_fields.add(name)
+
+    def __repr__(self) -> str:
+        return f"SamplingConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in _CHECKS if name in self.explicit_fields)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SamplingConfig) and self.to_dict() == other.to_dict()
+
+    __hash__ = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field with the value that holds now, set or default."""
+        return {name: getattr(self, name) for name in _CHECKS}
+
+    def copy(self) -> SamplingConfig:
+        """An independent config with the same fields set."""
+        duplicate = SamplingConfig()
+        duplicate.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
+        return duplicate
+
+    def merge_from(self, other: SamplingConfig) -> SamplingConfig:
+        """Takes from `other` what is set there and not here; modifies and returns self. What is set here wins."""
+        if not isinstance(other, SamplingConfig):
+            raise TypeError(f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of a dict")
+        for name in [name for name in _CHECKS if name in other.explicit_fields - self.explicit_fields]:
+            if name in ("max_length", "max_new_tokens") and self.explicit_fields & {"max_length", "max_new_tokens"}:
+                continue  # the two are one wish
+            setattr(self, name, copy.copy(getattr(other, name)))
+        return self
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "generation_config.json") -> SamplingConfig:
+        """A config from the fields of HF's GenerationConfig. Fields unknown to us are left out; those that would change the
+        text are named in one warning. Raises ValueError or TypeError that names `source` for values out of range."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{source} must hold a JSON object of fields, got {type(values).__name__}")
+        config = cls()
+        for name, value in values.items():
+            if name not in _CHECKS or value is None or (name == "pad_token_id" and value == -1):
+                continue
+            try:
+                setattr(config, name, value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{source}: {error}") from None
+        asked = [name for name in _NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
+        if asked:
+            logger.warning("%s sets %s, which pace does not implement: generation goes without", source, ", ".join(asked))
+        return config
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike) -> SamplingConfig:
+        """The fields of `path/generation_config.json` (or of the file at `path`), marked as set.
+
+        Raises: FileNotFoundError where there is no such file, ValueError or TypeError for what is in it.
+        """
+        file = os.path.join(path, "generation_config.json") if os.path.isdir(path) else os.fspath(path)
+        if not os.path.isfile(file):
+            raise FileNotFoundError(f"no generation config at {file}; give a checkpoint directory that holds generation_config.json")
+        try:
+            with open(file, encoding="utf-8") as stream:
+                values = json.load(stream)
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{file} is not valid JSON: {error}") from None
+        return cls.from_dict(values, source=file)
+
+    def check_consistent(self) -> None:
+        """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without effect."""
+        if self.num_beams > 1:
+            raise NotImplementedError(f"num_beams={self.num_beams}: beam search is not implemented yet; use num_beams=1 (greedy or sampling)")
+        if self.do_sample and self.temperature == 0.0:
+            raise ValueError("temperature=0 with do_sample=True divides by zero; for the most likely token set do_sample=False")
+        if self.num_return_sequences > 1 and not self.do_sample:
+            raise ValueError(
+                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; set do_sample=True"
+            )
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
+        idle = [name for name in ("length_penalty", "early_stopping") if getattr(self, name) != getattr(SamplingConfig, name)]
+        if not self.do_sample and "do_sample" not in self.explicit_fields:
+            samplers = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+            idle += [name for name in samplers if getattr(self, name) != getattr(SamplingConfig, name)]
+        if idle:
+            logger.warning("%s set, but without effect: greedy decoding with one beam does not look at them (do_sample=True samples)", ", ".join(idle))
+
+
+assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"
+SamplingConfig.__signature__ = inspect.Signature(
+    [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type) for field in fields(SamplingConfig)]
+)

@@ -1,0 +1,130 @@
+"""The step that everything is made of: schedule, run the model, sample, keep or drop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from pace.llm.batching import BatchBuilder
+from pace.llm.cache import CacheManager
+from pace.llm.drafter import Drafter, NoDraft
+from pace.llm.sampler import Sampler
+from pace.llm.scheduler import Scheduler
+from pace.llm.sequence import Sequence, Span
+from pace.llm.turns import TurnLock
+
+
+class Engine:
+    """Composes the parts, and holds the lock that serialises them.
+
+    Any number of threads may submit sequences and call `step` until their own are done; each step advances the sequences of
+    all. The lock is held for one step at a time, in order of asking.
+    """
+
+    def __init__(self, model: Any, ops: Any, cache: CacheManager, scheduler: Scheduler, drafter: Drafter | None = None) -> None:
+        """`model` has `forward(ops, batch)`, `vocab_size` and `max_position_embeddings`; `scheduler` works on `cache`."""
+        self.model = model
+        self.ops = ops
+        self.cache = cache
+        self.scheduler = scheduler
+        self.drafter = drafter or NoDraft()
+        self.sampler = Sampler(ops)
+        self.batches = BatchBuilder()
+        self.turn = TurnLock()
+
+    @classmethod
+    def create(cls, model: Any, ops: Any, cache_bytes: int, drafter: Drafter | None = None, **limits: int) -> Engine:
+        """An engine with a cache of at most `cache_bytes`; `limits` are those of `Scheduler`."""
+        cache = CacheManager(model.kv_spec, cache_bytes)
+        return cls(model, ops, cache, Scheduler(cache, **limits), drafter)
+
+    # -- the one loop body ---------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Advances the scheduled sequences by one model call; False where there was nothing to do.
+
+        An exception, KeyboardInterrupt included, leaves all sequences as they were before or after the step, with an empty
+        cache: they go on with the next step, computing again what was dropped. Whoever called is expected to `abort` its own.
+        """
+        with self.turn:
+            try:
+                spans = self.scheduler.schedule()
+                if not spans:
+                    return False
+                self.drafter.extend(spans, self.cache)
+                batch = self.batches.build(spans, self.cache.kv)
+                logits = self.model.forward(self.ops, batch)
+                for span, tokens in zip(spans, self.sampler.sample(logits, spans)):
+                    self._advance(span, tokens)
+                return True
+            except BaseException:
+                self._recover()
+                raise
+
+    def _advance(self, span: Span, tokens: list[int]) -> None:
+        """Keeps what the span computed for accepted tokens, drops the rest, appends `tokens` up to the one that stops."""
+        sequence = span.sequence
+        num_accepted = max(0, len(tokens) - 1)
+        self.cache.commit(sequence, span.start + span.num_tokens + num_accepted)
+        sequence.times.num_drafted += len(span.drafts)
+        sequence.times.num_accepted += num_accepted
+        for token in tokens:
+            sequence.append(token)
+            if self._stop_if_done(sequence):
+                break
+        self.scheduler.settle(sequence)
+
+    def _stop_if_done(self, sequence: Sequence) -> bool:
+        """Asks the sequence's stopping criteria; where these raise, the sequence fails alone."""
+        try:
+            reason = sequence.stopping.stop_now(sequence)
+        except Exception as error:
+            sequence.fail(error)
+            return True
+        if reason:
+            self._finish(sequence, reason)
+        return reason is not None
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        sequence.times.finished = time.perf_counter()
+        sequence.finish_reason = reason
+
+    def _recover(self) -> None:
+        """After an interrupted step nothing about the cache is believed: all is dropped, and computed again when needed."""
+        live = list(dict.fromkeys(self.scheduler.sequences()))
+        self.cache.reset(live)
+        self.scheduler.restart()
+        for sequence in live:
+            if not sequence.is_finished and sequence.num_generated:
+                self._stop_if_done(sequence)
+            if sequence.is_finished:
+                self.scheduler.remove(sequence)
+
+    # -- what the owners of sequences do ---------------------------------------------------------------------------------
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that one sequence may have: positions of the model, or what the whole cache holds if that is less."""
+        return min(self.model.max_position_embeddings, self.cache.capacity)
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the engine's."""
+        with self.turn:
+            for sequence in sequences:
+                assert 0 < len(sequence.tokens) <= sequence.max_length <= self.max_length, f"the engine cannot hold {sequence}"
+                self.scheduler.add(sequence)
+
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """Takes sequences out and frees their blocks; those not finished finish as "cancelled". Harmless for finished ones."""
+        with self.turn:
+            for sequence in sequences:
+                self.scheduler.remove(sequence)
+                if not sequence.is_finished:
+                    self._finish(sequence, "cancelled")
+
+    def check_idle(self) -> None:
+        """Raises AssertionError where nothing runs or waits and blocks are leaked, held twice, or held by no one."""
+        with self.turn:
+            assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
+            self.cache.check_integrity(self.scheduler.sequences())

@@ -1,0 +1,244 @@
+"""What changes a sequence's logits before a token is picked: penalties and bans, then the filters of sampling.
+
+Order and meaning are those of transformers (`generation/logits_process.py`), one sequence at a time: a row `[V]` of fp32,
+changed in place. OpenAI's penalties stand beside the repetition penalty, where transformers would have them.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pace.llm.configs import SamplingConfig
+
+logger = logging.getLogger("pace")
+
+
+class LogitsProcessor:
+    """Changes logits in the light of the tokens so far. A grammar, a penalty, a ban.
+
+    One object serves one sequence. It follows the tokens through `accept` and `rollback`, which `sync` calls as needed, so
+    that drafts can be verified and dropped, and a sequence can be forked with `copy.deepcopy`. Subclasses override `accept`
+    and `rollback` where they keep state, and `process_`.
+    """
+
+    seen: list[int]
+    """Tokens accepted and not rolled back. During `accept` and `rollback`, those before the call."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> LogitsProcessor:
+        processor = super().__new__(cls)
+        processor.seen = []
+        return processor
+
+    def accept(self, token: int) -> None:
+        """Takes note of the next token, of the prompt or generated."""
+
+    def rollback(self, tokens: list[int]) -> None:
+        """Forgets the last accepted tokens, which are given in the order they were accepted."""
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        """Changes `logits [V]`, fp32, in place; `tokens` are prompt and output, all accepted."""
+        raise NotImplementedError(f"{type(self).__name__} must define process_(logits, tokens)")
+
+    def sync(self, tokens: list[int]) -> None:
+        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new. Tokens before the last one
+        that agrees are taken to agree."""
+        num_kept = len(self.seen)
+        while num_kept and (num_kept > len(tokens) or self.seen[num_kept - 1] != tokens[num_kept - 1]):
+            num_kept -= 1
+        if num_kept < len(self.seen):
+            self.rollback(self.seen[num_kept:])
+            del self.seen[num_kept:]
+        for token in tokens[num_kept:]:
+            self.accept(token)
+            self.seen.append(token)
+
+
+class LogitBias(LogitsProcessor):
+    """Adds a bias to some tokens; -inf bans."""
+
+    def __init__(self, bias: dict[int, float]) -> None:
+        self.tokens = torch.tensor(list(bias), dtype=torch.int64)
+        self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        logits.index_add_(0, self.tokens, self.values)
+
+
+class _Occurrences(LogitsProcessor):
+    """Counts tokens from position `start` on."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.counts: Counter[int] = Counter()
+
+    def accept(self, token: int) -> None:
+        if len(self.seen) >= self.start:
+            self.counts[token] += 1
+
+    def rollback(self, tokens: list[int]) -> None:
+        for position, token in enumerate(tokens, len(self.seen) - len(tokens)):
+            if position >= self.start:
+                self.counts[token] -= 1
+                if not self.counts[token]:
+                    del self.counts[token]
+
+
+class RepetitionPenalty(_Occurrences):
+    """`x / penalty` for positive and `x * penalty` for negative logits of every token in prompt or output (arXiv:1909.05858)."""
+
+    def __init__(self, penalty: float) -> None:
+        super().__init__(start=0)
+        self.penalty = penalty
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        seen = torch.tensor([token for token in self.counts if token < logits.shape[0]], dtype=torch.int64)
+        values = logits[seen]
+        logits[seen] = torch.where(values < 0, values * self.penalty, values / self.penalty)
+
+
+class FrequencyPresencePenalty(_Occurrences):
+    """`x - frequency * count - presence * (count > 0)`, counting generated tokens only, as in OpenAI's API."""
+
+    def __init__(self, frequency: float, presence: float, num_prompt_tokens: int) -> None:
+        super().__init__(start=num_prompt_tokens)
+        self.frequency, self.presence = frequency, presence
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        if self.counts:
+            seen = torch.tensor(list(self.counts), dtype=torch.int64)
+            counts = torch.tensor(list(self.counts.values()), dtype=torch.float32)
+            logits[seen] -= self.frequency * counts + self.presence
+
+
+class NoRepeatNgram(LogitsProcessor):
+    """Bans every token that would complete a run of `size` tokens seen before, in prompt or output."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.window: list[int] = []  # all tokens seen; its last size - 1 are the prefix of the next run
+        self.followers: dict[tuple[int, ...], list[int]] = {}
+
+    def accept(self, token: int) -> None:
+        if len(self.window) >= self.size - 1:
+            self.followers.setdefault(self._prefix(), []).append(token)
+        self.window.append(token)
+
+    def rollback(self, tokens: list[int]) -> None:
+        for _ in tokens:
+            self.window.pop()
+            if len(self.window) >= self.size - 1:
+                self.followers[self._prefix()].pop()
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        if len(self.window) >= self.size - 1:
+            logits[[token for token in self.followers.get(self._prefix(), ()) if token < logits.shape[0]]] = -math.inf
+
+    def _prefix(self) -> tuple[int, ...]:
+        return tuple(self.window[len(self.window) + 1 - self.size :])
+
+
+class BadWords(LogitsProcessor):
+    """Bans the last token of each run where the tokens so far end with the rest of it."""
+
+    def __init__(self, words: list[list[int]]) -> None:
+        self.always = sorted({word[0] for word in words if len(word) == 1})
+        self.completions = [(word[:-1], word[-1]) for word in words if len(word) > 1]
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        banned = self.always + [last for prefix, last in self.completions if tokens[-len(prefix) :] == prefix]
+        logits[banned] = -math.inf
+
+
+class MinNewTokens(LogitsProcessor):
+    """Bans end tokens until `minimum` tokens are generated."""
+
+    def __init__(self, minimum: int, end_tokens: list[int], num_prompt_tokens: int) -> None:
+        self.until = num_prompt_tokens + minimum
+        self.end_tokens = end_tokens
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        if len(tokens) < self.until:
+            logits[self.end_tokens] = -math.inf
+
+
+class UserProcessor(LogitsProcessor):
+    """A callable of the user's, called as transformers calls its own: (input_ids [1, S], logits [1, V]) -> logits [1, V]."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.function = function
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        result = self.function(torch.tensor([tokens], dtype=torch.int64), logits[None])
+        if not isinstance(result, Tensor) or result.numel() != logits.numel():
+            got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise TypeError(f"logits processor {self.function!r} must return logits [1, {logits.numel()}], got {got}")
+        logits.copy_(result.reshape(-1))
+
+
+def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int]) -> list[LogitsProcessor]:
+    """The processors that `config` asks for, in transformers' order; empty where it asks for none."""
+    processors: list[LogitsProcessor] = []
+    if config.logit_bias:
+        processors.append(LogitBias(config.logit_bias))
+    if config.repetition_penalty != 1.0:
+        processors.append(RepetitionPenalty(config.repetition_penalty))
+    if config.frequency_penalty or config.presence_penalty:
+        processors.append(FrequencyPresencePenalty(config.frequency_penalty, config.presence_penalty, num_prompt_tokens))
+    if config.no_repeat_ngram_size:
+        processors.append(NoRepeatNgram(config.no_repeat_ngram_size))
+    if config.bad_words_ids:
+        words = [word for word in config.bad_words_ids if word not in [[token] for token in end_tokens]]
+        if len(words) < len(config.bad_words_ids):
+            logger.warning("bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that")
+        processors.append(BadWords(words))
+    if config.min_new_tokens and end_tokens:
+        processors.append(MinNewTokens(config.min_new_tokens, end_tokens, num_prompt_tokens))
+    for function in config.logits_processors or ():
+        processors.append(copy.deepcopy(function) if isinstance(function, LogitsProcessor) else UserProcessor(function))
+    return processors
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Filters of sampling
+
+
+def warp_(ops: Any, config: SamplingConfig, logits: Tensor) -> None:
+    """Temperature, then top_k, top_p, min_p and typical_p, on `logits [V]` in place: what is filtered out becomes -inf."""
+    if config.temperature != 1.0:
+        logits.div_(config.temperature)
+    if config.top_k or config.top_p < 1.0:
+        ops.top_k_top_p_(logits[None], torch.tensor([config.top_k]), torch.tensor([config.top_p], dtype=torch.float32))
+    if config.min_p:
+        keep_min_p_(ops, logits, config.min_p)
+    if config.typical_p < 1.0:
+        keep_typical_(ops, logits, config.typical_p)
+
+
+def keep_min_p_(ops: Any, logits: Tensor, min_p: float) -> None:
+    """Filters tokens less than `min_p` times as likely as the most likely one."""
+    probabilities = ops.softmax(logits[None])[0]
+    top = probabilities.argmax()
+    outside = probabilities < min_p * probabilities[top]
+    outside[top] = False
+    logits[outside] = -math.inf
+
+
+def keep_typical_(ops: Any, logits: Tensor, mass: float) -> None:
+    """Keeps the tokens whose information is closest to the entropy, up to `mass` of the probability (arXiv:2202.00666)."""
+    log_probabilities = ops.log_softmax(logits[None])[0]
+    probabilities = log_probabilities.exp()
+    entropy = -(log_probabilities * probabilities).nansum()
+    distance, order = (-log_probabilities - entropy).abs().sort()
+    cumulative = probabilities[order].cumsum(0)
+    last = min(int((cumulative < mass).sum()), logits.shape[0] - 1)
+    outside = distance > distance[last]
+    outside[0] = False
+    logits[order[outside]] = -math.inf

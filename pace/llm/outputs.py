@@ -1,0 +1,67 @@
+"""What a generation returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pace.llm.sequence import Sequence, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Counts and speeds of one call, over all its sequences."""
+
+    num_prompt_tokens: int
+    """Of every sequence, also where several share a prompt."""
+    num_generated_tokens: int
+    total_seconds: float
+    seconds_to_first_token: float
+    """From the call's start in the engine to the first token of any of its sequences."""
+    prefill_tokens_per_second: float
+    """Prompt tokens by the seconds until every sequence had its first token."""
+    decode_tokens_per_second: float
+    """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there are none."""
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    """Of the drafted tokens, those that were kept."""
+
+    @classmethod
+    def of(cls, sequences: list[Sequence]) -> Metrics:
+        """Raises nothing; speeds are 0.0 where there is nothing to divide."""
+        begin = min(sequence.times.submitted for sequence in sequences)
+        end = max(sequence.times.finished or begin for sequence in sequences)
+        firsts = [sequence.times.first_token for sequence in sequences if sequence.times.first_token is not None]
+        first, last_first = min(firsts, default=end), max(firsts, default=end)
+        num_prompt = sum(sequence.num_prompt_tokens for sequence in sequences)
+        num_generated = sum(sequence.num_generated for sequence in sequences)
+        num_after_first = num_generated - len(firsts)
+        return cls(
+            num_prompt_tokens=num_prompt,
+            num_generated_tokens=num_generated,
+            total_seconds=end - begin,
+            seconds_to_first_token=first - begin,
+            prefill_tokens_per_second=num_prompt / (last_first - begin) if last_first > begin else 0.0,
+            decode_tokens_per_second=num_after_first / (end - first) if num_after_first and end > first else 0.0,
+            num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
+            num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
+        )
+
+
+@dataclass(frozen=True)
+class GenerateOutput:
+    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples."""
+
+    output_token_ids: Tensor
+    """int64 `[rows, S + T]`: the prompt as given (lists and strings of several lengths are padded on the left to the longest,
+    S), then the generated tokens, then pad up to the longest, T."""
+    generated_token_ids: list[list[int]]
+    """Without pad; with the end token or the tokens of the stop string that ended the row."""
+    texts: list[str]
+    """Generated text only, without special tokens, cut before a stop string. Empty list where the model has no tokenizer."""
+    finish_reasons: list[str]
+    """"stop" (end token or stop string), "length", or "cancelled"."""
+    logprobs: list[list[TokenLogprob]] | None
+    """Per row and generated token, where `SamplingConfig.logprobs` asked for them."""
+    metrics: Metrics

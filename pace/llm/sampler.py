@@ -1,0 +1,174 @@
+"""Logits in, accepted tokens out. Each sequence brings a policy; those that only want the largest are done in one call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.logits import LogitsProcessor, warp_
+from pace.llm.sequence import Sequence, Span, TokenLogprob
+
+
+class Policy(Protocol):
+    """What becomes of the logits of one sequence. Made anew for each sequence."""
+
+    wants_argmax_only: bool
+    """True where `choose` would do nothing but take the largest logit; the sampler then does that for all such rows at once."""
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        """Takes `logits [rows, V]` of the span's wanted rows, which it must not keep or change, and returns the tokens that
+        the sequence goes on with: none, one, or one more than the drafts it accepts. Changes no token list."""
+        ...
+
+
+class Greedy:
+    """The most likely token, with nothing in its way."""
+
+    wants_argmax_only = True
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        return accept_drafts(ops.argmax(logits).tolist(), span.drafts)
+
+
+class Sampling:
+    """Processors, then the filters and a draw, or the largest where `config.do_sample` is False; log-probabilities where asked.
+
+    A draw depends on the seed and on how many tokens were generated before, on nothing else. Drafts are verified by drawing
+    the token of each row and going on while it is the drafted one: the tokens are those that would have been drawn without.
+    """
+
+    wants_argmax_only = False
+
+    def __init__(self, config: SamplingConfig, processors: list[LogitsProcessor], seed: int) -> None:
+        self.config = config
+        self.processors = processors
+        self.seed = seed
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        sequence, chosen = span.sequence, []
+        tokens = sequence.tokens
+        for row in range(logits.shape[0]):
+            token = self._choose_one(ops, logits[row], tokens, sequence)
+            chosen.append(token)
+            if row == len(span.drafts) or token != span.drafts[row]:
+                break
+            tokens = sequence.tokens + chosen
+        return chosen
+
+    def _choose_one(self, ops: Any, raw: Tensor, tokens: list[int], sequence: Sequence) -> int:
+        logits = raw.clone()
+        for processor in self.processors:
+            processor.sync(tokens)
+            processor.process_(logits, tokens)
+        num_generated = len(tokens) - sequence.num_prompt_tokens
+        if not math.isfinite(logits.max()):
+            raise ValueError(
+                f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
+                f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors"
+            )
+        if self.config.do_sample:
+            warp_(ops, self.config, logits)
+            token = draw(ops.softmax(logits[None])[0], uniform(self.seed, num_generated))
+        else:
+            token = int(ops.argmax(logits[None])[0])
+        if self.config.logprobs is not None:
+            del sequence.logprobs[num_generated:]
+            sequence.logprobs.append(token_logprob(ops, raw, token, self.config.logprobs))
+        return token
+
+
+class Sampler:
+    """Turns the logits of one step into the tokens each span goes on with."""
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+
+    def sample(self, logits: Tensor, spans: list[Span]) -> list[list[int]]:
+        """For each span the tokens accepted; `logits [R, V]` holds the wanted rows of the spans, one span after the other.
+
+        A sequence whose logits are not finite, or whose policy raises, fails alone: its `error` is set and it gets no tokens.
+        """
+        if not logits.shape[0]:
+            return [[] for _ in spans]
+        sums = logits.sum(-1)  # one pass over the logits: NaN or infinity anywhere shows in the sum
+        all_finite = bool(torch.isfinite(sums).all()) if sums.shape[0] > 1 else abs(sums.item()) < float("inf")
+        if all_finite and all(span.sequence.policy.wants_argmax_only for span in spans):
+            return self._largest(logits, spans)
+        return self._one_by_one(logits, spans)
+
+    def _largest(self, logits: Tensor, spans: list[Span]) -> list[list[int]]:
+        largest = self.ops.argmax(logits).tolist()
+        tokens, row = [], 0
+        for span in spans:
+            tokens.append(accept_drafts(largest[row : row + span.num_rows], span.drafts))
+            row += span.num_rows
+        return tokens
+
+    def _one_by_one(self, logits: Tensor, spans: list[Span]) -> list[list[int]]:
+        tokens, row = [], 0
+        for span in spans:
+            tokens.append([])
+            wanted = logits[row : row + span.num_rows]
+            row += span.num_rows
+            if span.num_rows:
+                try:
+                    check_finite(wanted, span.sequence)
+                    tokens[-1] = span.sequence.policy.choose(self.ops, wanted, span)
+                except Exception as error:
+                    span.sequence.fail(error)
+        return tokens
+
+
+def accept_drafts(chosen: list[int], drafts: list[int]) -> list[int]:
+    """The tokens up to and including the first that differs from its draft; one per row, and one row more than drafts."""
+    num_accepted = 0
+    while num_accepted < len(drafts) and chosen[num_accepted] == drafts[num_accepted]:
+        num_accepted += 1
+    return chosen[: num_accepted + 1]
+
+
+def check_finite(logits: Tensor, sequence: Sequence) -> None:
+    """Raises ValueError where the model gave NaN or +inf. (-inf is a ban, which a model may state.)"""
+    if bool(torch.isnan(logits).any()) or bool((logits == float("inf")).any()):
+        raise ValueError(
+            f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
+            f"or the dtype too narrow: try dtype=torch.float32"
+        )
+
+
+def token_logprob(ops: Any, logits: Tensor, token: int, num_top: int) -> TokenLogprob:
+    """The log-probability of `token` under `logits [V]`, and of the `num_top` most likely tokens."""
+    log_probabilities = ops.log_softmax(logits[None])[0]
+    values, tokens = log_probabilities.topk(num_top)
+    return TokenLogprob(token, float(log_probabilities[token]), tuple(zip(tokens.tolist(), values.tolist())))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chance
+
+_MASK = 2**64 - 1
+
+
+def mix(value: int) -> int:
+    """The finaliser of splitmix64: 64 bits in, 64 well-spread bits out. Source: Steele, Lea, Flood, OOPSLA 2014."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1), the index-th of the seed's stream, computed from the two alone: nothing to rewind or to keep."""
+    return (mix((mix((seed + 1) & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
+
+
+def draw(probabilities: Tensor, threshold: float) -> int:
+    """The first token at which the cumulative probability exceeds `threshold` (in [0, 1)) of the total. In float64, over the
+    tokens of nonzero probability in rising order of their ids."""
+    candidates = probabilities.nonzero().view(-1)
+    cumulative = probabilities[candidates].double().cumsum(0)
+    index = int(torch.searchsorted(cumulative, threshold * float(cumulative[-1]), right=True))
+    return int(candidates[min(index, candidates.shape[0] - 1)])

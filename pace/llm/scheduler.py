@@ -1,0 +1,173 @@
+"""Which sequences get how many tokens of the next step, and who gives way when the cache is full."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from pace.llm.sequence import Sequence, Span
+
+
+class Scheduler:
+    """First come, first served, with prefill cut into chunks so that decoding goes on beside it.
+
+    A sequence is in one of three places: `waiting` (in order of arrival), `running` (gets spans, in order of admission), or
+    `parked` (everything computed, nothing asked: an idle session; least recently used first).
+
+    When the pool runs out, the cached blocks of parked sequences go first, then those that waiting sequences share, then
+    those of the running sequence admitted last, which returns to the head of the queue. What was dropped is computed again
+    later, with bit-identical results; no tokens are lost. The first sequence of a step can always take from all others, and
+    the engine admits none that the whole pool could not hold, so every step makes progress.
+
+    Not thread-safe: the engine calls it under its lock.
+    """
+
+    def __init__(self, cache: Any, max_tokens_per_step: int = 512, max_sequences_per_step: int = 64, max_logit_rows_per_step: int = 128) -> None:
+        """`max_tokens_per_step` bounds the tokens of one model call: larger prefills faster, smaller keeps decoding smoother.
+        512 is where a GEMM no longer gains from more rows. `max_logit_rows_per_step` bounds the rows of logits of sequences
+        that want one for every token (scoring), which are `4 * vocabulary` bytes each."""
+        for name, value in (
+            ("max_tokens_per_step", max_tokens_per_step),
+            ("max_sequences_per_step", max_sequences_per_step),
+            ("max_logit_rows_per_step", max_logit_rows_per_step),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+        self.cache = cache
+        self.max_tokens_per_step = max_tokens_per_step
+        self.max_sequences_per_step = max_sequences_per_step
+        self.max_logit_rows_per_step = max_logit_rows_per_step
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}
+        self.parked: dict[Sequence, None] = {}
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All that are in the engine."""
+        yield from self.waiting
+        yield from self.running
+        yield from self.parked
+
+    # -- coming and going ----------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Puts a new or a parked sequence at the end of the queue."""
+        self.waiting.append(sequence)
+        self.parked.pop(sequence, None)
+
+    def park(self, sequence: Sequence) -> None:
+        """Puts a new sequence with nothing to compute among the parked ones."""
+        self.parked[sequence] = None
+
+    def settle(self, sequence: Sequence) -> None:
+        """After its span: hands its prompt to those that wait for it, removes it if finished, parks it if nothing is pending."""
+        if sequence.prompt_sharers:
+            self._share_prompt(sequence)
+        if sequence.is_finished:
+            self.remove(sequence)
+        elif sequence.num_pending == 0:
+            self.parked[sequence] = None
+            self.running.pop(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes it out, wherever it is, and frees its blocks. Does nothing for one that is gone already."""
+        self.running.pop(sequence, None)
+        self.parked.pop(sequence, None)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        for sharer in sequence.prompt_sharers:
+            sharer.waits_for_prompt = False
+        sequence.prompt_sharers.clear()
+        self.cache.free(sequence)
+
+    def restart(self) -> None:
+        """Sends all running sequences back to the queue, in order, after the cache was reset. Tolerates a sequence that an
+        interrupted move left in two places; every move enters the new place before it leaves the old one."""
+        self.waiting = deque(dict.fromkeys((*self.running, *self.waiting)))
+        self.running.clear()
+        for sequence in self.waiting:
+            self.parked.pop(sequence, None)
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> list[Span]:
+        """The spans of the next step, with room reserved in the cache; empty where nothing is to be done.
+
+        Sequences that decode come first, one token each, then prefill chunks share what is left of `max_tokens_per_step`.
+        """
+        if self.waiting:
+            self._admit()
+        spans: dict[Sequence, Span] = {}
+        tokens_left, rows_left = self.max_tokens_per_step, self.max_logit_rows_per_step
+        prefilling = []
+        for sequence in list(self.running):
+            if sequence.num_pending != 1:
+                prefilling.append(sequence)
+            elif tokens_left and self._reserve(sequence, len(sequence.tokens), spans):
+                spans[sequence] = Span(sequence, sequence.num_computed, 1)
+                tokens_left -= 1
+        for sequence in prefilling:
+            start = sequence.num_computed
+            rows_free = max(0, sequence.logits_from - start) + rows_left
+            num_tokens = min(sequence.num_pending, tokens_left, rows_free)
+            if num_tokens and sequence in self.running and self._reserve(sequence, start + num_tokens, spans):
+                spans[sequence] = span = Span(sequence, sequence.num_computed, num_tokens)
+                tokens_left -= num_tokens
+                rows_left -= span.num_rows
+        return list(spans.values())
+
+    def _admit(self) -> None:
+        """Moves waiting sequences to running while there is room for all their tokens, and a block to grow for each that
+        runs. Those that wait for another's prompt are passed over; otherwise no one overtakes."""
+        for sequence in list(self.waiting):
+            if len(self.running) >= self.max_sequences_per_step:
+                return
+            if sequence.waits_for_prompt:
+                continue
+            while not self._has_room(sequence):
+                if not self._reclaim_idle(sequence):
+                    return
+            self.running[sequence] = None
+            self.waiting.remove(sequence)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running)
+        return num_needed <= self.cache.num_free_blocks and self.cache.reserve(sequence, len(sequence.tokens))
+
+    def _reserve(self, sequence: Sequence, num_tokens: int, spans: dict[Sequence, Span]) -> bool:
+        """Room for the sequence up to `num_tokens`, at the cost of others that have no span in this step yet. False where that
+        is not enough, or where the sequence has lost its own place."""
+        if sequence not in self.running:
+            return False
+        while not self.cache.reserve(sequence, num_tokens):
+            if not self._reclaim_idle(sequence) and not self._preempt_last(sequence, spans):
+                return False
+        return True
+
+    def _reclaim_idle(self, spared: Sequence) -> bool:
+        """Drops the cached blocks of one sequence that does not run; False where none holds any."""
+        for sequence in (*self.parked, *reversed(self.waiting)):
+            if sequence.block_table and sequence is not spared:
+                self.cache.free(sequence)
+                return True
+        return False
+
+    def _preempt_last(self, spared: Sequence, spans: dict[Sequence, Span]) -> bool:
+        """Sends the running sequence admitted last, of those without a span, back to the head of the queue."""
+        for sequence in reversed(self.running):
+            if sequence not in spans and sequence is not spared:
+                self.waiting.appendleft(sequence)
+                del self.running[sequence]
+                self.cache.free(sequence)
+                return True
+        return False
+
+    def _share_prompt(self, sequence: Sequence) -> None:
+        """Once all of the prompt but its last token is computed, the sharers get those blocks and compute that token themselves."""
+        num_shared = sequence.num_prompt_tokens - 1
+        if sequence.num_computed < num_shared:
+            return
+        for sharer in sequence.prompt_sharers:
+            sharer.waits_for_prompt = False
+            self.cache.fork(sequence, sharer, num_shared)
+        sequence.prompt_sharers.clear()

@@ -1,0 +1,127 @@
+"""A sequence is data: tokens, how many of them the cache holds, and what is wanted of it. Nothing here computes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+_ids = itertools.count()
+
+
+class Sequence:
+    """One row of tokens on its way through the engine.
+
+    Who changes what: the engine appends to `tokens` and sets `finish_reason`; the cache manager alone changes `block_table`
+    and `num_computed`; the scheduler moves the sequence between its queues. `tokens` only grows while the sequence is in the
+    engine, so its owner may read new ones from another thread.
+
+    `policy` decides what becomes of the sequence's logits (see `sampler.py`), `stopping` when it ends (see
+    `stopping_criteria.py`); both are made anew for each sequence.
+    """
+
+    def __init__(self, prompt: list[int], policy: Any, stopping: Any, max_length: int) -> None:
+        self.id = next(_ids)
+        self.tokens: list[int] = list(prompt)
+        self.num_prompt_tokens = len(prompt)
+        self.policy = policy
+        self.stopping = stopping
+        self.max_length = max_length
+        """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to hold."""
+        self.logits_from = len(prompt) - 1
+        """Logits are wanted of the positions from here on."""
+
+        self.num_computed = 0
+        """Tokens whose keys and values are in the cache."""
+        self.block_table = array("i")
+        """Blocks that hold them, in order; may reach beyond `num_computed`."""
+
+        self.finish_reason: str | None = None
+        """"stop", "length", "cancelled", or "error" with `error` set."""
+        self.error: BaseException | None = None
+        self.prompt_sharers: list[Sequence] = []
+        """Sequences of the same prompt that wait to take over its blocks."""
+        self.waits_for_prompt = False
+        """True while this one is in another's `prompt_sharers`."""
+        self.logprobs: list[TokenLogprob] = []
+        self.times = Times()
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens not yet in the cache: the rest of the prompt, or 1 between two decode steps."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def generated(self) -> list[int]:
+        """A copy of the tokens after the prompt."""
+        return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def append(self, token: int) -> None:
+        """Adds a generated token, whose logits are wanted next."""
+        self.tokens.append(token)
+        self.logits_from = len(self.tokens) - 1
+        if self.times.first_token is None:
+            self.times.first_token = time.perf_counter()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the sequence with an error, which its owner raises; other sequences go on."""
+        self.error = error
+        self.finish_reason = "error"
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence(id={self.id}, prompt={self.num_prompt_tokens}, generated={self.num_generated}, "
+            f"computed={self.num_computed}, blocks={len(self.block_table)}, finished={self.finish_reason})"
+        )
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds on the clock of `time.perf_counter`, and what drafts brought."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    finished: float | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(slots=True)
+class Span:
+    """Tokens of one sequence to compute in one step: `sequence.tokens[start : start + num_tokens]`, then `drafts`."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    drafts: list[int] = field(default_factory=list)
+    """Proposed tokens after the last known one, to be verified; only where the span reaches the end of the tokens."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last token of the span, drafts included: the cache must have room up to here."""
+        return self.start + self.num_tokens + len(self.drafts)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits wanted: those from `sequence.logits_from` on."""
+        return max(0, self.end - max(self.start, self.sequence.logits_from))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of the model's own probability of a token, and of the most likely ones in its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, log-probability), most likely first."""

@@ -1,0 +1,177 @@
+"""Who is told about tokens as they come: streamers with `put` and `end`, ours and those of transformers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
+
+import torch
+from torch import Tensor
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.detokenizer import TextPieces
+
+
+class BaseStreamer:
+    """One sequence's tokens as they come. `put` gets the prompt first, `[1, S]`, then each generated token, `[1]`; `end` comes
+    last. An exception from either ends the generation and reaches its caller."""
+
+    def begin(self, config: SamplingConfig) -> None:
+        """Called before the first `put`, with the config that holds."""
+
+    def put(self, value: Tensor) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must define put(value)")
+
+    def end(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must define end()")
+
+
+class TextStreamer(BaseStreamer):
+    """Writes text as soon as its characters are complete, without waiting for the end of a word, and a newline at the end.
+
+    Subclasses may override `on_text`. Stop strings of the config are not written, nor what follows them.
+    """
+
+    def __init__(self, tokenizer: Any, skip_prompt: bool = False, file: TextIO | None = None) -> None:
+        """`file` is the standard output where None is given."""
+        self.tokenizer = tokenizer
+        self.skip_prompt = skip_prompt
+        self.file = file
+        self.begin(SamplingConfig())
+
+    def begin(self, config: SamplingConfig) -> None:
+        self._pieces = TextPieces(self.tokenizer, config.stop_strings)
+        self._prompt_is_next = True
+
+    def put(self, value: Tensor) -> None:
+        if value.dim() > 1 and value.shape[0] > 1:
+            raise ValueError(f"TextStreamer takes one sequence, got a batch of {value.shape[0]}; CallbackStreamer takes any number")
+        tokens = value.reshape(-1).tolist()
+        if self._prompt_is_next:
+            self._prompt_is_next = False
+            prompt = TextPieces(self.tokenizer)
+            text = "" if self.skip_prompt else "".join([prompt.push(token) for token in tokens]) + prompt.flush()
+        else:
+            text = "".join([self._pieces.push(token) for token in tokens])
+        if text:
+            self.on_text(text)
+
+    def end(self) -> None:
+        self.on_text(self._pieces.flush(), stream_end=True)
+
+    def on_text(self, text: str, stream_end: bool = False) -> None:
+        """Takes the next piece of text; `stream_end` with the last, which may be empty."""
+        file = self.file or sys.stdout
+        file.write(text + "\n" if stream_end else text)
+        file.flush()
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """A generated token of one row of the batch, or the end of that row."""
+
+    row: int
+    """Index into the output's rows: prompt index times num_return_sequences plus the sample's index."""
+    token: int | None
+    """None at the end of the row."""
+    text: str
+    """What this event makes certain; the texts of a row joined are its text in the output. "" without a tokenizer."""
+    finish_reason: str | None = None
+    """Set at the end of the row."""
+
+
+class CallbackStreamer(BaseStreamer):
+    """Calls `callback(StreamEvent)` for every token of every row, for batches of any size."""
+
+    def __init__(self, callback: Callable[[StreamEvent], None], tokenizer: Any = None) -> None:
+        if not callable(callback):
+            raise TypeError(f"callback must be a callable that takes a StreamEvent, got {callback!r}")
+        self.callback = callback
+        self.tokenizer = tokenizer
+        self._pieces: dict[int, TextPieces] = {}
+        self._stop_strings: list[str] | None = None
+
+    def begin(self, config: SamplingConfig) -> None:
+        self._pieces = {}
+        self._stop_strings = config.stop_strings
+
+    # -- the side of the generator: see Feed --
+
+    def start(self, prompts: list[list[int]]) -> None:
+        if self.tokenizer is not None:
+            self._pieces = {row: TextPieces(self.tokenizer, self._stop_strings) for row in range(len(prompts))}
+
+    def token(self, row: int, token: int) -> None:
+        self.callback(StreamEvent(row, token, self._pieces[row].push(token) if self._pieces else ""))
+
+    def finished(self, row: int, reason: str) -> None:
+        self.callback(StreamEvent(row, None, self._pieces[row].flush() if self._pieces else "", reason))
+
+    def end(self) -> None:
+        pass
+
+
+class Feed(Protocol):
+    """What the generator tells about a batch."""
+
+    def start(self, prompts: list[list[int]]) -> None: ...
+
+    def token(self, row: int, token: int) -> None: ...
+
+    def finished(self, row: int, reason: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class NullFeed:
+    """Tells no one."""
+
+    def start(self, prompts: list[list[int]]) -> None:
+        pass
+
+    def token(self, row: int, token: int) -> None:
+        pass
+
+    def finished(self, row: int, reason: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class PutFeed:
+    """Tells a streamer with `put` and `end`, in the way of transformers: the prompt, each token, the end."""
+
+    def __init__(self, streamer: Any) -> None:
+        self.streamer = streamer
+
+    def start(self, prompts: list[list[int]]) -> None:
+        self.streamer.put(torch.tensor(prompts, dtype=torch.int64))
+
+    def token(self, row: int, token: int) -> None:
+        self.streamer.put(torch.tensor([token], dtype=torch.int64))
+
+    def finished(self, row: int, reason: str) -> None:
+        pass
+
+    def end(self) -> None:
+        self.streamer.end()
+
+
+def make_feed(streamer: Any, config: SamplingConfig, num_rows: int) -> Feed:
+    """Raises TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of several."""
+    if streamer is None:
+        return NullFeed()
+    if isinstance(streamer, BaseStreamer):
+        streamer.begin(config)
+    if isinstance(streamer, CallbackStreamer):
+        return streamer
+    if not callable(getattr(streamer, "put", None)) or not callable(getattr(streamer, "end", None)):
+        raise TypeError(f"a streamer has put(tokens) and end(), got {streamer!r}; pace.llm.CallbackStreamer makes one of a function")
+    if num_rows > 1:
+        raise ValueError(
+            f"{type(streamer).__name__} streams one sequence, and this call makes {num_rows}; use pace.llm.CallbackStreamer, or generate one by one"
+        )
+    return PutFeed(streamer)
