@@ -115,7 +115,7 @@ class CacheManager:
         be all that hold any, start again from their first token."""
         for sequence in sequences:
             sequence.num_computed = 0
-            del sequence.block_table[:]
+            sequence.block_table = array("i")  # a new one: the traceback may still hold a view of the old
         self._references = array("i", [0]) * self._num_touched
         self._free = list(range(self._num_touched - 1, -1, -1))
 

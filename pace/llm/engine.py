@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,8 +23,11 @@ class Engine:
     all. The lock is held for one step at a time, in order of asking.
     """
 
-    def __init__(self, model: Any, ops: Any, cache: CacheManager, scheduler: Scheduler, drafter: Drafter | None = None) -> None:
-        """`model` has `forward(ops, batch)`, `vocab_size` and `max_position_embeddings`; `scheduler` works on `cache`."""
+    def __init__(
+        self, model: Any, ops: Any, cache: CacheManager, scheduler: Scheduler, drafter: Drafter | None = None, max_seq_len: int | None = None
+    ) -> None:
+        """`model` has `forward(ops, batch)`, `vocab_size` and `max_position_embeddings`; `scheduler` works on `cache`;
+        `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -32,12 +36,17 @@ class Engine:
         self.sampler = Sampler(ops)
         self.batches = BatchBuilder()
         self.turn = TurnLock()
+        self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
+        """Tokens that one sequence may have: `max_seq_len` or the model's positions, or what the whole cache holds if that is less."""
+        self._discarded: deque[Sequence] = deque()
 
     @classmethod
-    def create(cls, model: Any, ops: Any, cache_bytes: int, drafter: Drafter | None = None, **limits: int) -> Engine:
+    def create(
+        cls, model: Any, ops: Any, cache_bytes: int, drafter: Drafter | None = None, max_seq_len: int | None = None, **limits: int
+    ) -> Engine:
         """An engine with a cache of at most `cache_bytes`; `limits` are those of `Scheduler`."""
         cache = CacheManager(model.kv_spec, cache_bytes)
-        return cls(model, ops, cache, Scheduler(cache, **limits), drafter)
+        return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
 
     # -- the one loop body ---------------------------------------------------------------------------------------------
 
@@ -49,6 +58,7 @@ class Engine:
         """
         with self.turn:
             try:
+                self._discard()
                 spans = self.scheduler.schedule()
                 if not spans:
                     return False
@@ -103,11 +113,6 @@ class Engine:
 
     # -- what the owners of sequences do ---------------------------------------------------------------------------------
 
-    @property
-    def max_length(self) -> int:
-        """Tokens that one sequence may have: positions of the model, or what the whole cache holds if that is less."""
-        return min(self.model.max_position_embeddings, self.cache.capacity)
-
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the engine's."""
         with self.turn:
@@ -123,8 +128,17 @@ class Engine:
                 if not sequence.is_finished:
                     self._finish(sequence, "cancelled")
 
+    def discard_later(self, sequence: Sequence) -> None:
+        """Has a sequence removed before the next step. Takes no lock, so a finaliser may call it at any moment."""
+        self._discarded.append(sequence)
+
+    def _discard(self) -> None:
+        while self._discarded:
+            self.scheduler.remove(self._discarded.popleft())
+
     def check_idle(self) -> None:
         """Raises AssertionError where nothing runs or waits and blocks are leaked, held twice, or held by no one."""
         with self.turn:
+            self._discard()
             assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
             self.cache.check_integrity(self.scheduler.sequences())

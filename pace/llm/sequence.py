@@ -30,8 +30,8 @@ class Sequence:
         self.stopping = stopping
         self.max_length = max_length
         """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to hold."""
-        self.logits_from = len(prompt) - 1
-        """Logits are wanted of the positions from here on."""
+        self.wanted_from: int | None = None
+        """Position of the first token whose logits are wanted; None for the last token, whichever it is at the time."""
 
         self.num_computed = 0
         """Tokens whose keys and values are in the cache."""
@@ -47,6 +47,11 @@ class Sequence:
         """True while this one is in another's `prompt_sharers`."""
         self.logprobs: list[TokenLogprob] = []
         self.times = Times()
+
+    @property
+    def logits_from(self) -> int:
+        """Logits are wanted of the positions from here on."""
+        return len(self.tokens) - 1 if self.wanted_from is None else self.wanted_from
 
     @property
     def num_pending(self) -> int:
@@ -67,9 +72,8 @@ class Sequence:
         return self.finish_reason is not None
 
     def append(self, token: int) -> None:
-        """Adds a generated token, whose logits are wanted next."""
+        """Adds a generated token."""
         self.tokens.append(token)
-        self.logits_from = len(self.tokens) - 1
         if self.times.first_token is None:
             self.times.first_token = time.perf_counter()
 

@@ -30,6 +30,13 @@ class StoppingCriteria:
         return self.stop_strings.trim(text)
 
 
+class NeverStops:
+    """For sequences that generate nothing: sessions and scores."""
+
+    def stop_now(self, sequence: Sequence) -> str | None:
+        return None
+
+
 class TextStop(Protocol):
     def found(self, sequence: Sequence) -> bool: ...
 

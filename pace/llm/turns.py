@@ -12,31 +12,33 @@ class TurnLock:
 
     A plain lock lets a thread that steps in a tight loop take it again before a waiting one wakes up, so that the waiting
     thread would learn of its finished sequences only at the end of the other's. Here a release hands the lock to the thread
-    that has waited longest. Not re-entrant. A KeyboardInterrupt while waiting leaves the queue in order.
+    that has waited longest.
+
+    Not re-entrant. Ctrl-C may strike between any two instructions of this file: a waiting thread leaves the queue, and a
+    holder that could not release is taken to have released when the same thread asks again, as `Engine.abort` then does.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._is_held = False
-        self._queue: deque[threading.Lock] = deque()
+        self._owner: int | None = None
+        self._queue: deque[tuple[threading.Lock, int]] = deque()
 
     def __enter__(self) -> TurnLock:
-        with self._mutex:
-            if not self._is_held:
-                self._is_held = True
-                return self
-            ticket = threading.Lock()
-            ticket.acquire()
-            self._queue.append(ticket)
+        me = threading.get_ident()
+        ticket = threading.Lock()
+        ticket.acquire()
         try:
+            with self._mutex:
+                if self._owner is None or self._owner == me:
+                    self._owner = me
+                    return self
+                self._queue.append((ticket, me))
             ticket.acquire()
         except BaseException:
             with self._mutex:
-                was_waiting = ticket in self._queue
-                if was_waiting:
-                    self._queue.remove(ticket)
-            if not was_waiting:
-                self._release()
+                if (ticket, me) in self._queue:
+                    self._queue.remove((ticket, me))
+            self._release()
             raise
         return self
 
@@ -44,8 +46,11 @@ class TurnLock:
         self._release()
 
     def _release(self) -> None:
+        """Hands over, if this thread is the owner."""
         with self._mutex:
+            if self._owner != threading.get_ident():
+                return
+            self._owner = None
             if self._queue:
-                self._queue.popleft().release()
-            else:
-                self._is_held = False
+                ticket, self._owner = self._queue.popleft()
+                ticket.release()

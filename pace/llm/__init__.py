@@ -1,0 +1,61 @@
+"""Large language models: load one, generate, stream, score.
+
+    from pace.llm import LLMModel, SamplingConfig
+
+Names are imported when first asked for, so that a part can be used without all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pace.llm.cache import CacheManager
+    from pace.llm.configs import KVCacheType, SamplingConfig
+    from pace.llm.engine import Engine
+    from pace.llm.generator import Generator
+    from pace.llm.llm import LLMModel
+    from pace.llm.logits import LogitsProcessor
+    from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.outputs import GenerateOutput, Metrics
+    from pace.llm.sampler import Sampler
+    from pace.llm.scheduler import Scheduler
+    from pace.llm.sequence import TokenLogprob
+    from pace.llm.session import Session
+    from pace.llm.stopping_criteria import StoppingCriteria
+    from pace.llm.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
+
+_HOMES = {
+    "BaseModelForCausalLM": "models.base_model",
+    "BaseStreamer": "streamer",
+    "CacheManager": "cache",
+    "CallbackStreamer": "streamer",
+    "Engine": "engine",
+    "GenerateOutput": "outputs",
+    "Generator": "generator",
+    "KVCacheType": "configs",
+    "LLMModel": "llm",
+    "LogitsProcessor": "logits",
+    "Metrics": "outputs",
+    "Sampler": "sampler",
+    "SamplingConfig": "configs",
+    "Scheduler": "scheduler",
+    "Session": "session",
+    "StoppingCriteria": "stopping_criteria",
+    "StreamEvent": "streamer",
+    "TextStreamer": "streamer",
+    "TokenLogprob": "sequence",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pace.llm' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"pace.llm.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

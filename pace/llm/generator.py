@@ -1,0 +1,222 @@
+"""Prompts to sequences, steps until they are done, sequences to outputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.detokenizer import TextPieces, decode
+from pace.llm.engine import Engine
+from pace.llm.inputs import Prompts, read_prompts
+from pace.llm.logits import build_processors
+from pace.llm.outputs import GenerateOutput, Metrics
+from pace.llm.sampler import Greedy, Policy, Sampling, mix
+from pace.llm.sequence import Sequence
+from pace.llm.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.streamer import Feed, make_feed
+
+logger = logging.getLogger("pace")
+
+DEFAULT_MAX_NEW_TOKENS = 256
+"""Where neither the caller nor the checkpoint says: enough for an answer, short enough to wait for on a slow machine."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One call, ready to run."""
+
+    prompts: Prompts
+    config: SamplingConfig
+    """With every field settled: the caller's, the checkpoint's, or the default."""
+    sequences: list[Sequence]
+    """`num_return_sequences` of each prompt, one prompt after the other."""
+
+
+class Generator:
+    """Drives an engine for one call at a time; any number of threads may use one generator."""
+
+    def __init__(self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None) -> None:
+        """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer prompts are
+        token ids, and there are no texts and no stop strings."""
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.defaults = defaults or SamplingConfig()
+
+    # -- before --------------------------------------------------------------------------------------------------------
+
+    def prepare_for_generate(self, inputs: Any, sampling_config: SamplingConfig | None = None) -> Prepared:
+        """Checks everything that can be checked before any work is done. Raises TypeError, ValueError, NotImplementedError."""
+        if sampling_config is not None and not isinstance(sampling_config, SamplingConfig):
+            raise TypeError(f"sampling_config must be a SamplingConfig, got {type(sampling_config).__name__}")
+        config = (sampling_config or SamplingConfig()).copy().merge_from(self.defaults)
+        config.check_consistent()
+        self._check_against_model(config)
+        prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
+        limits = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
+        seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
+        sequences: list[Sequence] = []
+        for index, (row, limit) in enumerate(zip(prompts.rows, limits)):
+            # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
+            row_seed = mix((seed + index) % 2**64) if config.seed is None else seed
+            sequences += self._sequences_of(row, limit, config, row_seed)
+        return Prepared(prompts, config, sequences)
+
+    def _sequences_of(self, row: list[int], limit: int, config: SamplingConfig, seed: int) -> list[Sequence]:
+        """One sequence per sample of a prompt; the later ones wait to share the first one's prompt."""
+        end_tokens = self._end_tokens(config)
+        samples: list[Sequence] = []
+        for sample in range(config.num_return_sequences):
+            policy = self._policy(config, len(row), end_tokens, seed if sample == 0 else mix(seed ^ mix(sample)))
+            stops = StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None
+            samples.append(Sequence(row, policy, StoppingCriteria(limit, end_tokens, stops), limit))
+        samples[0].prompt_sharers = samples[1:]
+        for sharer in samples[1:]:
+            sharer.waits_for_prompt = True
+        return samples
+
+    def _policy(self, config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int], seed: int) -> Policy:
+        processors = build_processors(config, num_prompt_tokens, end_tokens)
+        if not processors and not config.do_sample and config.logprobs is None:
+            return Greedy()
+        return Sampling(config, processors, seed)
+
+    def _end_tokens(self, config: SamplingConfig) -> list[int]:
+        return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id
+
+    def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:
+        """Tokens, prompt included, at which a row ends. Raises ValueError where the prompt leaves no room for one more."""
+        most = self.engine.max_length
+        if num_prompt_tokens >= most:
+            raise ValueError(
+                f"prompt {index} has {num_prompt_tokens} tokens, and prompt and output together may have {most} "
+                f"(max_position_embeddings, max_seq_len, or what the cache holds); shorten it"
+            )
+        if config.max_new_tokens is not None:
+            wanted = num_prompt_tokens + config.max_new_tokens
+        elif config.max_length is not None:
+            wanted = config.max_length
+            if wanted <= num_prompt_tokens:
+                raise ValueError(f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set max_new_tokens")
+        else:
+            return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
+        if wanted > most:
+            logger.warning("prompt %d with its new tokens may reach %d tokens; it ends with 'length' at %d, the most possible", index, wanted, most)
+        return min(most, wanted)
+
+    def _check_against_model(self, config: SamplingConfig) -> None:
+        """Raises ValueError for token ids that the model does not have, and for stop strings without a tokenizer."""
+        vocab_size = self.engine.model.vocab_size
+        asked = {
+            "logit_bias": config.logit_bias or (),
+            "bad_words_ids": [token for word in config.bad_words_ids or () for token in word],
+            "eos_token_id": self._end_tokens(config),
+        }
+        for name, tokens in asked.items():
+            beyond = [token for token in tokens if token >= vocab_size]
+            if beyond:
+                raise ValueError(f"{name} names the token {beyond[0]}; this model's ids are 0 to {vocab_size - 1}")
+        if config.logprobs is not None and config.logprobs > vocab_size:
+            raise ValueError(f"logprobs={config.logprobs} asks for more tokens than the vocabulary's {vocab_size}")
+        if config.stop_strings and self.tokenizer is None:
+            raise ValueError("stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer")
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def generate(self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None) -> GenerateOutput:
+        """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the streamer's
+        frees what this call held and leaves the calls of other threads running."""
+        prepared = self.prepare_for_generate(inputs, sampling_config)
+        feed = make_feed(streamer, prepared.config, len(prepared.sequences))
+        feed.start([sequence.tokens[:] for sequence in prepared.sequences])
+        events = self._run(prepared.sequences)
+        try:
+            for row, token in events:
+                if token is None:
+                    feed.finished(row, prepared.sequences[row].finish_reason)
+                else:
+                    feed.token(row, token)
+        except BaseException:
+            events.close()
+            self._end_quietly(feed)
+            raise
+        feed.end()
+        return self._output(prepared)
+
+    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
+        """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. The model
+        works when the next piece is asked for; closing the iterator ends the generation."""
+        if self.tokenizer is None:
+            raise ValueError("streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer")
+        prepared = self.prepare_for_generate(prompt, sampling_config)
+        if len(prepared.sequences) != 1:
+            raise ValueError(f"stream continues one prompt once, and this call makes {len(prepared.sequences)} texts; use generate with a CallbackStreamer")
+        return self._pieces(prepared)
+
+    def _pieces(self, prepared: Prepared) -> Iterator[str]:
+        pieces = TextPieces(self.tokenizer, prepared.config.stop_strings)
+        for _, token in self._run(prepared.sequences):
+            piece = pieces.flush() if token is None else pieces.push(token)
+            if piece:
+                yield piece
+
+    def _run(self, sequences: list[Sequence]) -> Iterator[tuple[int, int | None]]:
+        """Steps the engine until the sequences are done; yields (row, token) as they come, and (row, None) as a row ends.
+        However it ends, nothing of these sequences stays in the engine."""
+        num_told = [len(sequence.tokens) for sequence in sequences]
+        live = list(range(len(sequences)))
+        try:
+            self.engine.submit(sequences)
+            while live:
+                self.engine.step()
+                still_live = []
+                for row in live:
+                    sequence = sequences[row]
+                    is_finished = sequence.is_finished  # before the tokens: another thread may be stepping
+                    while num_told[row] < len(sequence.tokens):
+                        num_told[row] += 1
+                        yield row, sequence.tokens[num_told[row] - 1]
+                    if sequence.error is not None:
+                        raise sequence.error
+                    if is_finished:
+                        yield row, None
+                    else:
+                        still_live.append(row)
+                live = still_live
+        finally:
+            self.engine.abort(sequences)
+
+    def _end_quietly(self, feed: Feed) -> None:
+        """Lets whoever reads from the streamer know that nothing more comes; the generation's own error is the one to tell."""
+        try:
+            feed.end()
+        except Exception as error:
+            logger.debug("the streamer's end() failed after a failed generation: %s", error)
+
+    # -- after ---------------------------------------------------------------------------------------------------------
+
+    def _output(self, prepared: Prepared) -> GenerateOutput:
+        config, sequences = prepared.config, prepared.sequences
+        generated = [sequence.generated for sequence in sequences]
+        pad = self._pad_token(config)
+        longest = max(map(len, generated))
+        continuation = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens in generated], dtype=torch.int64)
+        prompts = prepared.prompts.padded(pad).repeat_interleave(config.num_return_sequences, dim=0)
+        texts = [sequence.stopping.trim(decode(self.tokenizer, sequence.generated)) for sequence in sequences] if self.tokenizer else []
+        return GenerateOutput(
+            output_token_ids=torch.cat([prompts, continuation], dim=1),
+            generated_token_ids=generated,
+            texts=texts,
+            finish_reasons=[sequence.finish_reason for sequence in sequences],
+            logprobs=None if config.logprobs is None else [sequence.logprobs for sequence in sequences],
+            metrics=Metrics.of(sequences),
+        )
+
+    def _pad_token(self, config: SamplingConfig) -> int:
+        if config.pad_token_id is not None:
+            return config.pad_token_id
+        return config.eos_token_id[0] if config.eos_token_id else 0

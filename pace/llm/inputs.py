@@ -1,0 +1,135 @@
+"""Whatever a caller hands to `generate`, as a list of token lists: the door where padding ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_IGNORED_KEYS = frozenset({"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"})
+"""What tokenizers may return beside ids and mask; none of it changes what a causal model computes for these tokens."""
+_KINDS = (
+    "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
+    "or a tokenizer's output with input_ids and attention_mask"
+)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one call."""
+
+    rows: list[list[int]]
+    """Token ids without padding."""
+    given: Tensor | None
+    """int64 `[B, S]` where the caller gave a tensor, padding included; None where the rows are to be padded on the left."""
+
+    def padded(self, pad_token: int) -> Tensor:
+        """int64 `[B, S]`: as given, or the rows padded on the left to the longest."""
+        if self.given is not None:
+            return self.given
+        width = max(map(len, self.rows))
+        return torch.tensor([[pad_token] * (width - len(row)) + row for row in self.rows], dtype=torch.int64)
+
+
+def read_prompts(inputs: Any, tokenizer: Any, vocab_size: int) -> Prompts:
+    """The prompts in any of the forms of `LLMModel.generate`.
+
+    Raises TypeError for another kind of object, ValueError for an empty batch or prompt, ids outside `0 .. vocab_size - 1`,
+    a mask of another shape, with a hole, or with nothing kept, and for text without a tokenizer.
+    """
+    if isinstance(inputs, Mapping):
+        prompts = _from_mapping(inputs)
+    elif isinstance(inputs, Tensor) or hasattr(inputs, "__array__"):
+        prompts = _from_tensor(torch.as_tensor(inputs), None)
+    elif isinstance(inputs, str):
+        prompts = Prompts([_encode(inputs, tokenizer)], None)
+    elif isinstance(inputs, (list, tuple)):
+        prompts = _from_list(list(inputs), tokenizer)
+    else:
+        raise TypeError(f"inputs must be {_KINDS}; got {type(inputs).__name__}")
+    _check_rows(prompts.rows, vocab_size)
+    return prompts
+
+
+def _from_list(items: list[Any], tokenizer: Any) -> Prompts:
+    if not items:
+        raise ValueError("inputs is an empty list: there is no prompt to continue; give at least one")
+    if all(isinstance(item, str) for item in items):
+        return Prompts([_encode(item, tokenizer) for item in items], None)
+    if all(_is_token(item) for item in items):
+        return Prompts([[int(item) for item in items]], None)
+    rows = [item.tolist() if hasattr(item, "tolist") and not _is_token(item) else item for item in items]
+    for index, row in enumerate(rows):
+        if not isinstance(row, (list, tuple)) or not all(_is_token(token) for token in row):
+            raise TypeError(f"inputs must be {_KINDS}; item {index} of the list is {row!r:.100}")
+    return Prompts([[int(token) for token in row] for row in rows], None)
+
+
+def _from_mapping(inputs: Mapping) -> Prompts:
+    if "input_ids" not in inputs:
+        raise ValueError(f"a mapping of inputs must hold input_ids; got {', '.join(map(str, inputs)) or 'nothing'}")
+    unknown = [str(key) for key in inputs if key not in _IGNORED_KEYS | {"input_ids", "attention_mask"}]
+    if unknown:
+        raise ValueError(f"inputs hold {', '.join(unknown)}, which pace does not take; give input_ids and attention_mask alone")
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    if isinstance(ids, Tensor) or hasattr(ids, "__array__"):
+        return _from_tensor(torch.as_tensor(ids), None if mask is None else torch.as_tensor(mask))
+    prompts = _from_list(list(ids), tokenizer=None)
+    if mask is None:
+        return prompts
+    masks = [list(mask)] if len(prompts.rows) == 1 and not isinstance(mask[0], (list, tuple)) else [list(row) for row in mask]
+    if [len(row) for row in masks] != [len(row) for row in prompts.rows]:
+        raise ValueError("attention_mask must have the shape of input_ids: their rows have different lengths")
+    if len({len(row) for row in masks}) == 1:
+        return _from_tensor(torch.tensor(prompts.rows), torch.tensor(masks))
+    return Prompts([_keep(torch.tensor(row), torch.tensor(kept), index) for index, (row, kept) in enumerate(zip(prompts.rows, masks))], None)
+
+
+def _from_tensor(ids: Tensor, mask: Tensor | None) -> Prompts:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"token ids must be integers, got a tensor of {ids.dtype}; convert it with .long() if it holds whole ids")
+    if ids.dim() not in (1, 2):
+        raise ValueError(f"token ids must have the shape [S] or [B, S], got {list(ids.shape)}")
+    if mask is not None and mask.shape != ids.shape:
+        raise ValueError(f"attention_mask must have the shape of input_ids, {list(ids.shape)}; got {list(mask.shape)}")
+    ids = ids.reshape(-1, ids.shape[-1]).to("cpu", torch.int64)
+    if ids.numel() == 0:
+        raise ValueError(f"token ids of shape {list(ids.shape)} hold no token; a prompt needs at least one")
+    if mask is None:
+        return Prompts(ids.tolist(), ids.clone())
+    mask = mask.reshape(ids.shape).to("cpu")
+    return Prompts([_keep(row, kept, index) for index, (row, kept) in enumerate(zip(ids, mask))], ids.clone())
+
+
+def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
+    """The ids where the mask is 1, which must be one run."""
+    kept = mask.nonzero().view(-1).tolist()
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"attention_mask must hold 0 and 1 only; row {index} does not")
+    if not kept:
+        raise ValueError(f"attention_mask of row {index} is all 0: the prompt is empty")
+    if kept[-1] - kept[0] + 1 != len(kept):
+        raise ValueError(f"attention_mask of row {index} has a hole: 1s must be one run, with padding to its left or right")
+    return ids[kept[0] : kept[-1] + 1].tolist()
+
+
+def _encode(text: str, tokenizer: Any) -> list[int]:
+    if tokenizer is None:
+        raise ValueError("this model has no tokenizer, so it takes token ids; give tokenizer_name_or_path to use text")
+    return list(tokenizer(text)["input_ids"])
+
+
+def _is_token(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) or (not isinstance(item, (bool, Tensor)) and hasattr(item, "__index__"))
+
+
+def _check_rows(rows: list[list[int]], vocab_size: int) -> None:
+    for index, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"prompt {index} is empty: the model needs at least one token to continue; give it a beginning-of-text token")
+        worst = min(row) if min(row) < 0 else max(row)
+        if not 0 <= worst < vocab_size:
+            raise ValueError(f"prompt {index} holds the token id {worst}; this model's ids are 0 to {vocab_size - 1}")

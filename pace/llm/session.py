@@ -1,0 +1,214 @@
+"""A sequence in the caller's hands: append tokens, see logits, take tokens back, branch. And scoring, which is built of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pace.llm.engine import Engine
+from pace.llm.sequence import Sequence, Span
+from pace.llm.stopping_criteria import NeverStops
+
+
+class CollectLogits:
+    """A policy that keeps the logits of positions `first .. first + num_rows - 1`, and goes on with no token."""
+
+    wants_argmax_only = False
+
+    def __init__(self, first: int, num_rows: int, vocab_size: int) -> None:
+        self.first = first
+        self.rows = torch.empty(num_rows, vocab_size)
+        self.is_complete = False
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        begin = span.end - logits.shape[0] - self.first  # a dropped cache may bring rows a second time, with equal content
+        self.rows[begin : begin + logits.shape[0]] = logits
+        self.is_complete = begin + logits.shape[0] == self.rows.shape[0]
+        return []
+
+
+class ScoreTokens:
+    """A policy that keeps the log-probability of each token given those before it; no more logits than one step's are held."""
+
+    wants_argmax_only = False
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = torch.tensor(tokens, dtype=torch.int64)
+        self.logprobs = torch.empty(len(tokens) - 1)
+        self.is_complete = len(tokens) == 1
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        first, last = span.end - logits.shape[0], min(span.end, len(self.tokens) - 1)
+        next_tokens = self.tokens[first + 1 : last + 1, None]
+        self.logprobs[first:last] = ops.log_softmax(logits)[: last - first].gather(1, next_tokens)[:, 0]
+        self.is_complete = last == len(self.tokens) - 1
+        return []
+
+
+class Session:
+    """Tokens whose keys and values are kept between calls.
+
+    Made by `LLMModel.session()`; `close` it, or use it in a `with` block, to give its memory back. When memory is short the
+    cached part of an idle session may be dropped; it is computed again at the next `append`, with the same result. One
+    session belongs to one thread at a time; different sessions, and generations, may run at once.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._is_closed = True
+        self._engine = engine
+        self._sequence = Sequence([], policy=None, stopping=NeverStops(), max_length=engine.max_length)
+        with engine.turn:
+            engine.scheduler.park(self._sequence)
+        self._is_closed = False
+
+    @property
+    def tokens(self) -> list[int]:
+        """A copy of all tokens so far."""
+        return list(self._sequence.tokens)
+
+    def __len__(self) -> int:
+        return len(self._sequence.tokens)
+
+    def append(self, ids: Iterable[int] | Tensor, logits: str | int = "last") -> Tensor:
+        """Adds tokens and returns fp32 `[rows, vocab]`: row i holds the logits of what follows the i-th of the wanted tokens.
+
+        `logits`: "last" wants the last token (1 row), "all" every token of `ids`, an int k the last k of them. The first
+        append's length counts as the prompt's for rope scaling that looks at it (dynamic, longrope).
+
+        Raises ValueError for no ids, ids outside the vocabulary, more tokens than the context holds, k out of `1 .. len(ids)`,
+        or logits that are not finite. After an error or Ctrl-C the session is as it was before.
+        """
+        self._check_open()
+        ids = self._checked_ids(ids)
+        num_rows = self._num_rows(logits, len(ids))
+        sequence, engine = self._sequence, self._engine
+        length = len(sequence.tokens)
+        policy = CollectLogits(length + len(ids) - num_rows, num_rows, engine.model.vocab_size)
+        try:
+            with engine.turn:
+                sequence.policy = policy
+                sequence.tokens.extend(ids)
+                sequence.num_prompt_tokens = sequence.num_prompt_tokens or len(ids)
+                sequence.wanted_from = policy.first
+                engine.scheduler.add(sequence)
+            while not policy.is_complete:
+                engine.step()
+                if sequence.error is not None:
+                    raise sequence.error
+        except BaseException:
+            self._restore(length)
+            raise
+        return policy.rows
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forgets all but the first `num_tokens` tokens. Raises ValueError where there are fewer."""
+        self._check_open()
+        if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
+            raise TypeError(f"truncate takes the number of tokens to keep, an int; got {num_tokens!r}")
+        if not 0 <= num_tokens <= len(self):
+            raise ValueError(f"truncate takes the number of tokens to keep, 0 to {len(self)}; got {num_tokens}")
+        with self._engine.turn:
+            self._cut(num_tokens)
+
+    def fork(self) -> Session:
+        """A second session with the same tokens. What is cached is shared until one of the two writes over it."""
+        self._check_open()
+        twin = Session(self._engine)
+        source, target = self._sequence, twin._sequence
+        with self._engine.turn:
+            target.tokens = list(source.tokens)
+            target.num_prompt_tokens = source.num_prompt_tokens
+            self._engine.cache.fork(source, target, source.num_computed)
+        return twin
+
+    def close(self) -> None:
+        """Gives the memory back. Closing twice is harmless."""
+        self._is_closed = True
+        self._engine.abort([self._sequence])
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # No lock here: a collection may happen inside a step of this very thread. The engine closes it before its next step.
+        if not self._is_closed:
+            self._engine.discard_later(self._sequence)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("this session is closed; make a new one with LLMModel.session()")
+
+    def _checked_ids(self, ids: Iterable[int] | Tensor) -> list[int]:
+        if isinstance(ids, str):
+            raise TypeError("append takes token ids, got a string; encode it with the model's tokenizer")
+        if isinstance(ids, Tensor) and (ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() > 1):
+            raise TypeError(f"append takes token ids, an integer tensor [S]; got {ids.dtype} {list(ids.shape)}")
+        ids = ids.reshape(-1).tolist() if isinstance(ids, Tensor) else [ids] if isinstance(ids, int) else list(ids)
+        vocab_size = self._engine.model.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not hasattr(token, "__index__"):
+                raise TypeError(f"append takes token ids, which are ints; got {token!r}")
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"append got the token id {token}; this model's ids are 0 to {vocab_size - 1}")
+        if not ids:
+            raise ValueError("append got no token; give at least one")
+        if len(self) + len(ids) > self._sequence.max_length:
+            raise ValueError(f"the session has {len(self)} tokens; {len(ids)} more would pass the {self._sequence.max_length} that fit")
+        return [int(token) for token in ids]
+
+    def _num_rows(self, logits: str | int, num_ids: int) -> int:
+        named = {"last": 1, "all": num_ids}
+        if isinstance(logits, str) and logits in named:
+            return named[logits]
+        if isinstance(logits, bool) or not isinstance(logits, int) or not 1 <= logits <= num_ids:
+            raise ValueError(f'logits must be "last", "all", or an int from 1 to the {num_ids} tokens appended; got {logits!r}')
+        return logits
+
+    def _cut(self, num_tokens: int) -> None:
+        """Forgets tokens from the end; the engine's lock is held, and the sequence is parked."""
+        sequence = self._sequence
+        del sequence.tokens[num_tokens:]
+        sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
+        self._engine.cache.truncate(sequence, num_tokens)
+
+    def _restore(self, num_tokens: int) -> None:
+        """Back to a parked sequence of `num_tokens` tokens, from wherever an append was broken off."""
+        sequence, engine = self._sequence, self._engine
+        with engine.turn:
+            engine.scheduler.remove(sequence)
+            sequence.error = sequence.finish_reason = None
+            self._cut(num_tokens)
+            engine.scheduler.park(sequence)
+
+
+def score(engine: Engine, rows: list[list[int]]) -> list[Tensor]:
+    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has none.
+
+    Computed in chunks: the logits of a long row are never in memory all at once. Raises ValueError for rows longer than the
+    engine holds.
+    """
+    for index, row in enumerate(rows):
+        if len(row) > engine.max_length:
+            raise ValueError(f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}")
+    policies = [ScoreTokens(row) for row in rows]
+    sequences = [Sequence(row, policy, NeverStops(), engine.max_length) for row, policy in zip(rows, policies)]
+    for sequence in sequences:
+        sequence.wanted_from = 0
+    try:
+        engine.submit(sequence for sequence, policy in zip(sequences, policies) if not policy.is_complete)
+        while not all(policy.is_complete for policy in policies):
+            engine.step()
+            for sequence in sequences:
+                if sequence.error is not None:
+                    raise sequence.error
+    finally:
+        engine.abort(sequences)
+    return [policy.logprobs for policy in policies]

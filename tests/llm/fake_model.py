@@ -1,0 +1,95 @@
+"""A model without weights whose logits depend on every token of the sequence, as read back from the cache.
+
+What it stores as a key is the token and its position, so that a wrong slot, a block lost, shared or overwritten, and a
+position computed twice or never all change the logits, or raise at once.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+
+from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVSpec
+from pace.ops import reference
+
+OPS = reference
+
+
+class FakeModel:
+    """`forward` as the engine knows it. `hook`, where set, is called with each batch before anything else."""
+
+    def __init__(self, vocab_size: int = 50, max_position_embeddings: int = 4096, eos_bias: float = 0.0) -> None:
+        self.vocab_size = vocab_size
+        self.max_position_embeddings = max_position_embeddings
+        self.eos_bias = eos_bias
+        self.kv_spec = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+        self.hook = lambda batch: None
+        self.num_calls = 0
+        self._busy = threading.Lock()
+
+    def logits_of(self, tokens: list[int]) -> torch.Tensor:
+        """fp32 `[V]`: what follows these tokens. A different sequence gives unrelated numbers."""
+        logits = np.random.default_rng([len(tokens), *tokens]).standard_normal(self.vocab_size).astype(np.float32) * 3
+        logits[0] += self.eos_bias
+        return torch.from_numpy(logits)
+
+    def forward(self, ops: object, batch: ForwardBatch) -> torch.Tensor:
+        assert self._busy.acquire(blocking=False), "two threads in one step"
+        try:
+            self.hook(batch)
+            self.num_calls += 1
+            return self._forward(batch)
+        finally:
+            self._busy.release()
+
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        spans = batch.spans
+        starts, lengths = spans.query_start.tolist(), spans.kv_len.tolist()
+        assert starts[0] == 0 and starts[-1] == len(batch.tokens) == len(batch.positions) == len(batch.slots) == len(batch.rope_lengths)
+        assert len(set(batch.slots.tolist())) == len(batch.slots), "two tokens share a slot"
+        assert bool((batch.rope_lengths > batch.positions).all())
+        for kv in batch.kv:
+            kv.k[batch.slots // BLOCK_SIZE, 0, 0, batch.slots % BLOCK_SIZE] = batch.tokens.float()
+            kv.k[batch.slots // BLOCK_SIZE, 0, 1, batch.slots % BLOCK_SIZE] = batch.positions.float()
+        rows = []
+        wanted = set(batch.logit_rows.tolist())
+        assert batch.logit_rows.tolist() == sorted(wanted)
+        for index, length in enumerate(lengths):
+            past = self._read_back(batch, index, length)
+            first = length - (starts[index + 1] - starts[index])
+            assert batch.positions[starts[index] : starts[index + 1]].tolist() == list(range(first, length))
+            rows += [self.logits_of(past[: position + 1]) for position in range(first, length) if starts[index] + position - first in wanted]
+        assert len(rows) == len(wanted)
+        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+
+    def _read_back(self, batch: ForwardBatch, index: int, length: int) -> list[int]:
+        blocks = batch.spans.block_table[index, : -(-length // BLOCK_SIZE)].long()
+        for kv in batch.kv:
+            content = kv.k[blocks, 0].permute(1, 0, 2).reshape(2, -1)[:, :length]
+            assert content[1].tolist() == list(range(length)), f"positions in the cache: {content[1].tolist()}"
+        return [int(token) for token in content[0]]
+
+
+class FakeTokenizer:
+    """Token i is the letter chr(97 + i % 26); token 0 ends a text and is special."""
+
+    eos_token_id = 0
+    pad_token_id = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) - 97 for letter in text]}
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True) -> str:
+        return "".join(chr(97 + token % 26) for token in tokens if token or not skip_special_tokens)
+
+
+def greedy(model: FakeModel, prompt: list[int], num_tokens: int, end_tokens: tuple[int, ...] = ()) -> list[int]:
+    """The generated tokens by the definition: no cache, no batch."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(model.logits_of(tokens).argmax()))
+        if tokens[-1] in end_tokens:
+            break
+    return tokens[len(prompt) :]

@@ -1,0 +1,320 @@
+"""Properties of the engine, exact, on a model whose logits show every mistake in the cache."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from fake_model import OPS, FakeModel, FakeTokenizer, greedy
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.engine import Engine
+from pace.llm.generator import Generator
+from pace.llm.sampler import Greedy
+from pace.llm.sequence import Sequence
+from pace.llm.stopping_criteria import StoppingCriteria
+
+PLENTY = 1 << 22
+
+
+def make_generator(model: FakeModel | None = None, num_blocks: int | None = None, **limits: int) -> Generator:
+    model = model or FakeModel()
+    cache_bytes = PLENTY if num_blocks is None else num_blocks * model.kv_spec.block_bytes
+    return Generator(Engine.create(model, OPS, cache_bytes, **limits), FakeTokenizer(), SamplingConfig(eos_token_id=0))
+
+
+def random_prompts(seed: int, count: int, longest: int = 70) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(1, 50) for _ in range(chance.randint(1, longest))] for _ in range(count)]
+
+
+def make_sequence(model: FakeModel, prompt: list[int], num_tokens: int) -> Sequence:
+    limit = len(prompt) + num_tokens
+    return Sequence(prompt, Greedy(), StoppingCriteria(limit, end_tokens=[0]), limit)
+
+
+def assert_greedy(model: FakeModel, sequence: Sequence, num_tokens: int) -> None:
+    assert sequence.generated == greedy(model, sequence.tokens[: sequence.num_prompt_tokens], num_tokens, (0,))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 33])
+@pytest.mark.parametrize("limits", [{}, {"max_tokens_per_step": 1}, {"max_tokens_per_step": 5, "max_sequences_per_step": 3}, {"max_tokens_per_step": 33}])
+def test_a_ragged_batch_gives_what_each_prompt_gives_alone(count: int, limits: dict[str, int]) -> None:
+    generator = make_generator(**limits)
+    prompts = random_prompts(count, count)
+    out = generator.generate(prompts, SamplingConfig(max_new_tokens=20))
+    model = generator.engine.model
+    assert out.generated_token_ids == [greedy(model, prompt, 20, (0,)) for prompt in prompts]
+    assert out.finish_reasons == ["stop" if tokens[-1] == 0 else "length" for tokens in out.generated_token_ids]
+    generator.engine.check_idle()
+    assert generator.engine.cache.used_bytes == 0
+
+
+@pytest.mark.parametrize("num_blocks", [6, 7, 9, 14, 25])
+def test_a_cache_too_small_for_all_preempts_and_changes_nothing(num_blocks: int) -> None:
+    generator = make_generator(num_blocks=num_blocks, max_tokens_per_step=24)
+    prompts = random_prompts(num_blocks, 9, longest=50)
+    out = generator.generate(prompts, SamplingConfig(max_new_tokens=40, ignore_eos=True))
+    assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40) for prompt in prompts]
+    generator.engine.check_idle()
+
+
+def test_preemption_really_happens() -> None:
+    generator = make_generator(num_blocks=6)
+    lengths = []
+    generator.engine.model.hook = lambda batch: lengths.append(len(batch.tokens))
+    generator.generate([[1] * 20, [2] * 20], SamplingConfig(max_new_tokens=60, ignore_eos=True))
+    assert sum(lengths) > 2 * (20 + 59), "something was computed twice, since 6 blocks do not hold two times 80 positions"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_arrivals_and_aborts_at_random_steps_leak_nothing(seed: int) -> None:
+    chance = random.Random(seed)
+    model = FakeModel(eos_bias=1.0)
+    engine = Engine.create(model, OPS, 12 * model.kv_spec.block_bytes, max_tokens_per_step=chance.choice([1, 7, 64]), max_sequences_per_step=4)
+    live: list[Sequence] = []
+    done: list[Sequence] = []
+    for prompt in random_prompts(seed, 25, longest=60):
+        live.append(make_sequence(model, prompt, chance.randint(1, 60)))
+        engine.submit([live[-1]])
+        for _ in range(chance.randint(0, 12)):
+            engine.step()
+            engine.cache.check_integrity(engine.scheduler.sequences())
+        if chance.random() < 0.3:
+            engine.abort([live.pop(chance.randrange(len(live)))])
+    while engine.step():
+        engine.cache.check_integrity(engine.scheduler.sequences())
+    for sequence in live + done:
+        assert_greedy(model, sequence, sequence.max_length - sequence.num_prompt_tokens)
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+def test_an_aborted_sequence_is_cancelled_and_the_others_go_on() -> None:
+    model = FakeModel()
+    engine = Engine.create(model, OPS, PLENTY)
+    first, second = make_sequence(model, [5, 6], 30), make_sequence(model, [7], 30)
+    engine.submit([first, second])
+    engine.step()
+    engine.abort([first])
+    assert first.finish_reason == "cancelled" and not first.block_table
+    while engine.step():
+        pass
+    assert_greedy(model, second, 30)
+    engine.check_idle()
+
+
+def test_several_threads_share_steps() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=5, num_blocks=20)
+    prompts = random_prompts(3, 8, longest=40)
+    results: dict[int, list[list[int]]] = {}
+
+    def work(index: int) -> None:
+        results[index] = generator.generate([prompts[index], prompts[-1 - index]], SamplingConfig(max_new_tokens=30)).generated_token_ids
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    model = generator.engine.model
+    for index in range(len(prompts)):
+        assert results[index] == [greedy(model, prompts[index], 30), greedy(model, prompts[-1 - index], 30)]
+    generator.engine.check_idle()
+    assert model.num_calls < 8 * 2 * 30, "steps were shared"
+
+
+def test_a_short_call_returns_while_a_long_one_goes_on() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    order = []
+
+    def work(num_tokens: int) -> None:
+        generator.generate([num_tokens % 50 + 1], SamplingConfig(max_new_tokens=num_tokens))
+        order.append(num_tokens)
+
+    threads = [threading.Thread(target=work, args=(num_tokens,)) for num_tokens in (400, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert order == [5, 400]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [0, 1, 9])
+def test_an_error_inside_a_step_frees_this_call_and_spares_others(error: type[BaseException], after: int) -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    engine = generator.engine
+    other = make_sequence(engine.model, [9, 8, 7], 40)
+    engine.submit([other])
+    calls = []
+
+    def fail(batch: object) -> None:
+        calls.append(1)
+        if len(calls) == after + 1:
+            raise error
+
+    engine.model.hook = fail
+    with pytest.raises(error):
+        generator.generate([[1, 2, 3], [4]], SamplingConfig(max_new_tokens=30))
+    assert list(engine.scheduler.sequences()) == [other]
+    out = generator.generate([1, 2, 3], SamplingConfig(max_new_tokens=30))
+    assert out.generated_token_ids == [greedy(engine.model, [1, 2, 3], 30)]
+    while engine.step():
+        pass
+    assert_greedy(engine.model, other, 40)
+    engine.check_idle()
+
+
+def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> None:
+    """Raises KeyboardInterrupt at the n-th executed line of the engine's own files, for many n."""
+    import sys
+
+    files = ("engine.py", "scheduler.py", "cache.py", "sampler.py", "batching.py", "sequence.py", "stopping_criteria.py")
+    model = FakeModel()
+    for stop_at in range(5, 1500, 13):
+        generator = make_generator(model, num_blocks=8, max_tokens_per_step=20)
+        engine = generator.engine
+        others = [make_sequence(model, [9, 8, 7] * 8, 30), make_sequence(model, [3] * 20, 25)]
+        engine.submit(others)
+        count = 0
+
+        def trace(frame, event, argument):
+            nonlocal count
+            if event == "call":
+                return trace if frame.f_code.co_filename.endswith(files) and frame.f_code.co_name not in ("__enter__", "__exit__", "_recover") else None
+            if event == "line":
+                count += 1
+                if count == stop_at:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            for _ in range(40):
+                engine.step()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        engine.cache.check_integrity(engine.scheduler.sequences())
+        while engine.step():
+            pass
+        for sequence, num_tokens in zip(others, (30, 25)):
+            assert_greedy(model, sequence, num_tokens)
+        engine.check_idle()
+
+
+class ScriptedDrafter:
+    """Proposes the true continuation, with a wrong token at random places."""
+
+    def __init__(self, model: FakeModel, chance: random.Random, length: int) -> None:
+        self.model, self.chance, self.length = model, chance, length
+
+    def extend(self, spans, cache) -> None:
+        for span in spans:
+            sequence = span.sequence
+            room = min(self.length, sequence.max_length - len(sequence.tokens) - 1)
+            if span.num_rows == 1 and room > 0 and cache.reserve(sequence, len(sequence.tokens) + room):
+                drafts = greedy(self.model, sequence.tokens, room)
+                span.drafts = [token if self.chance.random() < 0.7 else (token + 1) % 50 for token in drafts]
+
+
+@pytest.mark.parametrize("length", [1, 4, 20])
+@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(do_sample=True, seed=3, repetition_penalty=1.3), SamplingConfig(no_repeat_ngram_size=2)])
+def test_drafts_change_nothing_but_the_number_of_steps(length: int, config: SamplingConfig) -> None:
+    model = FakeModel()
+    prompts = random_prompts(length, 6, longest=40)
+    config = config.copy()
+    config.max_new_tokens = 40
+    plain = make_generator(model).generate(prompts, config)
+    engine = Engine.create(model, OPS, 30 * model.kv_spec.block_bytes, drafter=ScriptedDrafter(model, random.Random(1), length))
+    drafted = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0)).generate(prompts, config)
+    assert drafted.generated_token_ids == plain.generated_token_ids
+    assert 0 < drafted.metrics.num_accepted_tokens < drafted.metrics.num_drafted_tokens
+    assert plain.metrics.num_drafted_tokens == 0
+    engine.check_idle()
+
+
+def test_logits_that_are_not_finite_fail_their_sequence_alone() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    engine = generator.engine
+    good = make_sequence(engine.model, [1], 10)
+    engine.submit([good])
+    honest = engine.model.logits_of
+    engine.model.logits_of = lambda tokens: honest(tokens) * float("nan") if tokens[0] == 2 and len(tokens) > 4 else honest(tokens)
+    with pytest.raises(ValueError, match="not finite"):
+        generator.generate([2], SamplingConfig(max_new_tokens=10))
+    engine.model.logits_of = honest
+    while engine.step():
+        pass
+    assert_greedy(engine.model, good, 10)
+    engine.check_idle()
+
+
+def test_samples_of_one_prompt_compute_it_once() -> None:
+    generator = make_generator()
+    computed = []
+    generator.engine.model.hook = lambda batch: computed.append(len(batch.tokens))
+    prompt = random_prompts(1, 1, 60)[0] * 3
+    out = generator.generate(prompt, SamplingConfig(do_sample=True, num_return_sequences=6, seed=1, max_new_tokens=20, ignore_eos=True))
+    assert sum(computed) == len(prompt) + 5 + 6 * 19
+    assert len(set(map(tuple, out.generated_token_ids))) > 1
+    alone = generator.generate(prompt, SamplingConfig(do_sample=True, seed=1, max_new_tokens=20, ignore_eos=True))
+    assert out.generated_token_ids[0] == alone.generated_token_ids[0]
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("num_blocks", [5, 8, 12])
+def test_samples_survive_a_small_cache(num_blocks: int) -> None:
+    config = SamplingConfig(do_sample=True, num_return_sequences=5, seed=4, max_new_tokens=40, ignore_eos=True)
+    prompts = [[1, 2, 3] * 8, [4] * 17]
+    small, large = make_generator(num_blocks=num_blocks), make_generator()
+    assert small.generate(prompts, config).generated_token_ids == large.generate(prompts, config).generated_token_ids
+    small.engine.check_idle()
+
+
+def test_rows_that_stopped_cost_nothing() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    sizes = []
+    generator.engine.model.hook = lambda batch: sizes.append(len(batch.tokens))
+    short = SamplingConfig(max_length=12)
+    generator.generate([[1] * 10, [2] * 2], short)
+    assert sizes == [12, 2] + [1] * 8
+
+
+def test_the_same_shape_does_not_hide_new_content() -> None:
+    """Two calls of equal shapes use the same buffers."""
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    for token in (3, 4, 5):
+        out = generator.generate([token], SamplingConfig(max_new_tokens=5))
+        assert out.generated_token_ids == [greedy(generator.engine.model, [token], 5)]
+
+
+def test_check_idle_sees_a_leak() -> None:
+    generator = make_generator()
+    generator.engine.check_idle()
+    stray = make_sequence(generator.engine.model, [1], 5)
+    generator.engine.cache.reserve(stray, 20)
+    with pytest.raises(AssertionError, match="holders"):
+        generator.engine.check_idle()
+
+
+def test_torch_seed_makes_unseeded_sampling_repeatable() -> None:
+    generator = make_generator()
+    config = SamplingConfig(do_sample=True, max_new_tokens=10)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(generator.generate([1, 2], config).generated_token_ids)
+    assert outs[0] == outs[1] != outs[2]
+
+
+def test_a_seed_gives_a_row_the_same_tokens_whatever_its_neighbours() -> None:
+    generator = make_generator()
+    config = SamplingConfig(do_sample=True, seed=11, max_new_tokens=25, temperature=1.5, top_k=0)
+    prompts = random_prompts(5, 12)
+    together = generator.generate(prompts, config).generated_token_ids
+    assert together == [generator.generate(prompt, config).generated_token_ids[0] for prompt in prompts]
