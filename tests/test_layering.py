@@ -11,14 +11,15 @@ ROOT = Path(__file__).parent.parent
 
 # Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching name counts.
 LAYERS: list[list[str]] = [
-    ["pace", "pace._C", "pace.env", "pace.llm.configs", "pace.llm.outputs", "pace.llm.batch", "pace.llm.sequence"],
+    ["pace", "pace._C", "pace.env", "pace.llm.configs", "pace.llm.outputs", "pace.llm.batch", "pace.llm.sequence"]
+    + ["pace.llm.detokenizer", "pace.llm.turns"],
     ["pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.llm.layers"],
     ["pace.llm.models"],
     [f"pace.llm.{name}" for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")],
-    ["pace.llm.engine", "pace.llm.prefix_cache"],
-    ["pace.llm.generator", "pace.llm.llm", "pace.llm.session", "pace.llm"],
+    ["pace.llm.engine", "pace.llm.batching", "pace.llm.prefix_cache"],
+    ["pace.llm.generator", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
     ["pace.cli", "pace.server", "pace.__main__"],
 ]
 STRANGERS = ["pace.llm.scheduler", "pace.llm.cache", "pace.llm.drafter", "pace.llm.sampler", "pace.llm.streamer"] + [

@@ -13,7 +13,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.detokenizer import TextPieces, decode
 from pace.llm.engine import Engine
 from pace.llm.inputs import Prompts, read_prompts
-from pace.llm.logits import build_processors
+from pace.llm.logits import build_filters, build_processors
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.sampler import Greedy, Policy, Sampling, mix
 from pace.llm.sequence import Sequence
@@ -83,7 +83,7 @@ class Generator:
         processors = build_processors(config, num_prompt_tokens, end_tokens)
         if not processors and not config.do_sample and config.logprobs is None:
             return Greedy()
-        return Sampling(config, processors, seed)
+        return Sampling(processors, build_filters(config), seed if config.do_sample else None, config.logprobs)
 
     def _end_tokens(self, config: SamplingConfig) -> list[int]:
         return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id

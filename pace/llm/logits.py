@@ -210,16 +210,25 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
 # Filters of sampling
 
 
-def warp_(ops: Any, config: SamplingConfig, logits: Tensor) -> None:
-    """Temperature, then top_k, top_p, min_p and typical_p, on `logits [V]` in place: what is filtered out becomes -inf."""
+Filter = Callable[[Any, Tensor], None]
+"""(ops, logits [V]): sets what is filtered out to -inf, in place."""
+
+
+def build_filters(config: SamplingConfig) -> list[Filter]:
+    """Temperature, top_k and top_p, min_p, typical_p, in this order, as far as `config` asks for them; none for greedy."""
+    filters: list[Filter] = []
+    if not config.do_sample:
+        return filters
     if config.temperature != 1.0:
-        logits.div_(config.temperature)
+        filters.append(lambda ops, logits: logits.div_(config.temperature))
     if config.top_k or config.top_p < 1.0:
-        ops.top_k_top_p_(logits[None], torch.tensor([config.top_k]), torch.tensor([config.top_p], dtype=torch.float32))
+        top_k, top_p = torch.tensor([config.top_k], dtype=torch.int64), torch.tensor([config.top_p], dtype=torch.float32)
+        filters.append(lambda ops, logits: ops.top_k_top_p_(logits[None], top_k, top_p))
     if config.min_p:
-        keep_min_p_(ops, logits, config.min_p)
+        filters.append(lambda ops, logits: keep_min_p_(ops, logits, config.min_p))
     if config.typical_p < 1.0:
-        keep_typical_(ops, logits, config.typical_p)
+        filters.append(lambda ops, logits: keep_typical_(ops, logits, config.typical_p))
+    return filters
 
 
 def keep_min_p_(ops: Any, logits: Tensor, min_p: float) -> None:

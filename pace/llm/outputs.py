@@ -65,3 +65,30 @@ class GenerateOutput:
     logprobs: list[list[TokenLogprob]] | None
     """Per row and generated token, where `SamplingConfig.logprobs` asked for them."""
     metrics: Metrics
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Where a model's memory is, in bytes. `print(report)` shows it as a table."""
+
+    weights: dict[str, int]
+    """Resident weights by part of the model."""
+    cache_used: int
+    """Key/value blocks that sequences and sessions hold now."""
+    cache_touched: int
+    """Key/value blocks written at least once: what the cache takes of the machine's memory."""
+    cache_budget: int
+    """What the cache may grow to."""
+    process: int
+    """Resident memory of the whole process; 0 where the system does not tell."""
+
+    @property
+    def total(self) -> int:
+        """Weights and touched cache."""
+        return sum(self.weights.values()) + self.cache_touched
+
+    def __str__(self) -> str:
+        rows = [(f"weights: {part}", size) for part, size in sorted(self.weights.items(), key=lambda item: -item[1])]
+        rows += [("cache, in use", self.cache_used), ("cache, touched", self.cache_touched), ("cache, budget", self.cache_budget)]
+        rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
+        return "\n".join(f"{name:<28}{size / 2**20:>12,.1f} MiB" for name, size in rows)

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pace.llm.configs import SamplingConfig
-from pace.llm.logits import LogitsProcessor, warp_
 from pace.llm.sequence import Sequence, Span, TokenLogprob
 
 
@@ -35,7 +33,7 @@ class Greedy:
 
 
 class Sampling:
-    """Processors, then the filters and a draw, or the largest where `config.do_sample` is False; log-probabilities where asked.
+    """Processors, then filters and a draw, or the largest where nothing is to be drawn; log-probabilities where asked.
 
     A draw depends on the seed and on how many tokens were generated before, on nothing else. Drafts are verified by drawing
     the token of each row and going on while it is the drafted one: the tokens are those that would have been drawn without.
@@ -43,10 +41,13 @@ class Sampling:
 
     wants_argmax_only = False
 
-    def __init__(self, config: SamplingConfig, processors: list[LogitsProcessor], seed: int) -> None:
-        self.config = config
+    def __init__(self, processors: list[Any], filters: list[Any], seed: int | None, num_logprobs: int | None) -> None:
+        """`processors` and `filters` are those of `logits.py`; without a seed the largest logit is taken; `num_logprobs` most
+        likely tokens are recorded beside the chosen one, None for no record."""
         self.processors = processors
+        self.filters = filters
         self.seed = seed
+        self.num_logprobs = num_logprobs
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         sequence, chosen = span.sequence, []
@@ -70,14 +71,15 @@ class Sampling:
                 f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
                 f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors"
             )
-        if self.config.do_sample:
-            warp_(ops, self.config, logits)
-            token = draw(ops.softmax(logits[None])[0], uniform(self.seed, num_generated))
-        else:
+        for keep_ in self.filters:
+            keep_(ops, logits)
+        if self.seed is None:
             token = int(ops.argmax(logits[None])[0])
-        if self.config.logprobs is not None:
+        else:
+            token = draw(ops.softmax(logits[None])[0], uniform(self.seed, num_generated))
+        if self.num_logprobs is not None:
             del sequence.logprobs[num_generated:]
-            sequence.logprobs.append(token_logprob(ops, raw, token, self.config.logprobs))
+            sequence.logprobs.append(token_logprob(ops, raw, token, self.num_logprobs))
         return token
 
 

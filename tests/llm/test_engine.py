@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from fake_model import OPS, FakeModel, FakeTokenizer, greedy
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine import Engine

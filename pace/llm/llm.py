@@ -1,0 +1,191 @@
+"""The face: a checkpoint that generates, streams, keeps sessions and scores. No logic of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pace.llm.cache import available_memory_bytes
+from pace.llm.configs import KVCacheType, SamplingConfig
+from pace.llm.engine import Engine
+from pace.llm.generator import Generator
+from pace.llm.inputs import read_prompts
+from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
+from pace.llm.models.model_utils import load_model, parse_dtype, select_ops
+from pace.llm.outputs import GenerateOutput, MemoryReport
+from pace.llm.session import Session, score
+
+logger = logging.getLogger("pace")
+
+CACHE_SHARE = 0.5
+"""Of the memory available once the weights are loaded, the part that keys and values may grow into."""
+
+
+class LLMModel:
+    """A Hugging Face checkpoint, loaded as it is on disk.
+
+    Safe to use from several threads, whose generations then share steps. `close`, or a `with` block, frees the weights.
+    """
+
+    def __init__(
+        self,
+        model_name_or_path: str | Path,
+        tokenizer_name_or_path: str | Path | None = None,
+        dtype: torch.dtype | str = torch.bfloat16,
+        kv_cache_type: KVCacheType | str = "paged",
+        spec_config: Any = None,
+        quantization: Any = None,
+        backend: str = "native",
+        num_threads: int | None = None,
+        max_seq_len: int | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        progress: bool = True,
+    ) -> None:
+        """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
+
+        `tokenizer_name_or_path`: where the tokenizer is, if not with the model. A model without one takes token ids.
+        `dtype`: of weights and cache (bfloat16, float16, float32, or their names), whatever the checkpoint's own.
+        `backend`: "native" for the C++ kernels, "torch" for their specification in plain torch.
+        `num_threads`: of this process's kernels; None for the physical cores that this process may use.
+        `max_seq_len`: the longest a sequence, prompt included, may get; None for what the model's config allows.
+        `progress`: a bar while loading, on a terminal only.
+
+        Raises: NotImplementedError for cache types, quantisation and speculation that are not there yet, and for
+        architectures; FileNotFoundError, PermissionError, ValueError, TypeError as in `model_utils.load_model`.
+        """
+        _check_cache_type(kv_cache_type)
+        for name, value in (("spec_config", spec_config), ("quantization", quantization)):
+            if value is not None:
+                raise NotImplementedError(f"{name} is not implemented yet; leave it None")
+        if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
+            raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
+        dtype, ops = parse_dtype(dtype), select_ops(backend)
+        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        directory = find_checkpoint(model_name_or_path, **hub)
+        self._model = load_model(directory, dtype, backend, progress=progress, num_threads=num_threads)
+        self._check_length(max_seq_len)
+        if tokenizer_name_or_path is None:
+            self.tokenizer = load_tokenizer(directory, self._model.vocab_size, required=False)
+        else:
+            found = find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
+            self.tokenizer = load_tokenizer(found, self._model.vocab_size)
+        budget = int(available_memory_bytes() * CACHE_SHARE)
+        self._engine: Engine | None = Engine.create(self._model, ops, budget, max_seq_len=max_seq_len)
+        self._generator: Generator | None = Generator(self._engine, self.tokenizer, self._defaults(directory))
+        self.config = self._model.config
+        """The model's config, read from config.json, with that architecture's defaults."""
+
+    # -- generation ----------------------------------------------------------------------------------------------------
+
+    def generate(self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None) -> GenerateOutput:
+        """Continues one prompt or several.
+
+        `inputs`: a string, a list of strings, token ids (a list, or a list of lists), an integer tensor `[S]` or `[B, S]`, or a
+        tokenizer's output with its attention mask, padded on either side.
+        `sampling_config`: beats the checkpoint's generation_config.json field by field, which beats the defaults.
+        `streamer`: told each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer.
+
+        Raises ValueError or TypeError for what the inputs or the config ask and cannot have, before any work is done. After an
+        exception or Ctrl-C the model is usable, and what other threads generate goes on.
+        """
+        return self._open.generate(inputs, sampling_config, streamer)
+
+    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
+        """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. Closing
+        the iterator ends the generation."""
+        return self._open.stream(prompt, sampling_config)
+
+    def session(self) -> Session:
+        """An empty sequence to append tokens to, look at logits of, take tokens back from, and fork."""
+        return Session(self._open.engine)
+
+    def score(self, texts_or_ids: Any) -> list[Tensor]:
+        """For each text of T tokens (inputs as in `generate`) fp32 `[T - 1]`: entry i is the log-probability of token i + 1
+        after tokens 0 .. i. The first token has none."""
+        generator = self._open
+        return score(generator.engine, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows)
+
+    # -- about the model -----------------------------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Any:
+        """transformers' tokenizer of the checkpoint; None where it has none."""
+        return self.tokenizer
+
+    def get_config(self) -> Any:
+        """The model's config."""
+        return self.config
+
+    def memory_report(self) -> MemoryReport:
+        """Bytes of the weights by part, of the key/value cache, and of the process."""
+        cache = self._open.engine.cache
+        return MemoryReport(
+            weights=self._model.resident_bytes(),
+            cache_used=cache.used_bytes,
+            cache_touched=cache.touched_bytes,
+            cache_budget=cache.num_blocks * cache.spec.block_bytes,
+            process=_resident_bytes(),
+        )
+
+    def close(self) -> None:
+        """Frees weights and cache, once no other thread uses them. Every method but this raises ValueError from then on."""
+        self._generator = self._engine = self._model = None
+
+    def __enter__(self) -> LLMModel:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _open(self) -> Generator:
+        generator = self._generator
+        if generator is None:
+            raise ValueError("this model is closed; load it again with LLMModel(...)")
+        return generator
+
+    def _check_length(self, max_seq_len: int | None) -> None:
+        most = self._model.max_position_embeddings
+        if max_seq_len is not None and not 2 <= max_seq_len <= most:
+            raise ValueError(f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got {max_seq_len}")
+
+    def _defaults(self, directory: Path) -> SamplingConfig:
+        """What the checkpoint says about generation: generation_config.json, then config.json, then the tokenizer."""
+        vocab_size = self._model.vocab_size
+        defaults = SamplingConfig.from_dict(read_generation_config(directory), source=f"{directory}/generation_config.json")
+        config = read_config_json(directory)
+        special = {name: config.get(name) for name in ("eos_token_id", "pad_token_id")}
+        defaults.merge_from(SamplingConfig.from_dict(special, source=f"{directory}/config.json"))
+        defaults.merge_from(SamplingConfig(**{name: getattr(self.tokenizer, name, None) for name in special}))
+        if defaults.eos_token_id is not None:
+            known = [token for token in defaults.eos_token_id if token < vocab_size]
+            if len(known) < len(defaults.eos_token_id):
+                logger.warning("the checkpoint's end tokens %s are not all among the model's %d ids", defaults.eos_token_id, vocab_size)
+            defaults.eos_token_id = known or None
+        return defaults
+
+
+def _check_cache_type(kv_cache_type: KVCacheType | str) -> None:
+    names = [kind.value for kind in KVCacheType]
+    if kv_cache_type not in names:
+        raise ValueError(f"kv_cache_type must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}")
+    if kv_cache_type != KVCacheType.PAGED:
+        raise NotImplementedError(f"kv_cache_type={KVCacheType(kv_cache_type).value!r} is not implemented yet; use 'paged'")
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as stream:
+            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
