@@ -1,0 +1,126 @@
+"""Opening and parsing the files of a checkpoint: one clear error for each way in which a file can be wrong.
+
+A checkpoint is other people's data. Nothing here follows a name out of the checkpoint's directory, opens anything
+that is not a regular file (a FIFO would block for ever, `/dev/zero` never ends), or parses JSON of unlimited size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import stat
+from pathlib import Path, PurePosixPath
+
+# JSON of n bytes grows to at most about 20 n bytes of Python objects ("[],[],[]"), so these limits keep a hostile file
+# under 100 MB. The largest config.json of the supported families is 5 KB.
+MAX_CONFIG_BYTES = 4 << 20
+
+# Pages are dropped and read ahead in this unit.
+PAGE_BYTES = mmap.PAGESIZE
+
+
+def open_regular(path: Path) -> int:
+    """A read-only file descriptor of a regular file; the caller closes it.
+
+    Raises FileNotFoundError (missing, broken link), PermissionError, ValueError (directory, device, FIFO, unusable name).
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist{_broken_link(path)}") from None
+    except PermissionError:
+        raise PermissionError(f"{path} may not be read by this user; check its permissions") from None
+    except (OSError, ValueError) as error:  # too long a name, a loop of links, a NUL in the name
+        raise ValueError(f"{str(path)!r} cannot be opened: {error}") from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+        raise ValueError(f"{path} is {kind}; a regular file is needed there")
+    return descriptor
+
+
+def _broken_link(path: Path) -> str:
+    if not os.path.islink(path):
+        return ""
+    return f" (it is a link to {os.readlink(path)}, which does not exist; an interrupted download leaves such links)"
+
+
+def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
+    """The JSON object in a UTF-8 file.
+
+    Raises FileNotFoundError, PermissionError, or ValueError that names the file: not a regular file, larger than
+    `max_bytes`, not UTF-8, not JSON, not an object, a key given twice with different values, NaN or infinite numbers.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is larger than {max_bytes:,} bytes, which no valid file of this kind is")
+    if not data.strip():
+        raise ValueError(f"{path} is empty; copy or download it again")
+    if is_git_lfs_pointer(data):
+        raise ValueError(git_lfs_message(path))
+    value = parse_json(data, str(path))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object {{...}}, but holds {_kind(value)}")
+    return value
+
+
+def parse_json(data: bytes, where: str):
+    """Any JSON value, strictly: what `json.loads` lets pass and a reader cannot trust is a ValueError naming `where`."""
+
+    def refuse_constant(text: str):
+        raise ValueError(f"{text} is not a JSON number")
+
+    def finite_float(text: str) -> float:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(f"the number {text[:40]} is too large")
+        return number
+
+    def unique_keys(pairs: list[tuple[str, object]]) -> dict:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            for key, value in pairs:
+                if result[key] != value:
+                    raise ValueError(f"the key {key[:200]!r} is given twice with different values")
+        return result
+
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            parse_constant=refuse_constant,
+            parse_float=finite_float,
+            object_pairs_hook=unique_keys,
+        )
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply to be a valid file of this kind") from None
+    except ValueError as error:  # includes JSONDecodeError, UnicodeDecodeError and integers of too many digits
+        raise ValueError(f"{where} is not valid JSON: {error}") from None
+
+
+def _kind(value) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+def is_git_lfs_pointer(data: bytes) -> bool:
+    return data.startswith(b"version https://git-lfs")
+
+
+def git_lfs_message(path: Path) -> str:
+    return f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in that clone, or download the file"
+
+
+def file_inside(directory: Path, name: object, named_by: str) -> Path:
+    """The path of a file that a checkpoint names, which must be relative and stay inside `directory`.
+
+    Links are followed when it is opened, as the Hub's cache keeps its files behind links. Raises ValueError.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{named_by} must be a file name, but is {str(name)[:200]!r}")
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or ".." in relative.parts or "\0" in name or not relative.parts:
+        raise ValueError(f"{named_by} is {name[:200]!r}, which is not a file name inside {directory}")
+    return directory / relative

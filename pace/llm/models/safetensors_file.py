@@ -1,0 +1,180 @@
+"""Reading one `.safetensors` file through a memory mapping.
+
+    [ 8 bytes: header length n, little endian ][ n bytes: JSON header ][ data ]
+
+The header maps each tensor's name to its dtype, shape and `data_offsets` [begin, end) within the data. It is checked
+completely when the file is opened: afterwards every read is in bounds and every byte of the data belongs to exactly
+one tensor. Source: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json
+
+# About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at most
+# a few thousand. The limit bounds what a hostile header can cost in memory.
+MAX_HEADER_BYTES = 16 << 20
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+
+# Formats of less than a byte an element, which torch cannot represent.
+PACKED_DTYPES = ("F4", "F6_E2M3", "F6_E3M2")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a checkpoint says about a tensor before it is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: Path
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class SafetensorsFile:
+    """One open file: `tensors`, and views into its mapping.
+
+    Views stay valid after `close()`: the mapping lives until the last of them is gone. Threads may share one object.
+    """
+
+    def __init__(self, path: Path):
+        """Maps the file and checks its header; raises FileNotFoundError, PermissionError or ValueError (see `open_regular`)."""
+        self.path = path
+        descriptor = open_regular(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            header = _read_header(path, descriptor, size)
+            self._data_start = 8 + len(header)
+            # A private, writable mapping: torch wants writable memory, and a stray write stays in this process.
+            self._mapping: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(descriptor)
+        self.tensors, self._begin = _check_header(path, header, size - self._data_start)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Rows [start, stop) of a tensor along its first dimension (all of them by default), without a copy.
+
+        Not to be written to. Data that is not aligned for its dtype is copied. Raises ValueError once closed.
+        """
+        info = self.tensors[name]
+        shape, begin, nbytes = self._range(name, start, stop)
+        if nbytes == 0:
+            return torch.empty(shape, dtype=info.dtype)
+        if self._mapping is None:
+            raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
+        if begin % info.dtype.itemsize == 0:  # the mapping itself starts on a page
+            flat = torch.frombuffer(self._mapping, dtype=info.dtype, count=prod(shape), offset=begin)
+        else:
+            raw = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=begin)
+            flat = raw.clone().view(info.dtype)
+        return flat.reshape(shape)
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
+        _, begin, nbytes = self._range(name, start, stop)
+        if self._mapping is not None and nbytes:
+            first_page = begin - begin % PAGE_BYTES
+            self._mapping.madvise(mmap.MADV_DONTNEED, first_page, begin + nbytes - first_page)
+
+    def _range(self, name: str, start: int, stop: int | None) -> tuple[tuple[int, ...], int, int]:
+        """Shape, first byte in the file and number of bytes of rows [start, stop)."""
+        info = self.tensors[name]
+        begin = self._data_start + self._begin[name]
+        if not info.shape:
+            return (), begin, info.nbytes
+        rows = range(info.shape[0])[start:stop]
+        row_bytes = prod(info.shape[1:]) * info.dtype.itemsize
+        return (len(rows), *info.shape[1:]), begin + rows.start * row_bytes, len(rows) * row_bytes
+
+    def close(self) -> None:
+        # Not mmap.close(): it would unmap under the tensors that still look into it.
+        self._mapping = None
+
+
+def _read_header(path: Path, descriptor: int, size: int) -> bytes:
+    """The header's bytes; ValueError if the file is too short to hold what it announces."""
+    start = os.pread(descriptor, 64, 0)
+    if is_git_lfs_pointer(start):
+        raise ValueError(git_lfs_message(path))
+    if len(start) < 8:
+        raise ValueError(f"{path} has {size} bytes, too few for a safetensors file; download or copy it again")
+    length = int.from_bytes(start[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(
+            f"{path} announces a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are allowed. "
+            "It is damaged or not a safetensors file"
+        )
+    if 8 + length > size:
+        raise ValueError(
+            f"{path} announces a header of {length:,} bytes but has {size:,} in all: it is truncated; download or copy it again"
+        )
+    return os.pread(descriptor, length, 8)
+
+
+def _check_header(path: Path, header: bytes, data_bytes: int) -> tuple[dict[str, TensorInfo], dict[str, int]]:
+    """The tensors of a header and where each begins in the data; ValueError names the first thing that is wrong."""
+    where = f"the header of {path}"
+    entries = parse_json(header, where)
+    if not isinstance(entries, dict):
+        raise ValueError(f"{where} must be a JSON object")
+    entries.pop("__metadata__", None)
+    tensors, ranges = {}, []
+    for name, entry in entries.items():
+        tensors[name], begin, end = _check_entry(f"tensor {name[:200]!r} in {path}", entry, path)
+        ranges.append((begin, end, name))
+    ranges.sort()
+    covered = 0
+    for begin, end, name in ranges:
+        if begin != covered:
+            problem = "overlaps another tensor" if begin < covered else f"leaves bytes {covered}..{begin} unused"
+            raise ValueError(f"tensor {name[:200]!r} in {path} {problem}: the header is damaged")
+        covered = end
+    if covered != data_bytes:
+        problem = "is truncated" if covered > data_bytes else "has bytes that belong to no tensor"
+        raise ValueError(
+            f"{path} {problem}: its tensors need {covered:,} bytes of data and it has {data_bytes:,}; download or copy it again"
+        )
+    return tensors, {name: begin for begin, _, name in ranges}
+
+
+def _check_entry(where: str, entry: object, path: Path) -> tuple[TensorInfo, int, int]:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"{where} must have dtype, shape and data_offsets, but its header entry is {str(entry)[:200]}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype in PACKED_DTYPES:
+        raise NotImplementedError(f"{where} is stored as {dtype}, which is not supported; use a checkpoint in BF16, F16 or F32")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{where} has the unknown dtype {str(dtype)[:80]!r}; known are {', '.join(DTYPES)}")
+    if not _is_list_of_sizes(shape):
+        raise ValueError(f"{where} has the shape {str(shape)[:200]}; a list of non-negative integers is needed")
+    if not _is_list_of_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{where} has the data_offsets {str(offsets)[:200]}; two non-negative integers are needed")
+    begin, end = offsets
+    info = TensorInfo(DTYPES[dtype], tuple(shape), path)
+    if end - begin != info.nbytes:
+        raise ValueError(
+            f"{where} has {end - begin} bytes of data, but {dtype} of shape {str(shape)[:200]} needs {info.nbytes}"
+        )
+    return info, begin, end
+
+
+def _is_list_of_sizes(value: object) -> bool:
+    # 2**62: what torch accepts as a size. bool is an int in Python, not in JSON.
+    return isinstance(value, list) and len(value) <= 64 and all(type(v) is int and 0 <= v < 1 << 62 for v in value)
