@@ -36,10 +36,15 @@ class TensorDict:
         self.state = state
         self.tensors = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
-    def read(self, name: str) -> Tensor:
-        return self.state[name]
+    def row_ranges(self, name: str) -> list[tuple[int, int]]:
+        """Pieces of 24 rows, so that pieces end within tensors and within panels of 16."""
+        shape = self.state[name].shape
+        return [(start, min(start + 24, shape[0])) for start in range(0, shape[0], 24)] if len(shape) > 1 else [(0, shape[0])]
 
-    def release(self, name: str) -> None:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.state[name][start:stop]
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         pass
 
 

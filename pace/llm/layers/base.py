@@ -15,9 +15,9 @@ class Slot:
     """Where one tensor of a checkpoint goes."""
 
     shape: tuple[int, ...]
-    fill: Callable[[Tensor], None]
-    """Copies what it needs from a tensor of that shape and any of float32, float16 and bfloat16. Different slots may be filled
-    from several threads. Only after `Layer.allocate`."""
+    fill: Callable[[Tensor, int], None]
+    """`fill(rows, start)` copies rows `start ..` of a tensor of that shape, in any of float32, float16 and bfloat16. Different rows
+    and slots may be filled from several threads. Only after `Layer.allocate`."""
 
 
 class Layer:
@@ -65,7 +65,7 @@ class Vectors(Layer):
     def slots(self) -> dict[str, Slot]:
         slots, start = {}, 0
         for name, length in self.lengths.items():
-            slots[name] = Slot((length,), lambda source, start=start, length=length: self._fill(source, start, length))
+            slots[name] = Slot((length,), lambda source, row, start=start: self._fill(source, start + row))
             start += length
         return slots
 
@@ -73,8 +73,8 @@ class Vectors(Layer):
         if self.lengths:
             self.values = torch.zeros(sum(self.lengths.values()), dtype=torch.promote_types(dtype, torch.float32))
 
-    def _fill(self, source: Tensor, start: int, length: int) -> None:
-        self.values[start : start + length].copy_(source)
+    def _fill(self, source: Tensor, start: int) -> None:
+        self.values[start : start + len(source)].copy_(source)
 
     @property
     def nbytes(self) -> int:

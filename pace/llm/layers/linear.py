@@ -34,7 +34,7 @@ class Linear(Layer):
         slots, row = super().slots(), 0
         for name, rows in self.parts.items():
             tensor = f"{name}.weight"
-            slots[tensor] = Slot((rows, self.k), lambda source, tensor=tensor, row=row: self._fill(source, tensor, row))
+            slots[tensor] = Slot((rows, self.k), lambda source, start, tensor=tensor, row=row: self._fill(source, tensor, row + start))
             row += rows
         return slots
 

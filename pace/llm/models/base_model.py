@@ -30,11 +30,14 @@ class TensorReader(Protocol):
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     """Name -> (dtype, shape) of every tensor."""
 
-    def read(self, name: str) -> Tensor:
-        """The tensor; may be a view of mapped memory. Called from several threads, and again after `release`."""
+    def row_ranges(self, name: str) -> list[tuple[int, int]]:
+        """Ranges [start, stop) that cover the rows of a tensor in pieces of bounded size; one range for a vector."""
 
-    def release(self, name: str) -> None:
-        """The tensor just read is no longer needed."""
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) of a tensor; may be a view of mapped memory. Called from several threads, and again after `release`."""
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """The rows just read are no longer needed."""
 
 
 class BaseModelForCausalLM(Layer):
@@ -111,26 +114,27 @@ class BaseModelForCausalLM(Layer):
     def load_weights(
         self, reader: TensorReader, workers: int = 1, progress: Callable[[int], object] = lambda num_bytes: None
     ) -> None:
-        """Fills every weight from a checkpoint, `workers` tensors at a time; `progress` is told the bytes of each tensor read.
+        """Fills every weight from a checkpoint, `workers` pieces at a time; `progress` is told the bytes of each piece.
 
-        Tensor by tensor: at most `workers` of them are held at once besides the packed weights. Nothing is allocated before
-        every name and shape has been compared. Raises one ValueError that lists all tensors that are missing, unexpected or
+        Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights. Nothing is
+        allocated before every name and shape has been compared. Raises one ValueError that lists all tensors that are missing, unexpected or
         of another shape than the config demands."""
         names = self.match_names(reader)
         slots = self.slots()
         self.check_coverage(reader, names, slots)
         self.allocate(self.ops, self.dtype)
 
-        def fill(name: str) -> None:
-            source = reader.read(name)
-            slots[names[name]].fill(source)
+        def fill(name: str, start: int, stop: int) -> None:
+            source = reader.read(name, start, stop)
+            slots[names[name]].fill(source, start)
             num_bytes = source.nbytes
             del source
-            reader.release(name)
+            reader.release(name, start, stop)
             progress(num_bytes)
 
         with ThreadPoolExecutor(workers) as pool:
-            tasks = [pool.submit(fill, name) for name in reader.tensors if names[name] in slots]
+            wanted = [name for name in reader.tensors if names[name] in slots]
+            tasks = [pool.submit(fill, name, *rows) for name in wanted for rows in reader.row_ranges(name)]
             try:
                 for task in tasks:
                     task.result()

@@ -10,6 +10,7 @@ checkpoint that is incomplete is refused at once and not after minutes of packin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
@@ -26,7 +27,7 @@ INDEX_SUFFIX = ".index.json"
 # The index of Llama-3.1-405B, the largest checkpoint of the supported families, has 100 KB.
 MAX_INDEX_BYTES = 16 << 20
 
-WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # Weights are read, packed and released in pieces of this size. It bounds what a loading thread holds besides the packed
 # weights; pieces far above the L2 cache cost no speed.
@@ -39,59 +40,63 @@ OTHER_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf"
 class CheckpointReader:
     """The tensors of a checkpoint directory. Threads may share one reader.
 
-        with CheckpointReader(directory, load_dtype=torch.bfloat16) as reader:
+        with CheckpointReader(directory) as reader:
             for name in reader.tensors:
                 for start, stop in reader.row_ranges(name):
                     use(reader.read(name, start, stop))
                     reader.release(name, start, stop)
 
-    `tensors` maps each name to a `TensorInfo(dtype, shape, file)`. `load_dtype` is what the weights will be stored as:
-    values that it cannot hold are an error when they are read.
+    `tensors` maps each name to a `TensorInfo(dtype, shape)`.
 
     Raises, when it is made: FileNotFoundError (no directory, no weights, a missing shard), PermissionError,
     ValueError (anything damaged or contradictory; the message names the file), NotImplementedError (a 4-bit dtype).
     """
 
-    def __init__(self, directory: str | Path, load_dtype: torch.dtype | None = None):
+    def __init__(self, directory: str | Path):
         self.directory = Path(directory)
-        self.load_dtype = load_dtype
-        name, expected = _find_weights(self.directory)
-        open_file = SafetensorsFile if name == SAFETENSORS_NAME else TorchFile
-        self._files = {path: open_file(path) for path in dict.fromkeys(expected.values())} if expected else {}
-        if not expected:
-            path = self.directory / name
-            self._files = {path: open_file(path)}
+        open_file, paths, expected = _find_weights(self.directory)
         self.tensors: dict[str, TensorInfo] = {}
-        for file in self._files.values():
-            for name, info in file.tensors.items():
-                self._add(name, info)
-        _check_index(self.directory, expected, self.tensors)
+        self._files: dict[str, SafetensorsFile | TorchFile] = {}
+        """By tensor name."""
+        for path in paths:
+            self._add(open_file(path))
+        self._check_index(expected)
 
-    def _add(self, name: str, info: TensorInfo) -> None:
-        if name in self.tensors:
-            raise ValueError(f"tensor {name[:200]!r} is in both {self.tensors[name].file} and {info.file}; it may be in one file only")
-        self.tensors[name] = info
+    def _add(self, file: SafetensorsFile | TorchFile) -> None:
+        for name, info in file.tensors.items():
+            if name in self.tensors:
+                raise ValueError(f"tensor {name[:200]!r} is in both {self._files[name].path} and {file.path}; it may be in one file only")
+            self.tensors[name] = info
+            self._files[name] = file
+
+    def _check_index(self, expected: dict[str, Path]) -> None:
+        """Every tensor is in the shard that the index names. Tensors that the index omits are judged by the model's coverage."""
+        wrong = []
+        for name, path in expected.items():
+            found = self._files[name].path if name in self._files else None
+            if found != path:
+                wrong.append(f"{name[:200]!r} should be in {path.name}, but is {f'in {found.name}' if found else 'missing'}")
+        if wrong:
+            more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+            raise ValueError(f"the index and the shards of {self.directory} contradict each other: {'; '.join(wrong[:10])}{more}")
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows [start, stop) of a tensor along its first dimension (all of them by default), in its stored dtype.
 
         A view of the file where possible: not to be written to. Raises NotImplementedError for a dtype that is not a
-        weight's, ValueError for values beyond the range of `load_dtype`, KeyError for a name not in `tensors`.
+        weight's, KeyError for a name not in `tensors`.
         """
         info = self.tensors[name]
         if info.dtype not in WEIGHT_DTYPES:
             raise NotImplementedError(
-                f"tensor {name!r} in {info.file} is stored as {_dtype_name(info.dtype)}; weights must be float32, float16 or "
-                "bfloat16. If this is a quantised checkpoint, use the original one"
+                f"tensor {name!r} in {self._files[name].path} is stored as {_dtype_name(info.dtype)}; weights must be "
+                f"{', '.join(map(_dtype_name, WEIGHT_DTYPES))}. If this is a quantised checkpoint, use the original one"
             )
-        tensor = self._files[info.file].read(name, start, stop)
-        if self.load_dtype == torch.float16 and info.dtype != torch.float16:
-            _check_fits_float16(tensor, name, info.file)
-        return tensor
+        return self._files[name].read(name, start, stop)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Gives the memory of rows [start, stop) back. Mapped file pages count as this process's memory until then."""
-        self._files[self.tensors[name].file].release(name, start, stop)
+        self._files[name].release(name, start, stop)
 
     def row_ranges(self, name: str, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
         """Ranges [start, stop) of rows that cover a tensor, each of about `piece_bytes`; one range for a vector."""
@@ -109,7 +114,7 @@ class CheckpointReader:
 
     def close(self) -> None:
         """Ends reading. Tensors that were read stay valid."""
-        for file in self._files.values():
+        for file in set(self._files.values()):
             file.close()
 
     def __enter__(self) -> CheckpointReader:
@@ -131,16 +136,17 @@ def shard_names(index_path: Path, directory: Path) -> dict[str, Path]:
     }
 
 
-def _find_weights(directory: Path) -> tuple[str, dict[str, Path]]:
-    """Which of the two formats, and the shard of each tensor by the index (empty for a single file)."""
+def _find_weights(directory: Path) -> tuple[Callable, list[Path], dict[str, Path]]:
+    """How to open a file of weights, the files, and the file of each tensor by the index (empty without an index)."""
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory} is not a directory; give the directory that holds config.json and the weights")
     present = {path.name for path in directory.iterdir()}
-    for name in (SAFETENSORS_NAME, TORCH_NAME):
+    for name, open_file in ((SAFETENSORS_NAME, SafetensorsFile), (TORCH_NAME, TorchFile)):
         if name in present:
-            return name, {}
+            return open_file, [directory / name], {}
         if name + INDEX_SUFFIX in present:
-            return name, shard_names(directory / (name + INDEX_SUFFIX), directory)
+            expected = shard_names(directory / (name + INDEX_SUFFIX), directory)
+            return open_file, list(dict.fromkeys(expected.values())), expected
     other = sorted(name for name in present if name.endswith(OTHER_WEIGHT_SUFFIXES))
     found = f"; it has {', '.join(other[:5])}{', ...' if len(other) > 5 else ''}, which cannot be used" if other else ""
     if any(name.startswith(("model-", "pytorch_model-")) for name in other):
@@ -149,34 +155,6 @@ def _find_weights(directory: Path) -> tuple[str, dict[str, Path]]:
         f"{directory} has no weights{found}. Needed: {SAFETENSORS_NAME}, {SAFETENSORS_NAME}{INDEX_SUFFIX} with its shards, "
         f"{TORCH_NAME}, or {TORCH_NAME}{INDEX_SUFFIX} with its shards"
     )
-
-
-def _check_index(directory: Path, expected: dict[str, Path], tensors: dict[str, TensorInfo]) -> None:
-    """Every tensor is in the shard that the index names. Tensors that the index omits are judged by the model's coverage."""
-    wrong = [
-        f"{name[:200]!r} should be in {path.name}, but " + (f"is in {tensors[name].file.name}" if name in tensors else "is missing")
-        for name, path in expected.items()
-        if name not in tensors or tensors[name].file != path
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-        raise ValueError(f"the index and the shards of {directory} contradict each other: {'; '.join(wrong[:10])}{more}")
-
-
-def _check_fits_float16(tensor: torch.Tensor, name: str, file: Path) -> None:
-    """ValueError if a finite value is beyond what float16 can hold. Infinities and NaN of the checkpoint stay what they are."""
-    limit = torch.finfo(torch.float16).max
-    if tensor.numel() == 0:
-        return
-    low, high = (float(value) for value in torch.aminmax(tensor))
-    if -limit <= low and high <= limit:
-        return
-    finite = tensor[tensor.isfinite()].float().abs()
-    largest = float(finite.max()) if finite.numel() else 0.0
-    if largest > limit:
-        raise ValueError(
-            f"tensor {name!r} in {file} has the value {largest:g}, beyond float16's {limit:g}; load it with dtype 'bfloat16' or 'float32'"
-        )
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -35,13 +35,11 @@ DTYPES = {
 PACKED_DTYPES = ("F4", "F6_E2M3", "F6_E3M2")
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """What a checkpoint says about a tensor before it is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    file: Path
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +135,7 @@ def _check_header(path: Path, header: bytes, data_bytes: int) -> tuple[dict[str,
     entries.pop("__metadata__", None)
     tensors, ranges = {}, []
     for name, entry in entries.items():
-        tensors[name], begin, end = _check_entry(f"tensor {name[:200]!r} in {path}", entry, path)
+        tensors[name], begin, end = _check_entry(f"tensor {name[:200]!r} in {path}", entry)
         ranges.append((begin, end, name))
     ranges.sort()
     covered = 0
@@ -154,7 +152,7 @@ def _check_header(path: Path, header: bytes, data_bytes: int) -> tuple[dict[str,
     return tensors, {name: begin for begin, _, name in ranges}
 
 
-def _check_entry(where: str, entry: object, path: Path) -> tuple[TensorInfo, int, int]:
+def _check_entry(where: str, entry: object) -> tuple[TensorInfo, int, int]:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"{where} must have dtype, shape and data_offsets, but its header entry is {str(entry)[:200]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -167,7 +165,7 @@ def _check_entry(where: str, entry: object, path: Path) -> tuple[TensorInfo, int
     if not _is_list_of_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{where} has the data_offsets {str(offsets)[:200]}; two non-negative integers are needed")
     begin, end = offsets
-    info = TensorInfo(DTYPES[dtype], tuple(shape), path)
+    info = TensorInfo(DTYPES[dtype], tuple(shape))
     if end - begin != info.nbytes:
         raise ValueError(
             f"{where} has {end - begin} bytes of data, but {dtype} of shape {str(shape)[:200]} needs {info.nbytes}"

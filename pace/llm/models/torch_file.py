@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import torch
 
+from pace import _C
 from pace.llm.models.files import git_lfs_message, is_git_lfs_pointer, open_regular
 from pace.llm.models.safetensors_file import TensorInfo
 
@@ -43,27 +46,35 @@ class TorchFile:
         self.is_mapped = start.startswith(b"PK\x03\x04")
         if self.is_mapped:
             _check_archive(path)
-        self._tensors = _check_entries(path, _unpickle(path, self.is_mapped))
-        self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape), path) for name, t in self._tensors.items()}
+        self._tensors = self._load()
+        self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in self._tensors.items()}
+        self._lock = threading.Lock()
+        self._released_rows = Counter()  # of an unmapped file
+
+    def _load(self) -> dict[str, torch.Tensor]:
+        return _check_entries(self.path, _unpickle(self.path, self.is_mapped))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows [start, stop) of a tensor along its first dimension, without a copy where the file has them contiguous."""
-        if name in self.tensors and name not in self._tensors:
-            raise ValueError(f"tensor {name!r} of {self.path} has been released or closed and cannot be read again")
-        tensor = self._tensors[name]
+        with self._lock:
+            if name not in self._tensors:  # released and wanted again, or closed
+                self._tensors[name] = self._load()[name]
+            tensor = self._tensors[name]
         return (tensor[start:stop] if tensor.dim() else tensor).contiguous()
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Gives back the memory of rows [start, stop). An unmapped tensor is given back whole, with its last rows."""
-        tensor = self._tensors.get(name)
-        if tensor is None or tensor.numel() == 0:
-            return
-        if not self.is_mapped:
-            if stop is None or stop >= tensor.shape[0]:
-                del self._tensors[name]
-        elif tensor.is_contiguous():
-            rows = tensor[start:stop] if tensor.dim() else tensor
-            release_pages(rows.data_ptr(), rows.nbytes)
+        """Gives back the memory of rows [start, stop). An unmapped tensor is given back once all its rows are."""
+        with self._lock:
+            tensor = self._tensors.get(name)
+            if tensor is None or tensor.numel() == 0:
+                return
+            rows = tensor[start:stop] if tensor.dim() else tensor.reshape(1)
+            if not self.is_mapped:
+                self._released_rows[name] += len(rows)
+                if self._released_rows[name] >= (len(tensor) if tensor.dim() else 1):
+                    del self._tensors[name], self._released_rows[name]
+            elif tensor.is_contiguous():
+                _C.release_pages(rows.data_ptr(), rows.nbytes)
 
     def close(self) -> None:
         self._tensors = {}

@@ -148,18 +148,21 @@ def test_reading_is_parallel_reports_progress_and_releases():
     meeting = threading.Barrier(2, timeout=10)
 
     class Reader(TensorDict):
-        def read(self, name):
+        def read(self, name, start, stop):
             threads.add(threading.get_ident())
-            if name in list(state)[:2]:
+            if (name, start) in pieces[:2]:
                 meeting.wait()  # both workers are here at once, or this fails
-            return super().read(name)
+            return super().read(name, start, stop)
 
-        def release(self, name):
-            released.append(name)
+        def release(self, name, start, stop):
+            released.append((name, start))
 
-    model.load_weights(Reader(state), workers=2, progress=bytes_read.append)
+    reader = Reader(state)
+    pieces = [(name, start) for name in state for start, _ in reader.row_ranges(name)]
+    assert len(pieces) > len(state)
+    model.load_weights(reader, workers=2, progress=bytes_read.append)
     assert len(threads) == 2
-    assert sorted(released) == sorted(state)
+    assert sorted(released) == sorted(pieces)
     assert sum(bytes_read) == sum(tensor.nbytes for tensor in state.values())
 
 
@@ -169,7 +172,7 @@ def test_an_error_while_reading_is_raised_and_stops_the_rest():
     read = []
 
     class Reader(TensorDict):
-        def read(self, name):
+        def read(self, name, start, stop):
             read.append(name)
             raise OSError(f"cannot read {name}")
 

@@ -1,0 +1,256 @@
+"""Where a checkpoint comes from: a local directory, or the Hugging Face Hub and its cache. The only importer of
+transformers (for its tokenizers) and huggingface_hub, both only when needed.
+
+    directory = find_checkpoint("Qwen/Qwen2.5-0.5B-Instruct")
+    config = read_config_json(directory)
+    tokenizer = load_tokenizer(directory, vocab_size=config["vocab_size"])
+
+Code that a repository brings along is neither downloaded nor run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+
+from pace.llm.models.checkpoint import INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME, shard_names
+from pace.llm.models.files import MAX_CONFIG_BYTES, open_regular, read_json_object
+
+logger = logging.getLogger("pace")
+
+CONFIG_FILES = ("config.json", "generation_config.json")
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+
+# The Hub's rule: one or two parts of letters, digits, ".", "_" and "-", none of which starts or ends with "." or "-".
+HUB_ID = re.compile(r"(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
+
+
+def find_checkpoint(
+    path_or_id: str | Path,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    weights: bool = True,
+) -> Path:
+    """The directory of a checkpoint: the given one if it exists, else the Hub's snapshot, downloaded as far as needed.
+
+    Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where the Hub
+    cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken.
+    `token=None` takes the one saved by `hf auth login`.
+
+    Raises FileNotFoundError (no such directory, repository or revision; not cached and offline), PermissionError (gated or
+    private), ValueError (a file, not an id, a revision of a local directory), TypeError.
+    """
+    if not isinstance(path_or_id, (str, os.PathLike)):
+        raise TypeError(f"the model must be a path or a Hub id, a str or a Path; got {type(path_or_id).__name__}")
+    text = os.fspath(path_or_id)
+    path = Path(text).expanduser()
+    if not text or "\0" in text:
+        raise ValueError(f"the model must be a directory or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}")
+    if _exists(path):
+        if not path.is_dir():
+            raise ValueError(f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights")
+        if revision is not None:
+            raise ValueError(f"revision={revision!r} was given, but {path} is a local directory, which has no revisions")
+        return path
+    looks_like_path = isinstance(path_or_id, os.PathLike) or text.startswith((".", "/", "~")) or text.endswith("/")
+    if looks_like_path or not HUB_ID.fullmatch(text):
+        raise FileNotFoundError(f"there is no directory {str(path)[:300]!r}{_similar_names(path)}")
+    return _find_on_hub(text, revision, token, cache_dir, local_files_only, weights)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long to exist
+        return False
+
+
+def _similar_names(path: Path) -> str:
+    """What the user may have meant: the first part of the path that does not exist, and its likely spellings."""
+    while not _exists(path.parent):
+        path = path.parent
+    names = [entry.name for entry in path.parent.iterdir()] if os.access(path.parent, os.R_OK) and path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=3)
+    if not close:
+        return f" ({path.parent.absolute()} has no {path.name[:100]!r})"
+    return f"; {path.parent.absolute()} has {', '.join(map(repr, close))}"
+
+
+# ----------------------------------------------------------------------------------------------------------------- the Hub
+
+
+def _find_on_hub(
+    repo: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None, local_files_only: bool, weights: bool
+) -> Path:
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise FileNotFoundError(f"there is no directory {repo!r}, and asking the Hub for it needs huggingface_hub ({error})") from error
+    where = f"{repo!r}" + (f" at revision {revision!r}" if revision else "")
+    common = {"revision": revision, "cache_dir": cache_dir}
+
+    def cached(reason: str, cause: Exception | None) -> Path:
+        try:
+            found = huggingface_hub.snapshot_download(repo, **common, local_files_only=True, allow_patterns=["config.json"])
+        except (errors.LocalEntryNotFoundError, FileNotFoundError):
+            raise FileNotFoundError(
+                f"{where} is neither a directory here{_hint_of_directory(repo)} nor in the Hub's cache, and {reason}"
+            ) from cause
+        if cause is not None:
+            logger.warning("%s: %s; using the cached copy", repo, reason)
+        return Path(found)
+
+    if local_files_only:
+        return cached("local_files_only=True forbids to download it", None)
+
+    def fetch(patterns: list[str]) -> Path:
+        # The patterns are exact names: brackets in a name must not act as wildcards.
+        exact = [glob.escape(name) for name in patterns]
+        return Path(huggingface_hub.snapshot_download(repo, **common, token=token, allow_patterns=exact))
+
+    try:
+        names = huggingface_hub.HfApi(token=token).list_repo_files(repo, revision=revision)
+        return fetch(needed_files(names, lambda index: shard_names(fetch([index]) / index, Path()).values(), weights))
+    except errors.GatedRepoError as error:
+        raise PermissionError(
+            f"{where} is gated: accept its conditions at https://huggingface.co/{repo}, then log in with `hf auth login` or "
+            "pass token="
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"{repo!r} exists on the Hub, but has no branch, tag or commit {revision!r}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"{where} is neither a directory here{_hint_of_directory(repo)} nor a repository on the Hub that you may see. Check the "
+            "spelling; for a private repository log in with `hf auth login` or pass token="
+        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        return cached("HF_HUB_OFFLINE forbids to download it", error)
+    except (ValueError, PermissionError, FileNotFoundError) as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            return cached(f"the Hub cannot be reached ({_one_line(error)})", error)
+        raise
+    except Exception as error:  # whatever the HTTP library raises when there is no network
+        return cached(f"the Hub cannot be reached ({_one_line(error)})", error)
+
+
+def _hint_of_directory(repo: str) -> str:
+    close = _similar_names(Path(repo))
+    return f" ({close.strip('; ')})" if close.startswith(";") else ""
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def needed_files(names: Iterable[str], shards_of: Callable[[str], Iterable[Path]], weights: bool = True) -> list[str]:
+    """Which files of a repository to download; `shards_of(index name)` gives the shards that an index names.
+
+    Raises FileNotFoundError where the repository has no config.json or no weights that can be used.
+    """
+    names = sorted(names)
+    wanted = [name for name in names if name in CONFIG_FILES or any(fnmatch(name, pattern) for pattern in TOKENIZER_FILES)]
+    if not weights:
+        return wanted
+    if "config.json" not in names:
+        raise FileNotFoundError(f"the repository has no config.json; it has {_some(names)}")
+    for name in (SAFETENSORS_NAME, TORCH_NAME):
+        if name in names:
+            return [*wanted, name]
+        if name + INDEX_SUFFIX in names:
+            shards = sorted({path.as_posix() for path in shards_of(name + INDEX_SUFFIX)})
+            return [*wanted, name + INDEX_SUFFIX, *shards]
+    others = [name for name in names if name.endswith(OTHER_WEIGHT_SUFFIXES)]
+    raise FileNotFoundError(
+        f"the repository has no {SAFETENSORS_NAME} or {TORCH_NAME}, single or sharded; it has {_some(others or names)}"
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
+
+
+# ----------------------------------------------------------------------------------------------------------- what is in it
+
+
+def read_config_json(directory: str | Path) -> dict:
+    """config.json as it is; FileNotFoundError or ValueError where it is missing or no JSON object."""
+    path = Path(directory) / "config.json"
+    if not os.path.lexists(path):
+        raise FileNotFoundError(
+            f"{directory} has no config.json, so it is not a Hugging Face checkpoint; give the directory that holds config.json and "
+            f"the weights{_what_is_there(Path(directory))}"
+        )
+    return read_json_object(path)
+
+
+def _what_is_there(directory: Path) -> str:
+    if not directory.is_dir():
+        return ""
+    names = sorted(entry.name for entry in directory.iterdir())
+    nested = [name for name in names if (directory / name / "config.json").is_file()]
+    return f" (perhaps {nested[0]!r} inside it)" if nested else f" (it has {_some(names)})"
+
+
+def read_generation_config(directory: str | Path) -> dict:
+    """generation_config.json as it is, {} where there is none; ValueError where it is no JSON object."""
+    path = Path(directory) / "generation_config.json"
+    return read_json_object(path) if os.path.lexists(path) else {}
+
+
+def load_tokenizer(directory: str | Path, vocab_size: int | None = None, required: bool = True):
+    """transformers' tokenizer of a checkpoint directory. Without `required`, None where there are no tokenizer files.
+
+    A tokenizer with more ids than `vocab_size` is loaded, as such checkpoints exist (a padding token was added and the model
+    not resized), with a warning in the log: prompts that use such an id are refused when they come.
+
+    Raises FileNotFoundError (no files, or not those that its class needs), PermissionError, ValueError (damaged, or of a
+    class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not installed).
+    """
+    directory = Path(directory)
+    present = [path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)]
+    if not any(path.name in VOCABULARY_FILES for path in present):
+        if not required:
+            return None
+        raise FileNotFoundError(
+            f"{directory} has no tokenizer ({', '.join(VOCABULARY_FILES)}); give tokenizer_name_or_path, or token ids instead of text"
+        )
+    for path in present:
+        os.close(open_regular(path))
+        if path.suffix == ".json" and path.name not in ("tokenizer.json", "vocab.json"):  # those are large: left to their library
+            read_json_object(path, MAX_CONFIG_BYTES)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+        num_ids = len(tokenizer)
+    except ImportError:
+        raise
+    except BaseException as error:
+        # The tokenizers library panics on some damaged files, with an exception that is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer in {directory} ({_some([p.name for p in present])}) cannot be read: {_one_line(error)}") from error
+    if vocab_size is not None and num_ids > vocab_size:
+        logger.warning(
+            "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used", directory, num_ids, vocab_size, vocab_size
+        )
+    return tokenizer

@@ -1,0 +1,126 @@
+"""From a name to a loaded model: where it is, which class it needs, which kernels run it, and its weights."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from pace import _C
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.checkpoint import CheckpointReader
+from pace.llm.models.hf_utils import find_checkpoint, read_config_json
+from pace.llm.models.model_list import read_config
+
+logger = logging.getLogger("pace")
+
+BACKENDS = {"native": "pace.ops.native", "torch": "pace.ops.reference"}
+"""What the user calls a backend -> its implementation of `pace.ops`."""
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "half": torch.float16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float": torch.float32,
+}
+
+
+def load_model(
+    path_or_id: str | Path,
+    dtype: torch.dtype | str = torch.bfloat16,
+    backend: str = "native",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    progress: bool = True,
+    num_threads: int | None = None,
+) -> BaseModelForCausalLM:
+    """The model of a checkpoint, ready to run; where it comes from is told in `find_checkpoint`.
+
+    `dtype` is how the weights are held, whatever they are stored as. `backend` "native" runs the C++ kernels, "torch" their
+    plain-torch specification. `num_threads` sets the threads of this process's kernels, and of loading; by default the
+    physical cores that this process may use. `progress` shows a bar, on a terminal only.
+
+    **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
+
+    Raises FileNotFoundError (no such model, no config, no weights, a missing shard), PermissionError (gated, or not
+    readable), NotImplementedError (an architecture, config field or weight format that is not implemented), ValueError
+    (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type). Nothing else, whatever the
+    files hold: a file that shrinks while it is read is the one exception (the system ends the process with SIGBUS).
+    """
+    dtype = parse_dtype(dtype)
+    ops = select_ops(backend)
+    threads = use_threads(num_threads)
+    directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only)
+    model_class, config = read_config(read_config_json(directory))
+    started = time.perf_counter()
+    with CheckpointReader(directory) as reader:
+        model = model_class(config, dtype, ops)
+        with progress_bar(reader.total_bytes, f"Loading {directory.name}", progress) as report:
+            model.load_weights(reader, threads, report)
+        seconds = time.perf_counter() - started
+        logger.info("%s: %.2f GB from %s in %.1f s", model_class.__name__, reader.total_bytes / 1e9, directory, seconds)
+    return model
+
+
+def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """The dtype of weights by torch's object or by name ("bfloat16", "bf16", "torch.bfloat16"); TypeError or ValueError."""
+    if isinstance(dtype, str):
+        found = DTYPES.get(dtype.removeprefix("torch.").lower())
+    elif isinstance(dtype, torch.dtype):
+        found = dtype if dtype in DTYPES.values() else None
+    else:
+        raise TypeError(f"dtype must be a torch.dtype or its name, such as 'bfloat16'; got {type(dtype).__name__}")
+    if found is None:
+        raise ValueError(f"dtype must be bfloat16, float16 or float32 (short: bf16, fp16, fp32); got {str(dtype)!r}")
+    return found
+
+
+def select_ops(backend: str) -> ModuleType:
+    """The implementation of `pace.ops` that a backend names; ValueError for an unknown one."""
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
+    return importlib.import_module(BACKENDS[backend])
+
+
+def use_threads(num_threads: int | None) -> int:
+    """Sets the threads of this process's kernels, for all its models, and returns their number; TypeError or ValueError."""
+    if num_threads is None:
+        num_threads = _C.cpu_info()["default_threads"]
+    if type(num_threads) is not int:
+        raise TypeError(f"num_threads must be an integer or None; got {type(num_threads).__name__}")
+    if not 1 <= num_threads <= 4096:
+        raise ValueError(f"num_threads must be in 1..4096; got {num_threads}")
+    _C.set_num_threads(num_threads)
+    return num_threads
+
+
+@contextmanager
+def progress_bar(total_bytes: int, title: str, wanted: bool) -> Iterator[Callable[[int], object]]:
+    """A function to be told of bytes done, from any thread; it moves a bar on stderr if that is a terminal."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda num_bytes: None
+        return
+    from tqdm import tqdm
+
+    lock = threading.Lock()
+    with tqdm(total=total_bytes, desc=title, unit="B", unit_scale=True, leave=False) as bar:
+
+        def report(num_bytes: int) -> None:
+            with lock:
+                bar.update(num_bytes)
+
+        yield report
