@@ -256,10 +256,22 @@ def test_what_is_not_implemented_is_refused_by_name(architecture, fields, named)
         config_of(architecture, **fields)
 
 
-@pytest.mark.parametrize("raw", [None, [], "x", 3, {}, {"architectures": []}, {"architectures": [3]}, {"architectures": "Llama"}])
+@pytest.mark.parametrize("raw", [None, [], "x", 3, {}, {"architectures": []}, {"architectures": [3]}, {"architectures": "Llama"}, {"model_type": 3}])
 def test_not_a_config_at_all(raw):
     with pytest.raises(ValueError, match="config.json"):
         read_config(raw)
+
+
+def test_the_class_is_found_by_its_usual_names():
+    def found(**raw):
+        return read_config(raw)[0].__name__
+
+    assert found(architectures=["LLaMAForCausalLM"]) == "LlamaForCausalLM"
+    assert found(architectures=["OPTModel"]) == "OPTForCausalLM"
+    assert found(architectures=None, model_type="phi3") == "Phi3ForCausalLM"
+    assert found(model_type="gptj") == "GPTJForCausalLM"
+    with pytest.raises(NotImplementedError, match="LlamaForSequenceClassification"):
+        found(architectures=["LlamaForSequenceClassification"], model_type="llama")
 
 
 def test_unknown_architecture_lists_the_known_ones():

@@ -80,6 +80,12 @@ class BaseModelForCausalLM(Layer):
         return self.config.max_position_embeddings
 
     @property
+    def recompute_length(self) -> int | None:
+        """A sequence that grows to this many tokens from a shorter prompt is computed again from its start, as a prompt of that
+        length: the angles of its earlier tokens change there. None: never."""
+        return None
+
+    @property
     def kv_spec(self) -> KVSpec:
         config = self.config
         return KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype)

@@ -30,16 +30,26 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
 def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
     """The class and the config of a checkpoint, from its parsed config.json.
 
-    Raises ValueError where it names no architecture or a field is wrong, NotImplementedError where the architecture or a
-    field's value is not implemented."""
+    The class is the one that `architectures` names, in any case and also as a bare decoder (`LlamaModel`); without
+    `architectures`, the one of `model_type`. Raises ValueError where neither is there or a field is wrong, NotImplementedError
+    where the architecture or a field's value is not implemented."""
     if not isinstance(raw, dict):
         raise ValueError(f"config.json must hold an object; got {shown(raw)}")
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"config.json: architectures must be a list with the name of a class; got {shown(names)}")
+    names = raw.get("architectures") or [raw.get("model_type")]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"config.json: architectures must be a list with the name of a class; got {shown(raw.get('architectures'))}"
+            f" (and model_type {shown(raw.get('model_type'))})"
+        )
+    known = {_stem(name): model_class for name, model_class in MODEL_LIST.items()}
     for name in names:
-        if name in MODEL_LIST:
-            return MODEL_LIST[name], MODEL_LIST[name].Config.from_dict(raw)
+        if model_class := known.get(_stem(name)):
+            return model_class, model_class.Config.from_dict(raw)
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: {', '.join(MODEL_LIST)}"
     )
+
+
+def _stem(name: str) -> str:
+    """`llama` of `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`."""
+    return name.lower().removesuffix("forcausallm").removesuffix("model")

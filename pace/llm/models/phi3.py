@@ -43,3 +43,9 @@ class Phi3ForCausalLM(LlamaForCausalLM):
     Config = Phi3Config
     qkv_names = ("qkv_proj",)
     gate_up_names = ("gate_up_proj",)
+
+    @property
+    def recompute_length(self) -> int | None:
+        """Where the long factors take over, `transformers` computes the whole text again with them; other models do not."""
+        rope = self.config.rope
+        return rope.original_max_positions + 1 if rope.kind == "longrope" else None
