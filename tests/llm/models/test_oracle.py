@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pace.llm.models.model_list import read_config
-from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
+from tests.llm.models.variants import BASE, IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import Runner, backend, backends, load_model, prefill
 
 pytest.importorskip("transformers")
@@ -149,3 +149,48 @@ def test_both_spellings_of_the_config_are_one(tiny, variant):
         layers = range(five["num_hidden_layers"])
         old, new = read_config(four)[1], read_config(five)[1]
         assert [old.window(i) for i in layers] == [new.window(i) for i in layers]
+
+
+# ------------------------------------------------------------------------------------------------ kernels of every kind
+
+FIRST_OF_EACH = [IDS.index(next(name for name in IDS if name.startswith(f"{model_type}-"))) for model_type in BASE]
+
+
+@pytest.mark.skipif("native" not in backends(), reason="the kernels are not built")
+class TestKernelsOfEveryKind:
+    @pytest.fixture(autouse=True)
+    def restore(self):
+        from pace import _C
+
+        isa, threads = _C.isa(), _C.get_num_threads()
+        yield
+        _C.select_isa(isa)
+        _C.set_num_threads(threads)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("variant", FIRST_OF_EACH, ids=BASE)
+    def test_every_instruction_set(self, tiny, variant, dtype):
+        from pace import _C
+
+        folder, theirs, ids = tiny(variant)
+        expected = oracle(theirs, ids)
+        # the weights fit in bfloat16 and, within their range, in float16; what is left is the rounding of keys and values,
+        # and on avx512_bf16 and amx of the products' inputs, by half a unit of 2^-8
+        tolerance = TOLERANCE if dtype == torch.float32 else 0.03
+        for isa in _C.available_isas():
+            _C.select_isa(isa)
+            native = backend("native")
+            assert relative_error(prefill(load_model(folder, dtype, native), native, ids), expected) < tolerance, isa
+
+    @pytest.mark.parametrize("variant", FIRST_OF_EACH, ids=BASE)
+    def test_the_number_of_threads_changes_nothing(self, tiny, variant):
+        from pace import _C
+
+        folder, _, ids = tiny(variant)
+        native = backend("native")
+        model = load_model(folder, torch.bfloat16, native)
+        results = []
+        for threads in (1, 2, 3):
+            _C.set_num_threads(threads)
+            results.append(prefill(model, native, ids))
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
