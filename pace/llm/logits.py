@@ -48,17 +48,22 @@ class LogitsProcessor:
         raise NotImplementedError(f"{type(self).__name__} must define process_(logits, tokens)")
 
     def sync(self, tokens: list[int]) -> None:
-        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new. Tokens before the last one
-        that agrees are taken to agree."""
+        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new."""
         num_kept = len(self.seen)
-        while num_kept and (num_kept > len(tokens) or self.seen[num_kept - 1] != tokens[num_kept - 1]):
-            num_kept -= 1
-        if num_kept < len(self.seen):
+        if tokens[:num_kept] != self.seen:
+            num_kept = next((index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]), min(len(tokens), num_kept))
             self.rollback(self.seen[num_kept:])
             del self.seen[num_kept:]
         for token in tokens[num_kept:]:
             self.accept(token)
             self.seen.append(token)
+
+    def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
+        """As transformers calls a processor, for one sequence: ids `[1, S]` and logits `[1, V]`, which are changed and returned."""
+        tokens = input_ids[0].tolist()
+        self.sync(tokens)
+        self.process_(logits[0], tokens)
+        return logits
 
 
 class LogitBias(LogitsProcessor):

@@ -1,0 +1,192 @@
+"""Every processor and filter against the class of transformers that it follows, on random logits."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation import logits_process as hf
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.logits import FrequencyPresencePenalty, LogitsProcessor, NoRepeatNgram, RepetitionPenalty, build_filters, build_processors
+from tests.support import backend, backends
+
+VOCAB = 40
+END = [3, 7]
+
+
+def random_case(seed: int, longest: int = 30) -> tuple[list[int], torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    length = int(torch.randint(1, longest, (), generator=generator))
+    tokens = torch.randint(0, 6 if seed % 2 else VOCAB, (length,), generator=generator).tolist()
+    return tokens, torch.randn(VOCAB, generator=generator) * 4
+
+
+def ours(config: SamplingConfig, tokens: list[int], logits: torch.Tensor, num_prompt_tokens: int, ops=None) -> torch.Tensor:
+    logits = logits.clone()
+    for processor in build_processors(config, num_prompt_tokens, END):
+        processor.sync(tokens)
+        processor.process_(logits, tokens)
+    for keep_ in build_filters(config):
+        keep_(ops or backend("reference"), logits)
+    return logits
+
+
+def theirs(processors: list, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+    return hf.LogitsProcessorList(processors)(torch.tensor([tokens]), logits[None].clone())[0]
+
+
+PROCESSORS = {
+    "repetition": (dict(repetition_penalty=1.3), lambda n: [hf.RepetitionPenaltyLogitsProcessor(1.3)]),
+    "repetition reward": (dict(repetition_penalty=0.6), lambda n: [hf.RepetitionPenaltyLogitsProcessor(0.6)]),
+    "ngram 1": (dict(no_repeat_ngram_size=1), lambda n: [hf.NoRepeatNGramLogitsProcessor(1)]),
+    "ngram 2": (dict(no_repeat_ngram_size=2), lambda n: [hf.NoRepeatNGramLogitsProcessor(2)]),
+    "ngram 3": (dict(no_repeat_ngram_size=3), lambda n: [hf.NoRepeatNGramLogitsProcessor(3)]),
+    "bias": (dict(logit_bias={1: 2.5, 9: -3.0}), lambda n: [hf.SequenceBiasLogitsProcessor([[[1], 2.5], [[9], -3.0]])]),
+    "bad words": (
+        dict(bad_words_ids=[[2], [1, 4], [0, 0, 5], [3]]),
+        lambda n: [hf.NoBadWordsLogitsProcessor([[2], [1, 4], [0, 0, 5], [3]], END)],
+    ),
+    "min new": (dict(min_new_tokens=4), lambda n: [hf.MinNewTokensLengthLogitsProcessor(n, 4, END)]),
+    "all in order": (
+        dict(logit_bias={4: 1.5}, repetition_penalty=1.2, no_repeat_ngram_size=2, bad_words_ids=[[5, 1]], min_new_tokens=3),
+        lambda n: [
+            hf.SequenceBiasLogitsProcessor([[[4], 1.5]]),
+            hf.RepetitionPenaltyLogitsProcessor(1.2),
+            hf.NoRepeatNGramLogitsProcessor(2),
+            hf.NoBadWordsLogitsProcessor([[5, 1]], END),
+            hf.MinNewTokensLengthLogitsProcessor(n, 3, END),
+        ],
+    ),
+}
+FILTERS = {
+    "temperature": (dict(temperature=0.7, top_k=0), [hf.TemperatureLogitsWarper(0.7)]),
+    "top_k": (dict(top_k=5), [hf.TopKLogitsWarper(5)]),
+    "top_k beyond": (dict(top_k=1000), [hf.TopKLogitsWarper(1000)]),
+    "top_p": (dict(top_k=0, top_p=0.8), [hf.TopPLogitsWarper(0.8)]),
+    "top_p tiny": (dict(top_k=0, top_p=0.01), [hf.TopPLogitsWarper(0.01)]),
+    "min_p": (dict(top_k=0, min_p=0.1), [hf.MinPLogitsWarper(0.1)]),
+    "typical": (dict(top_k=0, typical_p=0.7), [hf.TypicalLogitsWarper(0.7)]),
+    "all in order": (
+        dict(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.8),
+        [hf.TemperatureLogitsWarper(1.7), hf.TopKLogitsWarper(20), hf.TopPLogitsWarper(0.9), hf.MinPLogitsWarper(0.02), hf.TypicalLogitsWarper(0.8)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors_are_those_of_transformers(name: str) -> None:
+    fields, make = PROCESSORS[name]
+    changed = 0
+    for seed in range(60):
+        tokens, logits = random_case(seed)
+        num_prompt_tokens = len(tokens) // 2
+        result = ours(SamplingConfig(**fields), tokens, logits, num_prompt_tokens)
+        torch.testing.assert_close(result, theirs(make(num_prompt_tokens), tokens, logits))
+        changed += not torch.equal(result, logits)
+    assert changed > 5, "the cases exercise the processor"
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("ops", backends())
+def test_filters_are_those_of_transformers(name: str, ops: str) -> None:
+    fields, warpers = FILTERS[name]
+    for seed in range(60):
+        tokens, logits = random_case(seed)
+        result = ours(SamplingConfig(do_sample=True, **fields), tokens, logits, len(tokens), backend(ops))
+        expected = theirs(warpers, tokens, logits)
+        assert torch.equal(result == -math.inf, expected == -math.inf), "the same tokens are left"
+        torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("ops", backends())
+def test_top_k_keeps_what_equals_the_last(ops: str) -> None:
+    logits = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0])
+    assert (ours(SamplingConfig(do_sample=True, top_k=2), [0], logits, 1, backend(ops)) > -math.inf).tolist() == [False, True, True, True, False]
+
+
+def test_greedy_has_no_filters() -> None:
+    assert build_filters(SamplingConfig(temperature=0.3, top_k=3)) == []
+    assert build_processors(SamplingConfig(do_sample=True, seed=1), 3, END) == []
+
+
+def test_openai_penalties_count_generated_tokens_only() -> None:
+    prompt, generated = [1, 1, 1, 2], [5, 6, 5, 5]
+    result = ours(SamplingConfig(frequency_penalty=0.5, presence_penalty=0.25), prompt + generated, torch.zeros(VOCAB), len(prompt))
+    expected = torch.zeros(VOCAB)
+    expected[5], expected[6] = -3 * 0.5 - 0.25, -0.5 - 0.25
+    assert torch.equal(result, expected)
+
+
+def test_minus_infinity_bans() -> None:
+    result = ours(SamplingConfig(logit_bias={2: -math.inf}), [1], torch.zeros(VOCAB), 1)
+    assert result[2] == -math.inf and torch.isfinite(result).sum() == VOCAB - 1
+
+
+def test_a_callable_is_called_as_transformers_calls_its_own() -> None:
+    processor = hf.RepetitionPenaltyLogitsProcessor(1.5)
+    tokens, logits = random_case(4)
+    result = ours(SamplingConfig(logits_processors=[processor]), tokens, logits, 2)
+    torch.testing.assert_close(result, theirs([processor], tokens, logits))
+
+
+@pytest.mark.parametrize("returned", [None, torch.zeros(3), 5])
+def test_a_callable_that_returns_no_logits_is_told(returned) -> None:
+    with pytest.raises(TypeError, match="must return logits"):
+        ours(SamplingConfig(logits_processors=[lambda ids, logits: returned]), [1], torch.zeros(VOCAB), 1)
+
+
+class Counting(LogitsProcessor):
+    """A grammar in small: allows the number of tokens seen, and nothing else."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def accept(self, token: int) -> None:
+        self.count += 1
+
+    def rollback(self, tokens: list[int]) -> None:
+        self.count -= len(tokens)
+
+    def process_(self, logits: torch.Tensor, tokens: list[int]) -> None:
+        allowed = logits[self.count % VOCAB].clone()
+        logits.fill_(-math.inf)
+        logits[self.count % VOCAB] = allowed
+
+
+def test_our_own_processors_are_copied_for_each_sequence() -> None:
+    original = Counting()
+    for _ in range(2):
+        assert int(ours(SamplingConfig(logits_processors=[original]), [9, 9, 9], torch.zeros(VOCAB), 3).argmax()) == 3
+    assert original.count == 0 and original.seen == []
+
+
+stateful = [
+    lambda: RepetitionPenalty(1.7),
+    lambda: FrequencyPresencePenalty(0.3, 0.2, 4),
+    lambda: NoRepeatNgram(1),
+    lambda: NoRepeatNgram(2),
+    lambda: NoRepeatNgram(4),
+    Counting,
+]
+
+
+@pytest.mark.parametrize("make", stateful)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_rolled_back_is_as_if_it_had_not_been(make, kept: list[int], dropped: list[int], after: list[int]) -> None:
+    once, fresh = make(), make()
+    once.sync(kept + dropped)
+    once = copy.deepcopy(once)
+    once.sync(kept + after)
+    fresh.sync(kept + after)
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(len(kept)))
+    results = [logits.clone(), logits.clone()]
+    once.process_(results[0], kept + after)
+    fresh.process_(results[1], kept + after)
+    assert once.seen == fresh.seen == kept + after
+    torch.testing.assert_close(results[0], results[1])

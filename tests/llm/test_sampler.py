@@ -1,0 +1,104 @@
+"""Drawing: the right distribution, the seed alone, and errors instead of silent tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.generator import Generator
+from pace.llm.engine import Engine
+from pace.llm.sampler import accept_drafts, draw, mix, token_logprob, uniform
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
+
+
+def make_generator() -> Generator:
+    return Generator(Engine.create(FakeModel(), OPS, 1 << 22), FakeTokenizer(), SamplingConfig(eos_token_id=0))
+
+
+def test_draws_follow_the_distribution() -> None:
+    probabilities = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
+    count = 20_000
+    drawn = torch.bincount(torch.tensor([draw(probabilities, uniform(5, index)) for index in range(count)]), minlength=6) / count
+    # Four standard deviations of a frequency: 4 * sqrt(p (1 - p) / n) <= 4 * 0.5 / sqrt(20000) = 0.0142.
+    assert (drawn - probabilities).abs().max() < 0.0142
+    assert drawn[[0, 2, 5]].sum() == 0, "what was filtered out is never drawn"
+
+
+@pytest.mark.parametrize("threshold, token", [(0.0, 1), (0.4999, 1), (0.5, 3), (1 - 2**-53, 4)])
+def test_thresholds_at_the_edges(threshold: float, token: int) -> None:
+    assert draw(torch.tensor([0.0, 0.5, 0.0, 0.25, 0.25, 0.0]), threshold) == token
+
+
+def test_uniform_numbers_are_uniform_and_unrelated() -> None:
+    for seed in (0, 1, 2**64 - 1):
+        values = torch.tensor([uniform(seed, index) for index in range(10_000)], dtype=torch.float64)
+        assert 0 <= values.min() and values.max() < 1
+        assert abs(values.mean() - 0.5) < 4 * 0.2887 / 100, "four standard deviations of the mean"
+        assert abs(torch.corrcoef(torch.stack([values[1:], values[:-1]]))[0, 1]) < 0.04
+    firsts = torch.tensor([uniform(seed, 0) for seed in range(10_000)])
+    assert abs(firsts.mean() - 0.5) < 4 * 0.2887 / 100, "neighbouring seeds are unrelated too"
+    assert len({mix(value) for value in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize(
+    "chosen, drafts, accepted",
+    [([], [], []), ([5], [], [5]), ([5, 6, 7], [5, 6], [5, 6, 7]), ([5, 6, 7], [5, 9], [5, 6]), ([5, 6, 7], [1, 6], [5])],
+)
+def test_drafts_are_accepted_up_to_the_first_that_differs(chosen, drafts, accepted) -> None:
+    assert accept_drafts(chosen, drafts) == accepted
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_distribution_with_nothing_left_is_an_error(do_sample: bool) -> None:
+    generator = make_generator()
+    config = SamplingConfig(do_sample=do_sample, seed=0, logits_processors=[lambda ids, logits: logits * 0 - math.inf])
+    with pytest.raises(ValueError, match="no token is left"):
+        generator.generate([1, 2], config)
+    generator.engine.check_idle()
+
+
+def test_a_processor_that_raises_ends_its_call_alone() -> None:
+    generator = make_generator()
+
+    def fail(ids, logits):
+        if ids.shape[1] > 6:
+            raise RuntimeError("mine")
+        return logits
+
+    with pytest.raises(RuntimeError, match="mine"):
+        generator.generate([1, 2], SamplingConfig(logits_processors=[fail], ignore_eos=True))
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("asked, num_top", [(True, 0), (0, 0), (3, 3)])
+def test_logprobs_are_of_the_models_own_distribution(asked, num_top: int) -> None:
+    generator = make_generator()
+    config = SamplingConfig(max_new_tokens=8, logprobs=asked, repetition_penalty=1.5, do_sample=True, temperature=0.5, seed=2, ignore_eos=True)
+    out = generator.generate([[4, 5], [6]], config)
+    for prompt, tokens, records in zip([[4, 5], [6]], out.generated_token_ids, out.logprobs):
+        assert [record.token for record in records] == tokens
+        for index, record in enumerate(records):
+            expected = generator.engine.model.logits_of(prompt + tokens[:index]).log_softmax(-1)
+            assert record.logprob == pytest.approx(float(expected[tokens[index]]), abs=1e-5)
+            values, ids = expected.topk(num_top)
+            assert [token for token, _ in record.top] == ids.tolist()
+            assert [value for _, value in record.top] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_logprobs_are_absent_unless_asked_for() -> None:
+    assert make_generator().generate([1], SamplingConfig(max_new_tokens=2)).logprobs is None
+    assert make_generator().generate([1], SamplingConfig(max_new_tokens=2, logprobs=False)).logprobs is None
+
+
+def test_greedy_with_logprobs_is_greedy() -> None:
+    generator = make_generator()
+    plain = generator.generate([1, 2], SamplingConfig(max_new_tokens=20))
+    assert generator.generate([1, 2], SamplingConfig(max_new_tokens=20, logprobs=2)).generated_token_ids == plain.generated_token_ids
+
+
+def test_token_logprob() -> None:
+    record = token_logprob(OPS, torch.tensor([0.0, math.log(3.0)]), 0, 1)
+    assert record.logprob == pytest.approx(math.log(0.25)) and record.top == ((1, pytest.approx(math.log(0.75))),)
