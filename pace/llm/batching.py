@@ -48,14 +48,14 @@ class BatchBuilder:
         if end - start == 1:
             self._tokens[first] = sequence.tokens[start]
             self._positions[first] = start
-            self._rope_lengths[first] = max(sequence.num_prompt_tokens, end)
+            self._rope_lengths[first] = max(sequence.rope_length, end)
             self._slots[first] = sequence.block_table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE
             return
         columns = slice(first, first + end - start)
         positions = np.arange(start, end)
         self._tokens[columns] = sequence.tokens[start : start + span.num_tokens] + span.drafts
         self._positions[columns] = positions
-        self._rope_lengths[columns] = np.maximum(positions + 1, sequence.num_prompt_tokens)
+        self._rope_lengths[columns] = np.maximum(positions + 1, sequence.rope_length)
         self._slots[columns] = table[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
 
     def _allocate(self, num_spans: int, num_tokens: int, num_rows: int, width: int, kv: list[KVBlocks]) -> None:

@@ -26,7 +26,7 @@ class Engine:
     def __init__(
         self, model: Any, ops: Any, cache: CacheManager, scheduler: Scheduler, drafter: Drafter | None = None, max_seq_len: int | None = None
     ) -> None:
-        """`model` has `forward(ops, batch)`, `vocab_size` and `max_position_embeddings`; `scheduler` works on `cache`;
+        """`model` has `forward(ops, batch)`, `vocab_size`, `max_position_embeddings` and `recompute_length`; `scheduler` works on `cache`;
         `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
@@ -83,7 +83,17 @@ class Engine:
             sequence.append(token)
             if self._stop_if_done(sequence):
                 break
+        self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)
+
+    def _recompute_if_grown(self, sequence: Sequence) -> None:
+        """Drops the cache of a sequence that has generated its way to where the model changes the angles of all its tokens.
+        A session's tokens, which its caller gives, are not generated: it keeps what it has."""
+        length = self.model.recompute_length
+        has_generated = sequence.times.first_token is not None
+        if length and has_generated and sequence.rope_length < length <= len(sequence.tokens):
+            sequence.recomputed_length = length
+            self.cache.free(sequence)
 
     def _stop_if_done(self, sequence: Sequence) -> bool:
         """Asks the sequence's stopping criteria; where these raise, the sequence fails alone."""
@@ -108,6 +118,7 @@ class Engine:
         for sequence in live:
             if not sequence.is_finished and sequence.num_generated:
                 self._stop_if_done(sequence)
+            self._recompute_if_grown(sequence)
             if sequence.is_finished:
                 self.scheduler.remove(sequence)
 

@@ -37,6 +37,8 @@ class Sequence:
         """Tokens whose keys and values are in the cache."""
         self.block_table = array("i")
         """Blocks that hold them, in order; may reach beyond `num_computed`."""
+        self.recomputed_length = 0
+        """The model's `recompute_length`, once the sequence has grown to it and was computed again from its start."""
 
         self.finish_reason: str | None = None
         """"stop", "length", "cancelled", or "error" with `error` set."""
@@ -52,6 +54,11 @@ class Sequence:
     def logits_from(self) -> int:
         """Logits are wanted of the positions from here on."""
         return len(self.tokens) - 1 if self.wanted_from is None else self.wanted_from
+
+    @property
+    def rope_length(self) -> int:
+        """The least length that rope scaling looks at: the prompt's, or that of the text which was computed again as one."""
+        return max(self.num_prompt_tokens, self.recomputed_length)
 
     @property
     def num_pending(self) -> int:

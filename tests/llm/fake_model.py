@@ -23,6 +23,7 @@ class FakeModel:
     def __init__(self, vocab_size: int = 50, max_position_embeddings: int = 4096, eos_bias: float = 0.0) -> None:
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
+        self.recompute_length: int | None = None
         self.eos_bias = eos_bias
         self.kv_spec = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
         self.hook = lambda batch: None
