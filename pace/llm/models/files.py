@@ -42,6 +42,18 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+def read_at(descriptor: int, path: Path, count: int, offset: int = 0) -> bytes:
+    """`count` bytes from `offset`, fewer at the end of the file; ValueError where the system cannot read them."""
+    parts = []
+    try:
+        while count and (part := os.pread(descriptor, count, offset)):
+            parts.append(part)
+            count, offset = count - len(part), offset + len(part)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    return b"".join(parts)
+
+
 def _broken_link(path: Path) -> str:
     if not os.path.islink(path):
         return ""
@@ -54,8 +66,11 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
     Raises FileNotFoundError, PermissionError, or ValueError that names the file: not a regular file, larger than
     `max_bytes`, not UTF-8, not JSON, not an object, a key given twice with different values, NaN or infinite numbers.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
-        data = file.read(max_bytes + 1)
+    descriptor = open_regular(path)
+    try:
+        data = read_at(descriptor, path, max_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes:,} bytes, which no valid file of this kind is")
     if not data.strip():

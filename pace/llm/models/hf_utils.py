@@ -248,7 +248,10 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
         # The tokenizers library panics on some damaged files, with an exception that is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the tokenizer in {directory} ({_some([p.name for p in present])}) cannot be read: {_one_line(error)}") from error
+        files = ", ".join(sorted(path.name for path in present))
+        raise ValueError(
+            f"transformers cannot make the tokenizer in {directory} from its files ({files}, and config.json): {_one_line(error)}"
+        ) from error
     if vocab_size is not None and num_ids > vocab_size:
         logger.warning(
             "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used", directory, num_ids, vocab_size, vocab_size

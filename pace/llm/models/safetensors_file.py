@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json
+from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
 
 # About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at most
 # a few thousand. The limit bounds what a hostile header can cost in memory.
@@ -108,7 +108,7 @@ class SafetensorsFile:
 
 def _read_header(path: Path, descriptor: int, size: int) -> bytes:
     """The header's bytes; ValueError if the file is too short to hold what it announces."""
-    start = os.pread(descriptor, 64, 0)
+    start = read_at(descriptor, path, 64)
     if is_git_lfs_pointer(start):
         raise ValueError(git_lfs_message(path))
     if len(start) < 8:
@@ -123,7 +123,7 @@ def _read_header(path: Path, descriptor: int, size: int) -> bytes:
         raise ValueError(
             f"{path} announces a header of {length:,} bytes but has {size:,} in all: it is truncated; download or copy it again"
         )
-    return os.pread(descriptor, length, 8)
+    return read_at(descriptor, path, length, 8)
 
 
 def _check_header(path: Path, header: bytes, data_bytes: int) -> tuple[dict[str, TensorInfo], dict[str, int]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from pace import _C
-from pace.llm.models.files import git_lfs_message, is_git_lfs_pointer, open_regular
+from pace.llm.models.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
 from pace.llm.models.safetensors_file import TensorInfo
 
 # The pickle only names the tensors (about 200 bytes each); their data lies beside it in the archive.
@@ -38,7 +38,7 @@ class TorchFile:
         self.path = path
         descriptor = open_regular(path)
         try:
-            start = os.pread(descriptor, 64, 0)
+            start = read_at(descriptor, path, 64)
         finally:
             os.close(descriptor)
         if is_git_lfs_pointer(start):

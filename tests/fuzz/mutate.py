@@ -1,0 +1,477 @@
+"""Checkpoints as dictionaries of files, and the ways in which a fuzz case damages them.
+
+A checkpoint in memory is `{file name: bytes}`; a value may also be one of the `Special` files. A mutation is a function
+`(rng, files) -> description` that changes the dictionary in place; the same seed gives the same case.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import os
+import pickle
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+
+from tests.llm.models.variants import save_tiny
+
+ARCHITECTURES = [
+    ("llama", {"tie_word_embeddings": True}),
+    ("mistral", {"sliding_window": 7}),
+    ("qwen2", {}),
+    ("qwen3", {}),
+    ("phi3", {}),
+    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    ("gptj", {}),
+    ("phi", {}),
+]
+KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-sharded", "bin-legacy")
+
+
+@dataclass(frozen=True)
+class Special:
+    """Something other than a regular file under a file's name."""
+
+    kind: str
+    target: str = ""
+
+    def create(self, path: Path) -> None:
+        if self.kind == "directory":
+            path.mkdir()
+        elif self.kind == "fifo":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(self.target)
+
+
+Files = dict[str, bytes | Special]
+Mutation = Callable[[random.Random, Files], str]
+
+
+def write(files: Files, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        if isinstance(content, Special):
+            content.create(folder / name)
+        else:
+            (folder / name).write_bytes(content)
+
+
+# ------------------------------------------------------------------------------------------------------ healthy checkpoints
+
+
+def healthy_checkpoints(folder: Path) -> dict[str, Files]:
+    """`"architecture/kind"` -> files, for every architecture and storage kind; `folder` is used for what transformers writes."""
+    checkpoints = {}
+    for model_type, fields in ARCHITECTURES:
+        save_tiny(folder / model_type, model_type, fields)
+        state = load_file(folder / model_type / "model.safetensors")
+        config = json.loads((folder / model_type / "config.json").read_text())
+        config |= {"bos_token_id": None, "eos_token_id": None}
+        common: Files = {
+            "config.json": json.dumps(config, indent=1).encode(),
+            "generation_config.json": b'{"do_sample": false, "eos_token_id": 5, "temperature": 0.7}',
+            **tokenizer_files(),
+        }
+        for kind in KINDS:
+            checkpoints[f"{model_type}/{kind}"] = common | weight_files(kind, state)
+    return checkpoints
+
+
+def tokenizer_files() -> dict[str, bytes]:
+    vocab = {"<unk>": 0, "</s>": 1, **{chr(97 + i): 2 + i for i in range(26)}, "he": 28, "hel": 29}
+    merges = [["h", "e"], ["he", "l"]]
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            for i, text in enumerate(("<unk>", "</s>"))
+        ],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "BPE", "unk_token": "<unk>", "vocab": vocab, "merges": merges},
+    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "</s>"}
+    return {"tokenizer.json": json.dumps(tokenizer).encode(), "tokenizer_config.json": json.dumps(settings).encode()}
+
+
+def weight_files(kind: str, state: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    if "sharded" not in kind:
+        name = "model.safetensors" if kind == "safetensors" else "pytorch_model.bin"
+        return {name: dump(kind, state)}
+    stem, suffix = ("model", "safetensors") if kind.startswith("safetensors") else ("pytorch_model", "bin")
+    shards: dict[str, dict[str, torch.Tensor]] = collections.defaultdict(dict)
+    for i, (name, tensor) in enumerate(state.items()):
+        shards[f"{stem}-{i % 2 + 1:05}-of-00002.{suffix}"][name] = tensor
+    weight_map = {name: shard for shard, part in shards.items() for name in part}
+    index = {"metadata": {"total_size": sum(t.nbytes for t in state.values())}, "weight_map": weight_map}
+    return {
+        f"{stem}.{suffix}.index.json": json.dumps(index).encode(),
+        **{shard: dump(kind.removesuffix("-sharded"), part) for shard, part in shards.items()},
+    }
+
+
+def dump(kind: str, state: dict[str, object]) -> bytes:
+    if kind == "safetensors":
+        return save(state, metadata={"format": "pt"})
+    file = io.BytesIO()
+    torch.save(state, file, _use_new_zipfile_serialization=kind != "bin-legacy")
+    return file.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- choosing what to hit
+
+
+def pick_file(rng: random.Random, files: Files, *endings: str) -> str:
+    names = sorted(name for name, content in files.items() if name.endswith(endings) and isinstance(content, bytes))
+    return rng.choice(names)
+
+
+WEIGHTS = (".safetensors", ".bin")
+
+
+def pick_json(rng: random.Random, files: Files) -> str:
+    """A JSON file; the config and the index more often than the others."""
+    names = [name for name in files if name.endswith(".json")]
+    weight = {"tokenizer.json": 1, "tokenizer_config.json": 1, "generation_config.json": 2}
+    return rng.choices(names, [weight.get(name, 5) for name in names])[0]
+
+
+def json_paths(value: object, path: tuple = ()) -> list[tuple]:
+    """The path of every value inside a JSON value, but itself."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, child in children for found in [(*path, key), *json_paths(child, (*path, key))]]
+
+
+ABSURD = [
+    None, True, False, 0, 1, 2, -1, 3, 7, 2**31 - 1, 2**31, 2**32 + 1, 2**62, 2**64, 10**12, 10**30, -(10**12), 0.0, 0.5, -0.5, 1e-300,
+    1e300, "", "x", "../../etc/passwd", "/dev/zero", "\0", "é" * 500, [], {}, [[]], [1] * 2000, [None], {"a": {"b": 1}},
+    [[[[1]]]], "float64", "none", "relu6", "12", ["LlamaForCausalLM"], "LlamaForCausalLM", {"rope_type": "yarn"}, {"type": "su"},
+]  # fmt: skip
+
+
+def replace_at(value: object, path: tuple, change: Callable[[dict | list, object], None]) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    change(value, path[-1])
+
+
+# ------------------------------------------------------------------------------------------------------------- mutations
+
+
+def truncate(rng: random.Random, files: Files) -> str:
+    name = rng.choice(sorted(files))
+    length = rng.choice([0, 1, 7, 8, rng.randrange(len(files[name])), len(files[name]) - 1])
+    files[name] = files[name][:length]
+    return f"{name} cut to {length} bytes"
+
+
+def append_bytes(rng: random.Random, files: Files) -> str:
+    name = rng.choice(sorted(files))
+    files[name] += rng.randbytes(rng.choice([1, 8, 1000]))
+    return f"{name} with bytes appended"
+
+
+def flip_bits(rng: random.Random, files: Files) -> str:
+    name = rng.choice(sorted(files))
+    data = bytearray(files[name])
+    # Mostly near the start, where the headers are, or the end, where a zip archive keeps its directory.
+    where = rng.choice([256, 4096, len(data)])
+    count = rng.choice([1, 1, 2, 8])
+    for _ in range(count):
+        position = rng.randrange(min(where, len(data)))
+        data[-1 - position if rng.random() < 0.3 else position] ^= 1 << rng.randrange(8)
+    files[name] = bytes(data)
+    return f"{name} with {count} bits flipped in {where} bytes"
+
+
+def flip_header_bits(rng: random.Random, files: Files) -> str:
+    """A bit within the part that describes the tensors."""
+    name = pick_file(rng, files, *WEIGHTS, ".index.json")
+    data = bytearray(files[name])
+    end = len(data)
+    if name.endswith(".safetensors"):
+        end = 8 + int.from_bytes(data[:8], "little")
+    elif name.endswith(".bin"):
+        end = data.find(b"PK\x07\x08") if data.startswith(b"PK") else 3000
+    position = rng.randrange(max(1, min(end, len(data))))
+    data[position] ^= 1 << rng.randrange(8)
+    files[name] = bytes(data)
+    return f"{name} with a bit flipped at {position} of its header"
+
+
+def splice(rng: random.Random, files: Files) -> str:
+    name = rng.choice(sorted(files))
+    data = bytearray(files[name])
+    start, length = rng.randrange(len(data)), rng.choice([1, 2, 8, 100])
+    new = rng.choice([b"", rng.randbytes(length), b"\0" * length, b"[" * 100_000, bytes(data[:length])])
+    data[start : start + length] = new
+    files[name] = bytes(data)
+    return f"{name} with {length} bytes at {start} replaced by {len(new)}"
+
+
+def remove_file(rng: random.Random, files: Files) -> str:
+    name = rng.choice(sorted(files))
+    del files[name]
+    return f"without {name}"
+
+
+def replace_file(rng: random.Random, files: Files) -> str:
+    name = rng.choice(sorted(files))
+    choices = [
+        Special("directory"),
+        Special("fifo"),
+        Special("link", "/dev/zero"),
+        Special("link", "/proc/self/mem"),
+        Special("link", "nowhere"),
+        Special("link", name),
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        b"<!DOCTYPE html><html><body>503</body></html>",
+        b"[" * 200_000,
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"a": ' * 5000,
+        b"1" * 10_000,
+        b'{"a": NaN}',
+        b'{"vocab_size": 1e999}',
+        b"\xff\xfe\x00",
+        rng.randbytes(1000),
+        files[rng.choice(sorted(files))],
+    ]
+    files[name] = rng.choice(choices)
+    shown = files[name] if isinstance(files[name], Special) else files[name][:20]
+    return f"{name} replaced by {shown!r}"
+
+
+def edit_json(rng: random.Random, files: Files) -> str:
+    """Sets, removes, renames or duplicates values at random paths of a JSON file."""
+    name = pick_json(rng, files)
+    value = json.loads(files[name])
+    done = []
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        path = rng.choice(json_paths(value) or [()])
+        if not path:
+            break
+        action = rng.choice(["set", "set", "set", "remove", "rename"])
+        new = rng.choice(ABSURD)
+        if action == "set":
+            replace_at(value, path, lambda parent, key, new=new: parent.__setitem__(key, new))
+        elif action == "remove" or not isinstance(path[-1], str):
+            replace_at(value, path, lambda parent, key: parent.pop(key))
+        else:
+            replace_at(value, path, lambda parent, key: parent.__setitem__(key + "_", parent.pop(key)))
+        done.append(f"{action} {path} {str(new)[:40]!r}")
+    files[name] = json.dumps(value).encode()
+    return f"{name}: {'; '.join(done)}"
+
+
+def edit_config(rng: random.Random, files: Files) -> str:
+    """A size or another field of config.json takes an absurd value, or a field appears that pace must not overlook."""
+    config = json.loads(files["config.json"])
+    extra = ["quantization_config", "rope_scaling", "head_dim", "sliding_window", "num_local_experts", "layer_types", "auto_map"]
+    field, value = rng.choice(sorted(config) + extra), rng.choice(ABSURD)
+    config[field] = value
+    files["config.json"] = json.dumps(config).encode()
+    return f"config.json: {field} = {str(value)[:40]!r}"
+
+
+def edit_header(rng: random.Random, files: Files) -> str:
+    """A change in the JSON header of a safetensors file, which stays well-formed JSON of the announced length."""
+    candidates = [name for name in files if name.endswith(".safetensors")]
+    if not candidates:
+        return edit_state(rng, files)
+    name = rng.choice(candidates)
+    data = files[name]
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    tensors = [key for key in header if key != "__metadata__"]
+    a, b = rng.sample(tensors, 2)
+    what = rng.choice(["dtype", "shape", "offsets", "swap", "rename", "absurd", "duplicate", "length", "overlap", "pad"])
+    if what == "dtype":
+        header[a]["dtype"] = rng.choice(["F64", "F16", "I8", "F8_E4M3", "F4", "BOOL", "X", None, 3])
+    elif what == "shape":
+        header[a]["shape"] = rng.choice([[], [0], header[a]["shape"][::-1], [2**40, 2**40], [-1, -4], [2**63], "x", [1.0]])
+    elif what == "offsets":
+        begin, end = header[a]["data_offsets"]
+        header[a]["data_offsets"] = rng.choice([[end, begin], [begin + 1, end + 1], [0, 2**62], [-4, end], [begin], [begin, end, 0], None])
+    elif what == "swap":
+        header[a], header[b] = header[b], header[a]
+    elif what == "rename":
+        header[a + rng.choice(["x", ".weight", "\0"])] = header.pop(a)
+    elif what == "absurd":
+        header[a][rng.choice(["dtype", "shape", "data_offsets"])] = rng.choice(ABSURD)
+    elif what == "overlap":
+        header[a]["data_offsets"] = header[b]["data_offsets"]
+    text = json.dumps(header)
+    if what == "duplicate":
+        text = text[:-1] + f", {json.dumps(a)}: {json.dumps(header[b])}}}"
+    if what == "pad":  # harmless, and leaves the data unaligned
+        text += " " * rng.choice([1, 2, 3])
+    size = rng.choice([0, 2**63, 2**40, len(text) + 1, 10**8]) if what == "length" else len(text)
+    files[name] = size.to_bytes(8, "little") + text.encode() + data[8 + length :]
+    return f"{name}: header {what} of {a}"
+
+
+def edit_index(rng: random.Random, files: Files) -> str:
+    indexes = [name for name in files if name.endswith(".index.json")]
+    if not indexes:
+        return edit_config(rng, files)
+    index = json.loads(files[indexes[0]])
+    weight_map = index["weight_map"]
+    name, shard = rng.choice(sorted(weight_map.items()))
+    other = next(value for value in weight_map.values() if value != shard)
+    outside = ["../" + shard, "/dev/zero", "/etc/passwd", "", ".", "..", "config.json", "missing.safetensors", "a/b", "x" * 5000, "\0", None, 3, [shard]]
+    what = rng.choice(["outside", "outside", "wrong shard", "drop", "extra", "all", "weight_map"])
+    if what == "outside":
+        weight_map[name] = rng.choice(outside)
+    elif what == "wrong shard":
+        weight_map[name] = other
+    elif what == "drop":
+        del weight_map[name]
+    elif what == "extra":
+        weight_map[name + "x"] = shard
+    elif what == "all":
+        index["weight_map"] = dict.fromkeys(weight_map, rng.choice(outside))
+    else:
+        index["weight_map"] = rng.choice(ABSURD)
+    files[indexes[0]] = json.dumps(index).encode()
+    return f"{indexes[0]}: {what} at {name}"
+
+
+def swap_files(rng: random.Random, files: Files) -> str:
+    """Two files change places: shards, or a shard and something else."""
+    a, b = rng.sample(sorted(files), 2)
+    shards = sorted(name for name in files if "-of-" in name)
+    if shards and rng.random() < 0.7:
+        a, b = shards[0], shards[1]
+    if rng.random() < 0.5:
+        files[a], files[b] = files[b], files[a]
+        return f"{a} and {b} swapped"
+    files[a] = files[b]
+    return f"{a} overwritten by {b}"
+
+
+def edit_state(rng: random.Random, files: Files) -> str:
+    """The weights saved again with one tensor that is missing, extra, of another shape, dtype or kind."""
+    name = pick_file(rng, files, *WEIGHTS)
+    if name.endswith(".safetensors"):
+        from safetensors.torch import load
+
+        kind, state = "safetensors", load(files[name])
+    else:
+        kind = "bin" if files[name].startswith(b"PK") else "bin-legacy"
+        state = torch.load(io.BytesIO(files[name]), weights_only=True)
+    key = rng.choice(sorted(state))
+    tensor = state[key]
+    values = {
+        "shape": lambda: tensor.reshape(-1)[:-1].clone(),
+        "flat": lambda: tensor.reshape(-1),
+        "transposed": lambda: tensor.t().contiguous(),
+        "extra dimension": lambda: tensor[None],
+        "float16": lambda: tensor.half(),
+        "bfloat16": lambda: tensor.bfloat16(),
+        "float64": lambda: tensor.double(),
+        "int8": lambda: tensor.to(torch.int8),
+        "bool": lambda: tensor > 0,
+        "float8": lambda: tensor.to(torch.float8_e4m3fn),
+        "nan": lambda: torch.full_like(tensor, torch.nan),
+        "infinite": lambda: torch.full_like(tensor, torch.inf),
+        "huge": lambda: torch.full_like(tensor, 1e30),
+        "empty": lambda: tensor[:0],
+    }
+    if kind != "safetensors":
+        values |= {
+            "not contiguous": lambda: tensor.t().contiguous().t(),
+            "expanded": lambda: torch.zeros(1, dtype=tensor.dtype).expand(tensor.shape),
+            "expanded to 2**40": lambda: torch.zeros(1).expand(2**20, 2**20),
+            "sparse": lambda: tensor.to_sparse(),
+            "meta": lambda: tensor.to("meta"),
+            "parameter": lambda: torch.nn.Parameter(tensor),
+            "list": lambda: [1.0, 2.0],
+            "dictionary": lambda: {"weight": tensor},
+            "string": lambda: "x",
+            "complex": lambda: tensor.to(torch.complex64),
+            "quantised": lambda: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+        }
+    what = rng.choice([*values, "missing", "added", "renamed"])
+    if what == "missing":
+        del state[key]
+    elif what == "added":
+        state[rng.choice(["x", "lm_head.weight", "model.layers.7.mlp.up_proj.weight", ""])] = torch.zeros(3)
+    elif what == "renamed":
+        state[key + "x"] = state.pop(key)
+    else:
+        state[key] = values[what]()
+    files[name] = dump(kind, state)
+    return f"{name}: {key} is {what}"
+
+
+class CallsSystem:
+    def __reduce__(self):
+        return os.system, ("touch hacked",)
+
+
+class Opens:
+    def __reduce__(self):
+        return open, ("hacked", "w")
+
+
+class Evaluates:
+    def __reduce__(self):
+        return eval, ("open('hacked', 'w')",)
+
+
+class Allocates:
+    def __reduce__(self):
+        return bytearray, (1 << 40,)
+
+
+class RebuildsBeyondItsStorage:
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor_v2, (torch.zeros(1).storage(), 0, (1 << 20, 1 << 20), (1 << 20, 1), False, collections.OrderedDict())
+
+
+class RebuildsBeforeItsStorage:
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor_v2, (torch.zeros(4).storage(), -100, (4,), (1,), False, collections.OrderedDict())
+
+
+class RebuildsOnMeta:
+    def __reduce__(self):
+        return torch._utils._rebuild_meta_tensor_no_storage, (torch.float32, (1 << 40, 1 << 20), (1 << 20, 1), False)
+
+
+HOSTILE = [CallsSystem, Opens, Evaluates, Allocates, RebuildsBeyondItsStorage, RebuildsBeforeItsStorage, RebuildsOnMeta]
+
+
+def hostile_pickle(rng: random.Random, files: Files) -> str:
+    """A .bin whose pickle wants to run code, to allocate without limit, or is not a dictionary of tensors."""
+    for name in [name for name in files if name.endswith(WEIGHTS) or name.endswith(".index.json")]:
+        del files[name]
+    what = rng.choice(HOSTILE)
+    content = rng.choice([what(), {"model.embed_tokens.weight": what()}, {what.__name__: torch.zeros(2), "x": what()}, [what()]])
+    how = rng.choice(["bin", "bin-legacy", "plain pickle"])
+    files["pytorch_model.bin"] = pickle.dumps(content) if how == "plain pickle" else dump(how, content)
+    return f"pytorch_model.bin: {how} of {what.__name__}"
+
+
+MUTATIONS: list[tuple[Mutation, int]] = [
+    (truncate, 4), (append_bytes, 1), (flip_bits, 5), (flip_header_bits, 8), (splice, 4), (remove_file, 2), (replace_file, 5),
+    (edit_json, 6), (edit_config, 8), (edit_header, 8), (edit_index, 5), (swap_files, 2), (edit_state, 8), (hostile_pickle, 3),
+]  # fmt: skip
+"""Each with how often it is drawn."""
+
+
+def make_case(seed: int, checkpoints: dict[str, Files]) -> tuple[Files, str]:
+    """The files of case `seed`, and what was done to them."""
+    rng = random.Random(seed)
+    base = sorted(checkpoints)[seed % len(checkpoints)]
+    files = dict(checkpoints[base])
+    mutation = rng.choices([m for m, _ in MUTATIONS], [weight for _, weight in MUTATIONS])[0]
+    return files, f"{base}: {mutation.__name__}: {mutation(rng, files)}"

@@ -1,0 +1,206 @@
+"""Runs mutated checkpoints, each to an error of a documented type or to generated tokens, in processes that may die.
+
+    python -m tests.fuzz.run --cases 2000 [--first 0] [--verbose]
+
+A case fails if the process dies or hangs, if its memory grows by more than `MAX_GROWTH_BYTES`, if an error is not of a
+documented type or does not say which file or field is wrong, if a loaded model holds anything that did not come from the
+checkpoint, or if code of the checkpoint ran. The last line is one JSON object; the exit code is 1 if any case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads do not survive fork
+
+import torch
+
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.layers import Layer, Linear
+from pace.llm.layers.base import Vectors
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_utils import load_model
+from tests.fuzz.mutate import healthy_checkpoints, make_case, write
+
+DOCUMENTED = (ValueError, TypeError, FileNotFoundError, NotImplementedError, PermissionError)
+CASE_SECONDS = 30
+# The tiny checkpoints need about 1 MB. Parsing the largest allowed config or tokenizer may take some 100 MB.
+MAX_GROWTH_BYTES = 300 << 20
+# The engine reserves address space for its cache, up to half of the machine's memory. Beyond twice all memory, an allocation
+# fails instead of taking the machine down.
+ADDRESS_SPACE_BYTES = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+NAMES_A_CAUSE = ("config.json", "checkpoint", "tokenizer", ".safetensors", ".bin", ".json", "tensor", "case", "model", "eos_token_id")
+
+
+def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
+    """Outcome ("loaded", the name of an error type, or "FAIL ...") and what was done to the checkpoint."""
+    files, description = make_case(seed, checkpoints)
+    case = folder / f"case-{seed}"
+    write(files, case)
+    os.chdir(case)
+    reset_peak()
+    before = memory("VmRSS")
+    try:
+        outcome = generate(case)
+    except DOCUMENTED as error:
+        # PanicException of the tokenizers library and the like are no DOCUMENTED error: they end in the last branch.
+        outcome = type(error).__name__
+        if not any(word in str(error) for word in NAMES_A_CAUSE):
+            outcome = f"FAIL: the message of {outcome} names no file or field: {error}"
+        description += f" -> {str(error)[:400]}"
+    except BaseException:
+        outcome = f"FAIL: {traceback.format_exc()}"
+    growth = memory("VmHWM") - before
+    if growth > MAX_GROWTH_BYTES:
+        outcome = f"FAIL: {growth >> 20} MB of memory ({outcome})"
+    if (case / "hacked").exists():
+        outcome = "FAIL: the checkpoint ran code"
+    os.chdir(folder)
+    shutil.rmtree(case)
+    return outcome, description
+
+
+def generate(case: Path) -> str:
+    """Loads and generates; a model that loads must hold the same whatever its memory held before."""
+    with LLMModel(case, dtype=torch.float32, num_threads=1, progress=False) as model:
+        inputs = [1, 2, 3] if model.tokenizer is None or len(model.tokenizer) > model.config.vocab_size else "hello"
+        model.generate(inputs, SamplingConfig(max_new_tokens=2, do_sample=False))
+    first, second = (poisoned_bits(case, poison) for poison in (0.0, 7.5))
+    if first != second:
+        return "FAIL: weights were left as they were before loading"
+    return "loaded"
+
+
+def poisoned_bits(case: Path, poison: float) -> list[bytes]:
+    """The bits of all weights, of memory that held `poison` before loading."""
+    allocate = BaseModelForCausalLM.allocate
+
+    def allocate_poisoned(model, ops, dtype):
+        allocate(model, ops, dtype)
+        for layer in all_layers(model):
+            if isinstance(layer, Vectors) and layer.values is not None:
+                layer.values.fill_(poison)
+            elif isinstance(layer, Linear):
+                ops.pack_rows_(layer.weight, torch.full((layer.weight.n, layer.weight.k), poison), 0)
+
+    BaseModelForCausalLM.allocate = allocate_poisoned
+    try:
+        model = load_model(case, torch.float32, num_threads=1, progress=False)
+    finally:
+        BaseModelForCausalLM.allocate = allocate
+    vectors = [layer.values for layer in all_layers(model) if isinstance(layer, Vectors) and layer.values is not None]
+    matrices = [model.ops.unpack(layer.weight) for layer in all_layers(model) if isinstance(layer, Linear)]
+    return [tensor.contiguous().numpy().tobytes() for tensor in vectors + matrices]
+
+
+def all_layers(layer: Layer) -> list[Layer]:
+    return [layer, *(below for child in layer.children() for below in all_layers(child))]
+
+
+def memory(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) << 10
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+# ------------------------------------------------------------------------------------------------------------- processes
+
+
+def run_cases(seeds: list[int], checkpoints: dict, folder: Path, verbose: bool = False) -> tuple[Counter, list[str]]:
+    """Counts of the outcomes, and a text for each failure. One child runs case after case until it dies."""
+    outcomes: Counter = Counter()
+    failures = []
+    todo = list(seeds)
+    while todo:
+        pid, pipe = start_child(todo, checkpoints, folder)
+        with os.fdopen(pipe, "r") as results:
+            while todo:
+                ready, _, _ = select.select([results], [], [], CASE_SECONDS)
+                line = results.readline() if ready else ""
+                if not line:
+                    break
+                outcome, description = json.loads(line)
+                if verbose:
+                    print(todo[0], outcome.splitlines()[0], "|", description, flush=True)
+                outcomes[outcome if not outcome.startswith("FAIL") else "failed"] += 1
+                if outcome.startswith("FAIL"):
+                    failures.append(f"seed {todo[0]}: {description}\n{outcome}")
+                todo.pop(0)
+            if todo:
+                os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        if todo:
+            how = "hung" if not ready else f"died with status {status}"
+            failures.append(f"seed {todo[0]}: {make_case(todo[0], checkpoints)[1]}\nthe process {how}")
+            outcomes["failed"] += 1
+            todo.pop(0)
+    return outcomes, failures
+
+
+def prepare(folder: Path) -> dict:
+    """The healthy checkpoints, all of which load; what they need is imported before any child is forked."""
+    torch.set_num_threads(1)
+    checkpoints = healthy_checkpoints(folder)
+    for name, files in checkpoints.items():
+        case = folder / name.replace("/", "-")
+        write(files, case)
+        outcome = generate(case)
+        if outcome != "loaded":
+            raise AssertionError(f"the healthy checkpoint {name} fails: {outcome}")
+    return checkpoints
+
+
+def start_child(seeds: list[int], checkpoints: dict, folder: Path) -> tuple[int, int]:
+    """A forked process that writes one line for each case: its id, and the pipe to read from."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write_end)
+        return pid, read_end
+    try:
+        os.close(read_end)
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for seed in seeds:
+            os.write(write_end, (json.dumps(run_case(seed, checkpoints, folder)) + "\n").encode())
+    finally:
+        os._exit(0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--verbose", action="store_true", help="print every case")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = prepare(Path(folder))
+        seeds = list(range(options.first, options.first + options.cases))
+        outcomes, failures = run_cases(seeds, checkpoints, Path(folder), options.verbose)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    seconds = round(time.perf_counter() - started, 1)
+    print(json.dumps({"cases": options.cases, "first": options.first, "seconds": seconds, **dict(sorted(outcomes.items()))}))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
