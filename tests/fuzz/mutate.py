@@ -432,14 +432,26 @@ class Allocates:
         return bytearray, (1 << 40,)
 
 
+def typed_storage(count: int) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(wrap_storage=torch.zeros(count).untyped_storage(), dtype=torch.float32, _internal=True)
+
+
 class RebuildsBeyondItsStorage:
+    size = (1 << 20, 1 << 20)
+
     def __reduce__(self):
-        return torch._utils._rebuild_tensor_v2, (torch.zeros(1).storage(), 0, (1 << 20, 1 << 20), (1 << 20, 1), False, collections.OrderedDict())
+        return torch._utils._rebuild_tensor_v2, (typed_storage(1), 0, self.size, (self.size[1], 1), False, collections.OrderedDict())
+
+
+class RebuildsALittleBeyondItsStorage(RebuildsBeyondItsStorage):
+    """What a reader that grows the storage would fill with whatever the memory held."""
+
+    size = (99, 32)
 
 
 class RebuildsBeforeItsStorage:
     def __reduce__(self):
-        return torch._utils._rebuild_tensor_v2, (torch.zeros(4).storage(), -100, (4,), (1,), False, collections.OrderedDict())
+        return torch._utils._rebuild_tensor_v2, (typed_storage(4), -100, (4,), (1,), False, collections.OrderedDict())
 
 
 class RebuildsOnMeta:
@@ -447,7 +459,9 @@ class RebuildsOnMeta:
         return torch._utils._rebuild_meta_tensor_no_storage, (torch.float32, (1 << 40, 1 << 20), (1 << 20, 1), False)
 
 
-HOSTILE = [CallsSystem, Opens, Evaluates, Allocates, RebuildsBeyondItsStorage, RebuildsBeforeItsStorage, RebuildsOnMeta]
+HOSTILE = [
+    CallsSystem, Opens, Evaluates, Allocates, RebuildsBeyondItsStorage, RebuildsALittleBeyondItsStorage, RebuildsBeforeItsStorage, RebuildsOnMeta,
+]  # fmt: skip
 
 
 def hostile_pickle(rng: random.Random, files: Files) -> str:

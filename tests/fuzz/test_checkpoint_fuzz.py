@@ -1,0 +1,75 @@
+"""A sample of the fuzz in the default suite; the full run is `python -m tests.fuzz.run --cases 2000`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import mutate, run
+
+ROOT = Path(__file__).parents[2]
+CASES = 200
+
+
+def test_damaged_checkpoints_give_one_clear_error_or_run():
+    """In a process of its own: it forks, and limits its memory."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.run", "--cases", str(CASES)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-5000:]
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["cases"] == CASES
+    # Both ends are reached: some mutations are harmless, most are not.
+    assert counts["loaded"] >= CASES // 20 and counts["ValueError"] >= CASES // 4
+
+
+def test_the_same_seed_gives_the_same_case():
+    checkpoints = {"a": {"config.json": b'{"x": [1, 2]}', "model.safetensors": mutate.dump("safetensors", {"w": mutate.torch.ones(3)})}}
+    checkpoints["a"] |= {"model-00001-of-00001.safetensors": checkpoints["a"]["model.safetensors"]}
+    done = 0
+    for seed in range(60):
+        try:
+            first = mutate.make_case(seed, checkpoints)
+        except (ValueError, KeyError, IndexError):
+            continue  # a mutation that this small checkpoint has no place for
+        assert first == mutate.make_case(seed, checkpoints)
+        done += 1
+    assert done > 20
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "died with status"),
+        (lambda: signal.pause(), "hung"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+        (lambda: bytearray(run.MAX_GROWTH_BYTES + (64 << 20)).count(b"x"), "MB of memory"),
+        (lambda: Path("hacked").touch(), "ran code"),
+        (lambda: (_ for _ in ()).throw(ValueError("something is wrong")), "names no file or field"),
+    ],
+    ids=["crash", "hang", "undocumented error", "memory", "code", "unclear message"],
+)
+def test_the_harness_notices(behaviour, expected, monkeypatch, tmp_path):
+    """Planted: one case behaves badly, the next one well."""
+    monkeypatch.setattr(run, "CASE_SECONDS", 5)
+    monkeypatch.setattr(run, "make_case", lambda seed, checkpoints: ({"config.json": b"{}"}, f"case {seed}"))
+    monkeypatch.setattr(run, "generate", lambda case: behaviour() or "loaded" if case.name == "case-1" else "loaded")
+    outcomes, failures = run.run_cases([1, 2], {}, tmp_path)
+    assert outcomes == {"failed": 1, "loaded": 1}
+    assert len(failures) == 1 and expected in failures[0]
+
+
+def test_the_harness_notices_weights_that_are_not_filled(monkeypatch, tmp_path):
+    mutate.save_tiny(tmp_path / "llama", "llama", {})
+    from pace.llm.layers import Linear
+
+    fill = Linear._fill
+    monkeypatch.setattr(Linear, "_fill", lambda self, source, tensor, row: fill(self, source[:-1], tensor, row))
+    assert run.poisoned_bits(tmp_path / "llama", 0.0) != run.poisoned_bits(tmp_path / "llama", 7.5)
+    monkeypatch.undo()
+    assert run.poisoned_bits(tmp_path / "llama", 0.0) == run.poisoned_bits(tmp_path / "llama", 7.5)
