@@ -1,6 +1,6 @@
 // Attention of a few query rows over the block cache: the same code for decode, prefill and everything between.
 //
-// SHAPES      R rows (<= 48) of D; keys [D][16] and values [16][Dp] per block of 16 positions, Dp = D rounded up to 16
+// SHAPES      R rows (<= 96) of D; keys [D][16] and values [16][Dp] per block of 16 positions, Dp = D rounded up to 16
 // DEFINITION  for each row at position p, over the positions j in max(0, p - window + 1) .. p:
 //               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c))
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s)
@@ -12,7 +12,8 @@
 //
 //             All query heads of a group and all tokens of the rows share each load of a key or value.
 // NUMERICS    fp32. A score is one chain of fma over d ascending; out is one chain of fma over j ascending within a tile, scaled
-//             by exp(old max - new max) between tiles; partitions of 1024 positions are computed from nothing and merged in
+//             by 2^(old max - new max) between tiles; scores are kept times log2 e, so that exp is a power of two (2^x: 1.4
+//             ulp); partitions of 1024 positions are computed from nothing and merged in
 //             order. Tiles and partitions stand at absolute positions. So a row's bits depend on its own position, its own
 //             visible keys and values, and the instruction set; not on R, the span, the batch or the threads. Positions that a
 //             row does not see are neither multiplied nor added: NaN there stays there.
@@ -31,13 +32,23 @@ constexpr int kPassVectors = kLanes == 16 ? 4 : kLanes == 8 ? (R <= 3 ? 4 : 2) :
 // The two products
 // ---------------------------------------------------------------------------------------------------------------------
 
-// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side.
-template <int R, class T>
-static void score_pass(const float* q, const T* const* keys, int64_t head_dim, float* scores) {
+// Decode reads every key and value once, from blocks that lie anywhere: the processor's own prefetcher starts anew with each
+// and the products would wait for memory half of the time. So while the scores of a tile are computed, its values are fetched,
+// and with them the keys of the next tile: at each step the same place of the other block, which is about as large.
+template <bool kAhead>
+PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) {
+    if constexpr (kAhead) {
+        for (int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + offset_bytes + i, 0, 3);
+    }
+}
+
+// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side. `ahead`: a block to fetch for each.
+template <int R, bool kAhead, class T>
+static void score_pass(const float* q, const T* const* keys, const T* const* ahead, int64_t head_dim, float* scores) {
     constexpr int kVectors = kPassVectors<R>, kBlocks = kVectors / kBlockVectors;
-    const T* k[kBlocks];
+    const T *k[kBlocks], *next[kBlocks];
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) k[b] = keys[b];
+    for (int b = 0; b < kBlocks; ++b) k[b] = keys[b], next[b] = ahead[b];
     F32 sums[R][kVectors];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
@@ -45,6 +56,9 @@ static void score_pass(const float* q, const T* const* keys, int64_t head_dim, f
         for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
     }
     for (int64_t d = 0; d < head_dim; ++d) {
+        const int64_t row_bytes = kBlockPositions * sizeof(T);
+#pragma GCC unroll 4
+        for (int b = 0; b < kBlocks; ++b) fetch_ahead<kAhead>(next[b], d * row_bytes, row_bytes);
         F32 column[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
@@ -65,9 +79,9 @@ static void score_pass(const float* q, const T* const* keys, int64_t head_dim, f
 }
 
 // out[r][0 .. kVectors * lanes) += sum over positions j in [begin, end) of the tile of weights[r][j] * values[j][...].
-template <int R, int kVectors, class T>
-static void value_pass(const float* weights, const T* const* values, int64_t column, int64_t padded_dim, int begin, int end,
-                       float* out) {
+template <int R, int kVectors, bool kAhead, class T>
+static void value_pass(const float* weights, const T* const* values, const T* const* ahead, int64_t column,
+                       int64_t padded_dim, int begin, int end, float* out) {
     F32 sums[R][kVectors];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
@@ -79,6 +93,8 @@ static void value_pass(const float* weights, const T* const* values, int64_t col
         const int first = begin > block_begin ? begin : block_begin, last = end < block_end ? end : block_end;
         const T* row = values[block] + (first - block_begin) * padded_dim + column;
         for (int j = first; j < last; ++j, row += padded_dim) {
+            const int64_t offset_bytes = (row - values[block]) * int64_t(sizeof(T));
+            fetch_ahead<kAhead>(ahead[block], offset_bytes, kVectors * kLanes * sizeof(T));
             F32 value[kVectors];
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) value[v] = load(row + v * kLanes);
@@ -97,49 +113,57 @@ static void value_pass(const float* weights, const T* const* values, int64_t col
     }
 }
 
+// The blocks of one tile; only first .. last are set.
+template <class T>
+struct TileBlocks {
+    int first, last;
+    const T* keys[kTileBlocks];
+    const T* values[kTileBlocks];
+    const T* next_keys[kTileBlocks];  // what the next tile reads, or any address that is harmless to prefetch
+};
+
 // The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block again.
-template <int R, class T>
-static void score_blocks(const float* q, const T* const* keys, int first, int last, int64_t head_dim, float* scores) {
+template <int R, bool kAhead, class T>
+static void score_blocks(const float* q, const TileBlocks<T>& tile, int64_t head_dim, float* scores) {
     constexpr int kBlocks = kPassVectors<R> / kBlockVectors;
-    for (int b = first / kBlocks * kBlocks; b <= last; b += kBlocks) {
-        const T* pointers[kBlocks];
-        for (int i = 0; i < kBlocks; ++i) pointers[i] = keys[b + i < first || b + i > last ? first : b + i];
-        score_pass<R>(q, pointers, head_dim, scores + b * kBlockPositions);
+    for (int b = tile.first / kBlocks * kBlocks; b <= tile.last; b += kBlocks) {
+        const T *keys[kBlocks], *ahead[kBlocks];
+        for (int i = 0; i < kBlocks; ++i) {
+            const int block = b + i < tile.first || b + i > tile.last ? tile.first : b + i;
+            keys[i] = tile.keys[block];
+            ahead[i] = tile.values[block];
+        }
+        score_pass<R, kAhead>(q, keys, ahead, head_dim, scores + b * kBlockPositions);
     }
 }
 
 // All columns of out, in passes of kPassVectors and what remains of Dp in halves of it (Dp is a multiple of 16).
-template <int R, class T>
-static void value_columns(const float* weights, const T* const* values, int64_t padded_dim, int begin, int end, float* out) {
-    constexpr int kVectors = kPassVectors<R>;
+template <int R, bool kAhead, class T>
+static void value_columns(const float* weights, const TileBlocks<T>& tile, int64_t padded_dim, int begin, int end, float* out) {
     int64_t column = 0;
-    for (; column + kVectors * kLanes <= padded_dim; column += kVectors * kLanes) {
-        value_pass<R, kVectors>(weights, values, column, padded_dim, begin, end, out + column);
-    }
-    if constexpr (kVectors / 2 >= kBlockVectors) {
-        for (; column + kVectors / 2 * kLanes <= padded_dim; column += kVectors / 2 * kLanes) {
-            value_pass<R, kVectors / 2>(weights, values, column, padded_dim, begin, end, out + column);
+    const auto run = [&]<int kVectors>() __attribute__((always_inline)) {
+        for (; column + kVectors * kLanes <= padded_dim; column += kVectors * kLanes) {
+            value_pass<R, kVectors, kAhead>(weights, tile.values, tile.next_keys, column, padded_dim, begin, end, out + column);
         }
-    }
-    if constexpr (kVectors / 4 >= kBlockVectors) {
-        for (; column < padded_dim; column += kVectors / 4 * kLanes) {
-            value_pass<R, kVectors / 4>(weights, values, column, padded_dim, begin, end, out + column);
-        }
-    }
+    };
+    constexpr int kVectors = kPassVectors<R>;
+    run.template operator()<kVectors>();
+    if constexpr (kVectors / 2 >= kBlockVectors) run.template operator()<kVectors / 2>();
+    if constexpr (kVectors / 4 >= kBlockVectors) run.template operator()<kVectors / 4>();
 }
 
 // From a number of rows to the code compiled for it.
-template <int R = kPassRows, class T>
-static void score_rows(int rows, const float* q, const T* const* keys, int first, int last, int64_t head_dim, float* scores) {
-    if (rows == R) return score_blocks<R>(q, keys, first, last, head_dim, scores);
-    if constexpr (R > 1) score_rows<R - 1>(rows, q, keys, first, last, head_dim, scores);
+template <bool kAhead, int R = kPassRows, class T>
+static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int64_t head_dim, float* scores) {
+    if (rows == R) return score_blocks<R, kAhead>(q, tile, head_dim, scores);
+    if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, head_dim, scores);
 }
 
-template <int R = kPassRows, class T>
-static void value_rows(int rows, const float* weights, const T* const* values, int64_t padded_dim, int begin, int end,
+template <bool kAhead, int R = kPassRows, class T>
+static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile, int64_t padded_dim, int begin, int end,
                        float* out) {
-    if (rows == R) return value_columns<R>(weights, values, padded_dim, begin, end, out);
-    if constexpr (R > 1) value_rows<R - 1>(rows, weights, values, padded_dim, begin, end, out);
+    if (rows == R) return value_columns<R, kAhead>(weights, tile, padded_dim, begin, end, out);
+    if constexpr (R > 1) value_rows<kAhead, R - 1>(rows, weights, tile, padded_dim, begin, end, out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -181,13 +205,32 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     return s;
 }
 
-PACE_INLINE float exp_one(float x) {
+// 2^x for x <= 0; 0 below -125, NaN for NaN. 2^x = 2^n (1 + f P(f)) with n = round(x), |f| <= 1/2 exact; P is a minimax fit
+// (2e-9 relative), and 2^n is an addition to the exponent.
+PACE_INLINE F32 power_of_two_below_one(F32 x) {
+    const F32 clamped = max(broadcast(-125.0f), x);  // x where x is NaN
+    const I32 n = to_int(clamped);
+    const F32 f = clamped - to_f32(n);
+    F32 p = broadcast(1.53533605e-4f);
+    p = fma(p, f, broadcast(1.339887502e-3f));
+    p = fma(p, f, broadcast(9.618436918e-3f));
+    p = fma(p, f, broadcast(5.550332367e-2f));
+    p = fma(p, f, broadcast(2.402264774e-1f));
+    p = fma(p, f, broadcast(6.931471825e-1f));
+    p = fma(p, f, broadcast(1.0f));
+    const F32 scaled = from_bits(bits(p) + shift_left<23>(n));
+    return select(less(x, broadcast(-125.0f)), zero(), select(is_nan(x), x, scaled));
+}
+
+PACE_INLINE float power_of_two_below_one(float x) {
     float lanes[kLanes];
-    store(lanes, exp(broadcast(x)));
+    store(lanes, power_of_two_below_one(broadcast(x)));
     return lanes[0];
 }
 
-// Turns the scores of a row into weights exp(score - max) and brings the row's max, sum and out up to them.
+constexpr float kLog2E = 1.44269504f;
+
+// Turns the scores of a row, times log2 e, into weights 2^(score - max) and brings the row's max, sum and out up to them.
 // Positions outside [begin, end) get weight 0, whatever their score.
 static void soften_row(float* scores, int begin, int end, float softcap, float* max_seen, float* sum, float* out,
                        int64_t padded_dim) {
@@ -197,7 +240,7 @@ static void soften_row(float* scores, int begin, int end, float softcap, float* 
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
         s[v] = load(scores + v * kLanes);
-        if (softcap != 0.0f) s[v] = broadcast(softcap) * tanh(s[v] / broadcast(softcap));
+        if (softcap != 0.0f) s[v] = broadcast(softcap * kLog2E) * tanh(s[v] / broadcast(softcap));
         if (begin > 0 || end < kTilePositions) {
             const F32 position = lane_numbers() + broadcast(float(v * kLanes));
             s[v] = select(less(position, broadcast(float(begin))), minus_infinity, s[v]);
@@ -207,17 +250,17 @@ static void soften_row(float* scores, int begin, int end, float softcap, float* 
     }
     const float old_max = *max_seen, tile_max = reduce_max(largest);
     const float new_max = tile_max > old_max ? tile_max : old_max;
-    // A row of scores of -infinity alone keeps weights of 0 instead of exp(-inf + inf).
+    // A row of scores of -infinity alone keeps weights of 0 instead of NaN.
     const F32 shift = broadcast(new_max == -__builtin_inff() ? 0.0f : new_max);
     F32 total = zero();
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-        const F32 weight = exp(s[v] - shift);
+        const F32 weight = power_of_two_below_one(s[v] - shift);
         store(scores + v * kLanes, weight);
         total = total + weight;
     }
     if (new_max != old_max) {
-        const float correction = exp_one(old_max - new_max);  // 0 for the first tile
+        const float correction = power_of_two_below_one(old_max - new_max);  // 0 for the first tile
         *sum *= correction;
         for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(out + d) * broadcast(correction));
         *max_seen = new_max;
@@ -230,14 +273,14 @@ PACE_INLINE int count_passes(int rows) { return (rows + kPassRows - 1) / kPassRo
 PACE_INLINE int pass_begin(int rows, int pass) { return rows * pass / count_passes(rows); }
 
 template <class T>
-static void attend_blocks(const AttentionArgs& args, int rows, const T* const* keys, const T* const* values, int first_block,
-                          int last_block, AttentionScratch& s) {
+static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<T>& tile, AttentionScratch& s) {
     const int64_t head_dim = args.kv.head_dim, padded = args.kv.padded_dim();
     const int passes = count_passes(rows);
+    const bool ahead = passes == 1;  // with more passes, the products hide the reads
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
-        score_rows(count, s.q + pass * kPassRows * head_dim, keys, first_block, last_block, head_dim,
-                   s.scores + row * kTilePositions);
+        const auto score = ahead ? score_rows<true, kPassRows, T> : score_rows<false, kPassRows, T>;
+        score(count, s.q + pass * kPassRows * head_dim, tile, head_dim, s.scores + row * kTilePositions);
     }
     for (int row = 0; row < rows; ++row) {
         if (s.begin[row] >= s.end[row]) continue;
@@ -252,8 +295,8 @@ static void attend_blocks(const AttentionArgs& args, int rows, const T* const* k
             int next = row + 1;
             while (next < end && s.begin[next] == s.begin[row] && s.end[next] == s.end[row]) ++next;
             if (s.begin[row] < s.end[row]) {
-                value_rows(next - row, s.scores + row * kTilePositions, values, padded, s.begin[row], s.end[row],
-                           s.out + row * padded);
+                const auto add = ahead ? value_rows<true, kPassRows, T> : value_rows<false, kPassRows, T>;
+                add(next - row, s.scores + row * kTilePositions, tile, padded, s.begin[row], s.end[row], s.out + row * padded);
             }
             row = next;
         }
@@ -265,29 +308,35 @@ PACE_INLINE void widen(const T* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
 }
 
-// The tile that starts at `position`; row ranges are set.
+// The tile that starts at `position`, of which the rows see blocks first .. last; row ranges are set. `end`: where the
+// positions of these rows end.
 template <class T>
-static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first_block, int last_block,
+static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first, int last, int64_t end,
                         AttentionScratch& s) {
     const KvView& kv = args.kv;
     const int64_t k_elements = kv.k_head_elements(), v_elements = kv.v_head_elements();
-    const T *keys[kTileBlocks] = {}, *values[kTileBlocks] = {};
-    for (int b = first_block; b <= last_block; ++b) {
-        const int64_t head = rows.blocks[position / kBlockPositions + b] * kv.kv_heads + rows.kv_head;
-        keys[b] = static_cast<const T*>(kv.k) + head * k_elements;
-        values[b] = static_cast<const T*>(kv.v) + head * v_elements;
+    const int32_t* const blocks = rows.blocks + position / kBlockPositions;
+    const auto keys_of = [&](int block) {
+        return static_cast<const T*>(kv.k) + (blocks[block] * kv.kv_heads + rows.kv_head) * k_elements;
+    };
+    TileBlocks<T> tile = {first, last, {}, {}, {}};
+    for (int b = first; b <= last; ++b) {
+        const bool has_next = position + kTilePositions + b * kBlockPositions < end;
+        tile.keys[b] = keys_of(b);
+        tile.values[b] = static_cast<const T*>(kv.v) + (blocks[b] * kv.kv_heads + rows.kv_head) * v_elements;
+        tile.next_keys[b] = has_next ? keys_of(b + kTileBlocks) : tile.keys[b];
     }
     const bool widen_first = sizeof(T) == 2 && rows.rows > 2 * kPassRows;
-    if (!widen_first) return attend_blocks(args, rows.rows, keys, values, first_block, last_block, s);
+    if (!widen_first) return attend_blocks(args, rows.rows, tile, s);
 
-    const float *wide_keys[kTileBlocks] = {}, *wide_values[kTileBlocks] = {};
-    for (int b = first_block; b <= last_block; ++b) {
-        widen(keys[b], k_elements, s.wide_keys + b * k_elements);
-        widen(values[b], v_elements, s.wide_values + b * v_elements);
-        wide_keys[b] = s.wide_keys + b * k_elements;
-        wide_values[b] = s.wide_values + b * v_elements;
+    TileBlocks<float> wide = {first, last, {}, {}, {}};
+    for (int b = first; b <= last; ++b) {
+        widen(tile.keys[b], k_elements, s.wide_keys + b * k_elements);
+        widen(tile.values[b], v_elements, s.wide_values + b * v_elements);
+        wide.keys[b] = wide.next_keys[b] = s.wide_keys + b * k_elements;
+        wide.values[b] = s.wide_values + b * v_elements;
     }
-    attend_blocks(args, rows.rows, wide_keys, wide_values, first_block, last_block, s);
+    attend_blocks(args, rows.rows, wide, s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -296,13 +345,14 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
 
 static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed) {
     const int64_t group = args.group(), head_dim = args.kv.head_dim;
+    const float scale = args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
     for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPassRows * head_dim) {
         const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
         for (int row = begin; row < end; ++row) {
             const int64_t token = rows.first_token + (rows.first_row + row) / group;
             const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
             const float* q = args.q + token * args.q_token_stride + head * args.q_head_stride;
-            for (int64_t d = 0; d < head_dim; ++d) packed[d * kPassRows + row - begin] = q[d] * args.scale;
+            for (int64_t d = 0; d < head_dim; ++d) packed[d * kPassRows + row - begin] = q[d] * scale;
         }
     }
 }
@@ -329,9 +379,9 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
         if (first >= last) continue;
         const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
         switch (args.kv.dtype) {
-            case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, s); break;
-            case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, s); break;
-            case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, s); break;
+            case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, end, s); break;
+            case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, end, s); break;
+            case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, end, s); break;
         }
     }
 }
@@ -347,7 +397,7 @@ static void merge_states(float* total, float part_max, float part_sum, const flo
         return;
     }
     const float new_max = part_max > total[0] ? part_max : total[0];
-    const float keep = exp_one(total[0] - new_max), add = exp_one(part_max - new_max);
+    const float keep = power_of_two_below_one(total[0] - new_max), add = power_of_two_below_one(part_max - new_max);
     total[0] = new_max;
     total[1] = total[1] * keep + part_sum * add;
     for (int64_t d = 0; d < padded_dim; d += kLanes) {

@@ -1,0 +1,212 @@
+// The attention kernels of every table against float64, and bit for bit against themselves however the rows are cut.
+#include <algorithm>
+#include <cstring>
+
+#include "check.h"
+#include "pace/attention_ops.h"
+#include "pace/convert.h"
+#include "pace/threading.h"
+
+using namespace pace;
+
+namespace {
+
+// One sequence in a cache of NaN, its blocks in reverse order, and queries for all of its positions.
+struct Problem {
+    int64_t length, heads, kv_heads, head_dim, blocks, padded;
+    DType dtype;
+    std::vector<float> q, k, v;       // [length][heads][head_dim]; k and v as the cache holds them
+    std::vector<char> k_memory, v_memory;
+    std::vector<int32_t> table;
+    std::vector<float> out;
+    AttentionArgs args;
+
+    Problem(int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, DType dtype, int64_t window, float softcap)
+        : length(length), heads(heads), kv_heads(kv_heads), head_dim(head_dim), blocks((length + 15) / 16 + 1),
+          padded((head_dim + 15) / 16 * 16), dtype(dtype) {
+        q = check::heavy_tailed(length * heads * head_dim, 1);
+        k = check::heavy_tailed(length * kv_heads * head_dim, 2);
+        v = check::heavy_tailed(length * kv_heads * head_dim, 3);
+        k_memory.assign(blocks * kv_heads * head_dim * 16 * dtype_bytes(dtype) + 4, char(0xff));  // all ones is NaN
+        v_memory.assign(blocks * kv_heads * padded * 16 * dtype_bytes(dtype) + 4, char(0xff));
+        for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t(blocks - 1 - b));
+        out.assign(length * heads * head_dim, check::kPoison);
+        // At 4 bytes past an aligned address: nothing may rely on alignment.
+        const KvView kv = {k_memory.data() + 4, v_memory.data() + 4, dtype, blocks, kv_heads, head_dim};
+        args = {q.data(), heads * head_dim, head_dim, kv, heads, 0.3f, window, softcap, out.data()};
+        for (int64_t p = 0; p < length; ++p) {
+            kernels().store_kv(&k[p * kv_heads * head_dim], head_dim, &v[p * kv_heads * head_dim], head_dim, kv,
+                               table[p / 16] * 16 + p % 16);
+        }
+        for (float& value : k) value = rounded(value);
+        for (float& value : v) value = rounded(value);
+    }
+
+    float rounded(float value) const {
+        if (dtype == DType::BF16) return round_to<BF16>(value);
+        if (dtype == DType::F16) return round_to<F16>(value);
+        return value;
+    }
+    template <class T>
+    static float round_to(float value) {
+        T stored;
+        from_float(value, stored);
+        return to_float(stored);
+    }
+
+    // All rows of all heads, `rows_at_once` at a time.
+    std::vector<float> run(int rows_at_once) {
+        std::fill(out.begin(), out.end(), check::kPoison);
+        std::vector<float> scratch(attention_scratch_floats(args.kv), check::kPoison);
+        const int64_t rows = length * args.group();
+        for (int64_t head = 0; head < kv_heads; ++head) {
+            for (int64_t row = 0; row < rows; row += rows_at_once) {
+                const int count = int(std::min<int64_t>(rows_at_once, rows - row));
+                kernels().attention(args, {0, 0, table.data(), head, row, count}, scratch.data());
+            }
+        }
+        return out;
+    }
+
+    std::vector<float> run_op(int threads) {
+        std::fill(out.begin(), out.end(), check::kPoison);
+        const int32_t starts[] = {0, int32_t(length)}, lengths[] = {int32_t(length)};
+        AttentionOp op = {};
+        op.args = args;
+        op.tokens = length;
+        op.spans = 1;
+        op.query_start = starts;
+        op.kv_len = lengths;
+        op.block_table = table.data();
+        op.table_stride = blocks;
+        op.prepare(threads);
+        for (int phase = 0; phase < AttentionOp::kPhases; ++phase) {
+            for (int64_t chunk = op.chunks(phase) - 1; chunk >= 0; --chunk) op.run(phase, chunk);
+        }
+        return out;
+    }
+
+    // Against the definition. A score is a chain of head_dim products; each weight inherits twice its error; the sums of at most
+    // `length` weights and values add their own.
+    void check_against_definition(const std::vector<float>& got, const char* what) {
+        const double eps = 0x1p-24;
+        std::vector<double> expected(got.size()), tolerance(got.size());
+        for (int64_t p = 0; p < length; ++p) {
+            for (int64_t h = 0; h < heads; ++h) {
+                const int64_t begin = std::max<int64_t>(0, p - args.window + 1), kv_head = h / args.group();
+                std::vector<double> score(p + 1), magnitude(p + 1);
+                double largest = -HUGE_VAL, worst = 0, sum = 0;
+                for (int64_t j = begin; j <= p; ++j) {
+                    for (int64_t d = 0; d < head_dim; ++d) {
+                        const double product = args.scale * double(q[(p * heads + h) * head_dim + d]) *
+                                               k[(j * kv_heads + kv_head) * head_dim + d];
+                        score[j] += product;
+                        magnitude[j] += std::fabs(product);
+                    }
+                    worst = std::max(worst, (2 * head_dim + 8) * eps * magnitude[j]);
+                    if (args.softcap != 0) score[j] = args.softcap * std::tanh(score[j] / args.softcap);
+                    if (args.softcap != 0) worst = std::max(worst, 16 * eps * args.softcap);
+                    largest = std::max(largest, score[j]);
+                }
+                for (int64_t j = begin; j <= p; ++j) sum += std::exp(score[j] - largest);
+                for (int64_t d = 0; d < head_dim; ++d) {
+                    double total = 0, absolute = 0;
+                    for (int64_t j = begin; j <= p; ++j) {
+                        const double term = std::exp(score[j] - largest) / sum * v[(j * kv_heads + kv_head) * head_dim + d];
+                        total += term;
+                        absolute += std::fabs(term);
+                    }
+                    expected[(p * heads + h) * head_dim + d] = total;
+                    tolerance[(p * heads + h) * head_dim + d] = absolute * (2 * worst + (80 + 2 * length) * eps) + 1e-37;
+                }
+            }
+        }
+        CHECK_CLOSE(got.data(), expected.data(), tolerance.data(), got.size(), what);
+    }
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+TEST_TABLES(attention_of_all_shapes_is_close_and_the_same_in_every_cut) {
+    (void)table;
+    struct Shape {
+        int64_t length, heads, kv_heads, head_dim;
+        int64_t window;
+        float softcap;
+    };
+    const Shape shapes[] = {
+        {1, 1, 1, 1, kNoWindow, 0},  {17, 2, 1, 16, kNoWindow, 0}, {66, 3, 1, 5, kNoWindow, 0}, {70, 7, 1, 20, kNoWindow, 0},
+        {40, 4, 2, 33, 9, 0},        {30, 2, 2, 48, 1, 4},         {67, 2, 1, 80, 64, 0},       {20, 1, 1, 112, kNoWindow, 2},
+    };
+    for (const Shape& s : shapes) {
+        for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
+            Problem problem(s.length, s.heads, s.kv_heads, s.head_dim, dtype, s.window, s.softcap);
+            const std::vector<float> whole = problem.run(kMaxQueryRows);
+            problem.check_against_definition(whole, "attention");
+            for (const int rows : {1, 2, 3, 5, 13}) CHECK(same_bits(problem.run(rows), whole));
+        }
+    }
+}
+
+TEST_TABLES(attention_split_by_partition_is_the_same) {
+    (void)table;
+    Problem problem(1100, 1, 1, 3, DType::F32, kNoWindow, 0);
+    problem.args.query_heads = 1;
+    const std::vector<float> whole = problem.run(kMaxQueryRows);
+    CHECK(same_bits(problem.run_op(1), whole));
+    CHECK(same_bits(problem.run_op(64), whole));  // so few chunks for 64 threads that rows are split
+    problem.args.window = 40;
+    const std::vector<float> windowed = problem.run(7);
+    CHECK(!same_bits(windowed, whole));
+    CHECK(same_bits(problem.run_op(64), windowed));
+}
+
+TEST_TABLES(attention_never_reads_hidden_positions) {
+    (void)table;
+    Problem problem(100, 2, 1, 8, DType::F32, 20, 0);
+    const std::vector<float> clean = problem.run(kMaxQueryRows);
+    // The last 30 positions, alone: what they do not see becomes NaN, what nobody sees is unmapped.
+    float* const k = static_cast<float*>(problem.args.kv.k);
+    float* const v = static_cast<float*>(problem.args.kv.v);
+    for (int64_t p = 0; p <= 70 - 20; ++p) {
+        for (int64_t d = 0; d < 8; ++d) k[problem.table[p / 16] * 8 * 16 + d * 16 + p % 16] = check::kPoison;
+        for (int64_t d = 0; d < 16; ++d) v[problem.table[p / 16] * 16 * 16 + p % 16 * 16 + d] = check::kPoison;
+    }
+    for (int64_t block = 0; block < (70 - 20 + 1) / 16; ++block) problem.table[block] = -1;
+    std::fill(problem.out.begin(), problem.out.end(), 0.0f);
+    std::vector<float> scratch(attention_scratch_floats(problem.args.kv), check::kPoison);
+    kernels().attention(problem.args, {70, 70, problem.table.data(), 0, 0, 60}, scratch.data());
+    CHECK(std::memcmp(&problem.out[70 * 16], &clean[70 * 16], 30 * 16 * sizeof(float)) == 0);
+}
+
+TEST(attention_refuses_spans_that_do_not_fit) {
+    Problem problem(40, 2, 1, 8, DType::F32, kNoWindow, 0);
+    const auto message = [&](std::vector<int32_t> starts, int32_t length, int32_t first_block) {
+        AttentionOp op = {};
+        problem.table[0] = first_block;
+        op.args = problem.args;
+        op.tokens = 40;
+        op.spans = int64_t(starts.size()) - 1;
+        op.query_start = starts.data();
+        op.kv_len = &length;
+        op.block_table = problem.table.data();
+        op.table_stride = int64_t(problem.table.size());
+        try {
+            op.prepare(2);
+        } catch (const std::invalid_argument& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    const int32_t good = problem.table[0];
+    CHECK(message({0, 40}, 40, good).empty());
+    CHECK(message({0, 39}, 40, good).find("query_start") != std::string::npos);
+    CHECK(message({0, 40}, 39, good).find("kv_len") != std::string::npos);
+    CHECK(message({0, 40}, 65, good).find("blocks hold") != std::string::npos);
+    CHECK(message({0, 40}, 40, -1).find("block table") != std::string::npos);
+    CHECK(message({0, 40}, 40, int32_t(problem.blocks)).find("block table") != std::string::npos);
+}

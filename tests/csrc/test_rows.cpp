@@ -1,0 +1,150 @@
+// Norms, rotary embedding and the sampling kernels of every table against float64, at the edges of vectors.
+#include <algorithm>
+#include <cstring>
+
+#include "check.h"
+#include "pace/kernels.h"
+
+using namespace pace;
+
+namespace {
+
+constexpr double kEps = 0x1p-24;
+const int64_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129, 257};
+
+// `size` values at an odd address, with poison on both sides that must survive.
+struct Guarded {
+    std::vector<float> memory;
+    explicit Guarded(int64_t size) : memory(size + 34, check::kPoison) {}
+    explicit Guarded(const std::vector<float>& values) : Guarded(int64_t(values.size())) {
+        std::copy(values.begin(), values.end(), data());
+    }
+    float* data() { return memory.data() + 17; }
+    bool intact() const {
+        const auto poisoned = [](float value) { return std::isnan(value); };
+        return std::all_of(memory.begin(), memory.begin() + 17, poisoned) && std::all_of(memory.end() - 17, memory.end(), poisoned);
+    }
+};
+
+}  // namespace
+
+TEST_TABLES(norms_of_every_length) {
+    for (const int64_t k : kSizes) {
+        for (const bool layer : {false, true}) {
+            for (const bool with_residual : {false, true}) {
+                Guarded x(check::heavy_tailed(k, 1)), residual(check::heavy_tailed(k, 2)), weight(check::heavy_tailed(k, 3));
+                Guarded bias(check::heavy_tailed(k, 4)), sum(k), y(k);
+                const float eps = 1e-5f;
+                const NormRow row = {x.data(),    with_residual ? residual.data() : nullptr,
+                                     weight.data(), layer ? bias.data() : nullptr,
+                                     sum.data(),  y.data()};
+                (layer ? table.layer_norm : table.rms_norm)(row, k, eps);
+                CHECK(y.intact() && sum.intact());
+
+                std::vector<double> s(k), expected(k), tolerance(k);
+                double mean = 0, absolute = 0, squares = 0;
+                for (int64_t i = 0; i < k; ++i) {
+                    s[i] = with_residual ? x.data()[i] + residual.data()[i] : x.data()[i];
+                    if (with_residual) CHECK(sum.data()[i] == float(s[i]));
+                    mean += layer ? s[i] / k : 0;
+                    absolute += std::fabs(s[i]) / k;
+                }
+                for (int64_t i = 0; i < k; ++i) squares += (s[i] - mean) * (s[i] - mean) / k;
+                const double deviation = std::sqrt(squares + eps);
+                // k additions and their roundings in the sums; the mean's own error moves every element.
+                for (int64_t i = 0; i < k; ++i) {
+                    const double scaled = (s[i] - mean) / deviation;
+                    const double shift = layer ? (k + 2) * kEps * absolute / deviation : 0;
+                    expected[i] = scaled * weight.data()[i] + (layer ? bias.data()[i] : 0);
+                    tolerance[i] = (shift * (1 + std::fabs(scaled) * (1 + shift)) +
+                                    (k / 2.0 + 8) * kEps * (std::fabs(scaled) + std::fabs(s[i]) / deviation)) * std::fabs(weight.data()[i]) +
+                                   2 * kEps * std::fabs(expected[i]) + (layer ? 2 * kEps * std::fabs(bias.data()[i]) : 0);
+                }
+                CHECK_CLOSE(y.data(), expected.data(), tolerance.data(), k, layer ? "layer_norm" : "rms_norm");
+            }
+        }
+    }
+}
+
+TEST_TABLES(rotary_rotates_pairs_and_nothing_else) {
+    for (const int64_t half : {1, 2, 5, 8, 16, 19}) {
+        for (const bool interleaved : {false, true}) {
+            const int64_t heads = 2, stride = 2 * half + 3;
+            const std::vector<float> before = check::heavy_tailed(heads * stride, 5), cosine = check::heavy_tailed(half, 6),
+                                     sine = check::heavy_tailed(half, 7);
+            Guarded x(before), cos(cosine), sin(sine);
+            table.rotary(x.data(), heads, stride, cos.data(), sin.data(), half, interleaved);
+            CHECK(x.intact());
+            std::vector<float> expected = before;
+            for (int64_t h = 0; h < heads; ++h) {
+                for (int64_t i = 0; i < half; ++i) {
+                    const int64_t first = h * stride + (interleaved ? 2 * i : i), second = first + (interleaved ? 1 : half);
+                    const float a = before[first], b = before[second];
+                    const float ac = a * cosine[i], bs = b * sine[i], bc = b * cosine[i], as = a * sine[i];
+                    expected[first] = ac - bs;
+                    expected[second] = bc + as;
+                }
+            }
+            CHECK(std::memcmp(x.data(), expected.data(), expected.size() * sizeof(float)) == 0);
+        }
+    }
+}
+
+TEST_TABLES(argmax_finds_the_first_of_equals_and_nan) {
+    for (const int64_t n : kSizes) {
+        for (int64_t place = 0; place < n; place += 1 + n / 5) {
+            Guarded x(std::vector<float>(n, -2.0f));
+            x.data()[n - 1] = 3.0f;
+            x.data()[place] = 3.0f;
+            CHECK(table.argmax(x.data(), n) == place);
+            x.data()[place] = check::kPoison;
+            CHECK(table.argmax(x.data(), n) == -1);
+        }
+        CHECK(table.argmax(std::vector<float>(n, -HUGE_VALF).data(), n) == 0);
+    }
+}
+
+TEST_TABLES(softmax_and_log_softmax_of_every_length) {
+    for (const int64_t n : kSizes) {
+        std::vector<float> values = check::heavy_tailed(n, 8);
+        for (float& value : values) value *= 4;
+        Guarded x(values), y(n), log_y(n);
+        const ExpSum total = table.exp_sum(x.data(), n);
+        table.softmax(x.data(), n, total, y.data());
+        table.log_softmax(x.data(), n, total.max, float(std::log(total.sum)), log_y.data());
+        CHECK(y.intact() && log_y.intact());
+        const double largest = *std::max_element(values.begin(), values.end());
+        double sum = 0;
+        for (const float value : values) sum += std::exp(value - largest);
+        std::vector<double> expected(n), tolerance(n), log_expected(n), log_tolerance(n);
+        for (int64_t i = 0; i < n; ++i) {
+            const double relative = (20 + largest - values[i] + n / 16.0) * kEps;
+            expected[i] = std::exp(values[i] - largest) / sum;
+            tolerance[i] = relative * expected[i] + 1e-37;
+            log_expected[i] = values[i] - largest - std::log(sum);
+            log_tolerance[i] = relative + 4 * kEps * std::fabs(log_expected[i]);
+        }
+        CHECK_CLOSE(y.data(), expected.data(), tolerance.data(), n, "softmax");
+        CHECK_CLOSE(log_y.data(), log_expected.data(), log_tolerance.data(), n, "log_softmax");
+    }
+}
+
+TEST_TABLES(find_at_least_finds_all_in_order_and_goes_on_where_it_stopped) {
+    for (const int64_t n : kSizes) {
+        std::vector<float> values = check::heavy_tailed(n, 9);
+        if (n > 4) values[n / 2] = check::kPoison;
+        Guarded x(values);
+        for (const int capacity : {16, 40, 1000}) {
+            std::vector<int32_t> found, expected, buffer(capacity);
+            for (int64_t position = 0; position < n;) {
+                const int count = table.find_at_least(x.data(), n, 0.1f, &position, buffer.data(), capacity);
+                CHECK(count <= capacity);
+                found.insert(found.end(), buffer.begin(), buffer.begin() + count);
+            }
+            for (int64_t i = 0; i < n; ++i) {
+                if (values[i] >= 0.1f) expected.push_back(int32_t(i));
+            }
+            CHECK(found == expected);
+        }
+    }
+}

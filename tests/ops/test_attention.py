@@ -1,0 +1,306 @@
+"""Attention and the cache: against float64, and bit by bit against itself however the work is cut."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from pace import _C
+from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
+from pace.ops import native, reference
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Sequence:
+    """Queries, keys and values of all positions `[length, heads, D]`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @property
+    def length(self) -> int:
+        return self.q.shape[0]
+
+
+def make_sequence(length: int, heads: int, kv_heads: int, head_dim: int, seed: int) -> Sequence:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(length, h, head_dim, generator=generator) for h in (heads, kv_heads, kv_heads))
+    k[length // 2] *= 6  # a few positions that dominate, so that the running maximum moves
+    return Sequence(q, k, v)
+
+
+def fill_cache(sequences: list[Sequence], dtype: torch.dtype, seed: int = 0) -> tuple[KVBlocks, list[list[int]]]:
+    """A cache of NaN with every sequence in blocks of a shuffled order, and which blocks those are."""
+    kv_heads, head_dim = sequences[0].k.shape[1:]
+    counts = [-(-s.length // BLOCK_SIZE) for s in sequences]
+    kv = KVSpec(1, kv_heads, head_dim, dtype).allocate(sum(counts) + 2)[0]
+    kv.k.fill_(math.nan)
+    kv.v.fill_(math.nan)
+    free = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed)).tolist()
+    tables = []
+    for sequence, count in zip(sequences, counts):
+        blocks = [free.pop() for _ in range(count)]
+        slots = torch.tensor([blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(sequence.length)])
+        native.store_kv(sequence.k, sequence.v, kv, slots)
+        tables.append(blocks)
+    return kv, tables
+
+
+def make_spans(parts: list[tuple[int, int, list[int]]]) -> Spans:
+    """Spans from `(tokens, kv_len, blocks)`; what a block table does not need is -1."""
+    starts, lengths = [0], []
+    table = torch.full((len(parts), max(len(blocks) for _, _, blocks in parts) + 1), -1, dtype=torch.int32)
+    for s, (tokens, kv_len, blocks) in enumerate(parts):
+        starts.append(starts[-1] + tokens)
+        lengths.append(kv_len)
+        table[s, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+    return Spans(torch.tensor(starts, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), table)
+
+
+def attend(sequence: Sequence, kv: KVBlocks, blocks: list[int], span: int, **options) -> Tensor:
+    """All positions of a sequence, `span` tokens at a time."""
+    scale = sequence.q.shape[-1] ** -0.5
+    outputs = []
+    for begin in range(0, sequence.length, span):
+        end = min(begin + span, sequence.length)
+        spans = make_spans([(end - begin, end, blocks)])
+        outputs.append(native.attention(sequence.q[begin:end], kv, spans, scale, **options))
+    return torch.cat(outputs)
+
+
+def expected_and_tolerance(sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """The definition in float64 on keys and values rounded to the cache's dtype, and how far fp32 arithmetic may be from it.
+
+    A score is a chain of D rounded products, so it is off by at most D eps sum|q k| scale =: e; weights then are off by a factor
+    2 e, and the sum of up to n weighted values by another few n eps of their magnitude."""
+    length, heads, head_dim = sequence.q.shape
+    group = heads // sequence.k.shape[1]
+    q = sequence.q.double().transpose(0, 1)
+    k, v = (t.to(dtype).double().transpose(0, 1).repeat_interleave(group, 0) for t in (sequence.k, sequence.v))
+    scale, eps = head_dim**-0.5, 2.0**-24
+    scores = scale * q @ k.transpose(1, 2)
+    score_error = scale * (head_dim + 2) * eps * (q.abs() @ k.abs().transpose(1, 2))
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+        score_error = score_error + 8 * eps * softcap
+    position = torch.arange(length)
+    hidden = position[None] > position[:, None]
+    if window is not None:
+        hidden |= position[None] <= position[:, None] - window
+    scores, score_error = scores.masked_fill(hidden, -math.inf), score_error.masked_fill(hidden, 0.0)
+    weights = scores.softmax(-1)
+    magnitude = weights @ v.abs()
+    worst = (score_error + 4 * eps * scores.masked_fill(hidden, 0.0).abs()).amax(-1, keepdim=True)
+    tolerance = magnitude * (2 * worst + (80 + length / 64) * eps)
+    return (t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance))
+
+
+@pytest.fixture(params=_C.available_isas())
+def isa(request):
+    before = _C.isa()
+    _C.select_isa(request.param)
+    yield request.param
+    _C.select_isa(before)
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = _C.get_num_threads()
+    _C.set_num_threads(2)
+    yield
+    _C.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "length", "window", "softcap", "dtype"),
+    [
+        (1, 1, 1, 1, None, None, torch.float32),
+        (2, 2, 64, 65, None, None, torch.float32),
+        (4, 1, 80, 130, None, None, torch.bfloat16),
+        (14, 2, 64, 70, None, None, torch.bfloat16),
+        (6, 3, 37, 100, 17, None, torch.float16),
+        (3, 1, 96, 90, 64, 20.0, torch.bfloat16),
+        (2, 1, 256, 40, None, 5.0, torch.float32),
+        (1, 1, 130, 33, 1, None, torch.float16),
+        (2, 1, 512, 20, None, None, torch.bfloat16),
+    ],
+)
+def test_close_to_float64(isa, heads, kv_heads, head_dim, length, window, softcap, dtype):
+    sequence = make_sequence(length, heads, kv_heads, head_dim, seed=head_dim)
+    kv, (blocks,) = fill_cache([sequence], dtype)
+    expected, tolerance = expected_and_tolerance(sequence, dtype, window, softcap)
+    for span in (length, 7):
+        got = attend(sequence, kv, blocks, span, window=window, softcap=softcap)
+        assert got.isfinite().all()
+        excess = ((got - expected).abs() / tolerance).max().item()
+        assert excess <= 1, f"span {span}: {excess:.2f} times the tolerance"
+
+
+def test_long_contexts_close_to_float64():
+    sequence = make_sequence(2600, 2, 1, 16, seed=5)
+    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    expected, tolerance = expected_and_tolerance(sequence, torch.float32, None, None)
+    assert ((attend(sequence, kv, blocks, 2600) - expected).abs() <= tolerance).all()
+
+
+@pytest.mark.parametrize("window", [None, 50, 1100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_the_span(window, dtype):
+    # 1,100 positions cross a partition; 14 heads on 2 make tiles of rows that begin within a token.
+    sequence = make_sequence(1100, 14, 2, 40, seed=1)
+    kv, (blocks,) = fill_cache([sequence], dtype)
+    at_once = attend(sequence, kv, blocks, 1100, window=window)
+    for span in (7, 16, 64, 100):
+        assert torch.equal(attend(sequence, kv, blocks, span, window=window), at_once), span
+    singles = [1, 15, 63, 64, 65, 500, 1023, 1024, 1025, 1099]
+    for p in singles:
+        one = native.attention(sequence.q[p : p + 1], kv, make_spans([(1, p + 1, blocks)]), 40**-0.5, window=window)
+        assert torch.equal(one[0], at_once[p]), p
+
+
+def test_bits_do_not_depend_on_isa_neutral_cuts(isa):
+    sequence = make_sequence(140, 6, 2, 24, seed=2)
+    kv, (blocks,) = fill_cache([sequence], torch.bfloat16)
+    at_once = attend(sequence, kv, blocks, 140)
+    for span in (1, 7, 64):
+        assert torch.equal(attend(sequence, kv, blocks, span), at_once), span
+
+
+def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads():
+    sequences = [make_sequence(length, 6, 2, 32, seed=length) for length in (1, 20, 130, 1500, 2100)]
+    spans = [1, 5, 130, 1, 40]
+    outputs = []
+    for seed in (0, 1):
+        kv, tables = fill_cache(sequences, torch.bfloat16, seed)
+        parts = [(n, s.length, blocks) for n, s, blocks in zip(spans, sequences, tables)]
+        for order in (range(5), reversed(range(5))):
+            order = list(order)
+            q = torch.cat([sequences[i].q[-spans[i] :] for i in order])
+            for threads in (1, 2, 3):
+                _C.set_num_threads(threads)
+                rows = native.attention(q, kv, make_spans([parts[i] for i in order]), 0.2).split([spans[i] for i in order])
+                outputs.append([rows[order.index(i)] for i in range(5)])
+        alone = [native.attention(s.q[-n:], kv, make_spans([part]), 0.2) for n, s, part in zip(spans, sequences, parts)]
+        outputs.append(alone)
+    for other in outputs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(outputs[0], other))
+
+
+@pytest.mark.parametrize("kv_len", [1, 16, 17, 64, 100, 1025])
+def test_what_lies_beyond_kv_len_or_before_the_window_is_never_read(kv_len):
+    sequence = make_sequence(1200, 2, 1, 20, seed=3)
+    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    q = sequence.q[kv_len - 1 : kv_len]
+    window = 30
+    expected = native.attention(q, kv, make_spans([(1, kv_len, blocks)]), 0.3, window=window)
+    poisoned = KVBlocks(kv.k.clone(), kv.v.clone())
+    for p in [*range(max(0, kv_len - window)), *range(kv_len, 1200)]:
+        poisoned.k[blocks[p // 16], :, :, p % 16] = math.nan
+        poisoned.v[blocks[p // 16], :, p % 16] = math.inf
+    first = max(0, kv_len - window) // 16
+    unmapped = [-1 if b < first or b * 16 >= kv_len else block for b, block in enumerate(blocks)]
+    got = native.attention(q, poisoned, make_spans([(1, kv_len, unmapped)]), 0.3, window=window)
+    assert torch.equal(got, expected)
+
+
+def test_a_token_that_is_not_finite_spoils_only_those_that_see_it():
+    sequence = make_sequence(150, 4, 2, 32, seed=4)
+    clean, (blocks,) = fill_cache([sequence], torch.float32)
+    expected = attend(sequence, clean, blocks, 150)
+    sequence.k[70, 0], sequence.v[90, 0] = math.nan, math.inf
+    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    got = attend(sequence, kv, blocks, 150).view(150, 2, -1)
+    assert torch.equal(got[:70, 0], expected.view(150, 2, -1)[:70, 0])
+    assert torch.equal(got[:, 1], expected.view(150, 2, -1)[:, 1])
+    assert got[70:, 0].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [1, 16, 37, 64])
+def test_store_kv_rounds_as_torch(isa, dtype, head_dim):
+    generator = torch.Generator().manual_seed(head_dim)
+    fused = torch.randn(19, 8, head_dim, generator=generator) * 1e3
+    fused[0, 3, 0], fused[1, 4, 0], fused[2, 5, 0] = math.nan, math.inf, 1e-42
+    k, v = fused[:, 2:4], fused[:, 4:6]  # strided views of one matrix, as a fused projection gives them
+    slots = torch.randperm(64, generator=generator)[:19]
+    kv, twin = (KVBlocks(*(torch.full_like(t, 7.0) for t in (b.k, b.v))) for b in 2 * KVSpec(1, 2, head_dim, dtype).allocate(4)[:1])
+    native.store_kv(k, v, kv, slots)
+    reference.store_kv(k, v, twin, slots)
+    for got, expected in ((kv.k, twin.k), (kv.v, twin.v)):
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert torch.equal(got.nan_to_num(nan=1.0), expected.nan_to_num(nan=1.0))
+
+
+def test_strided_queries():
+    sequence = make_sequence(40, 4, 2, 32, seed=6)
+    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    fused = torch.randn(40, 8 * 32)
+    fused[:, : 4 * 32] = sequence.q.flatten(1)
+    view = fused[:, : 4 * 32].view(40, 4, 32)
+    spans = make_spans([(40, 40, blocks)])
+    assert torch.equal(native.attention(view, kv, spans, 0.2), native.attention(sequence.q, kv, spans, 0.2))
+
+
+def test_empty_spans_and_empty_batches():
+    sequence = make_sequence(20, 2, 1, 16, seed=7)
+    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    spans = make_spans([(0, 20, blocks), (1, 20, blocks), (0, 0, blocks)])
+    assert torch.equal(
+        native.attention(sequence.q[19:], kv, spans, 0.25), native.attention(sequence.q[19:], kv, make_spans([(1, 20, blocks)]), 0.25)
+    )
+    assert native.attention(sequence.q[:0], kv, make_spans([(0, 20, blocks)]), 0.25).shape == (0, 32)
+
+
+def test_several_python_threads_at_once():
+    sequences = [make_sequence(1300, 4, 2, 32, seed=s) for s in range(3)]
+    kv, tables = fill_cache(sequences, torch.float32)
+    expected = [attend(s, kv, blocks, 1300) for s, blocks in zip(sequences, tables)]
+
+    def work(i: int) -> bool:
+        return all(torch.equal(attend(sequences[i % 3], kv, tables[i % 3], 650), expected[i % 3]) for _ in range(4))
+
+    with ThreadPoolExecutor(4) as workers:
+        assert all(workers.map(work, range(8)))
+
+
+def test_wrong_arguments_are_refused_with_what_was_wrong():
+    sequence = make_sequence(40, 4, 2, 32, seed=8)
+    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    q, good = sequence.q, make_spans([(40, 40, blocks)])
+
+    def spans(start=(0, 40), kv_len=(40,), table=None):
+        rows = [blocks] if table is None else table
+        return Spans(*(torch.tensor(t, dtype=torch.int32) for t in (start, kv_len, rows)))
+
+    cases = [
+        ("query_start", lambda: native.attention(q, kv, spans(start=(0, 39)), 1.0)),
+        ("query_start", lambda: native.attention(q, kv, spans(start=(1, 40)), 1.0)),
+        ("less than its own", lambda: native.attention(q, kv, spans(kv_len=(39,)), 1.0)),
+        ("blocks hold", lambda: native.attention(q, kv, spans(kv_len=(49,)), 1.0)),
+        ("block table", lambda: native.attention(q, kv, spans(table=[[0, -1, 1]]), 1.0)),
+        ("block table", lambda: native.attention(q, kv, spans(table=[[0, 1, 5]]), 1.0)),
+        ("Hq", lambda: native.attention(q[:, :3], kv, good, 1.0)),
+        ("Hq", lambda: native.attention(q[..., :31], kv, good, 1.0)),
+        ("float32", lambda: native.attention(q.double(), kv, good, 1.0)),
+        ("window", lambda: native.attention(q, kv, good, 1.0, window=0)),
+        ("softcap", lambda: native.attention(q, kv, good, 1.0, softcap=0.0)),
+        ("float32, bfloat16", lambda: native.attention(q, KVBlocks(kv.k.double(), kv.v.double()), good, 1.0)),
+        ("cache values", lambda: native.attention(q, KVBlocks(kv.k, kv.v[..., :16]), good, 1.0)),
+        ("cache keys", lambda: native.attention(q, KVBlocks(kv.k[..., :8], kv.v), good, 1.0)),
+        ("int32", lambda: native.attention(q, kv, Spans(good.query_start.long(), good.kv_len, good.block_table), 1.0)),
+        ("slot 80", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([80]))),
+        ("slot -1", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([-1]))),
+        ("tokens", lambda: native.store_kv(sequence.k[:2], sequence.v[:1], kv, torch.tensor([0, 1]))),
+        ("slots", lambda: native.store_kv(sequence.k[:2], sequence.v[:2], kv, torch.tensor([0, 1], dtype=torch.int32))),
+    ]
+    for message, call in cases:
+        with pytest.raises((ValueError, TypeError), match=message):
+            call()

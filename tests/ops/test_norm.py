@@ -1,0 +1,107 @@
+"""Norms against float64, with the residual, on strided rows; a row's bits depend on that row alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pace import _C
+from pace.ops import native, reference
+
+EPS = 2.0**-24
+
+
+@pytest.fixture(params=_C.available_isas(), autouse=True)
+def isa(request):
+    before = _C.isa()
+    _C.select_isa(request.param)
+    yield
+    _C.select_isa(before)
+
+
+def inputs(rows: int, k: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(k)
+    wide = torch.randn(rows, k + 3, generator=generator) * torch.logspace(-2, 2, rows)[:, None]
+    residual = torch.randn(rows, k, generator=generator)
+    weight, bias = torch.randn(2, k, generator=generator)
+    return wide[:, :k], residual, weight, bias
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("k", [1, 3, 4, 15, 16, 17, 63, 64, 65, 127, 896, 1000])
+def test_rms_norm(k, with_residual):
+    x, residual, weight, _ = inputs(5, k)
+    y, total = with_sum(native.rms_norm(x, weight, 1e-6, residual if with_residual else None), x)
+    expected_total = x + residual if with_residual else x
+    assert torch.equal(total, expected_total)
+    expected = reference.rms_norm(total.double(), weight.double(), 1e-6)
+    # A sum of k positive squares is off by at most k eps of itself, the root by half of that; four more roundings.
+    assert ((y - expected).abs() <= (k / 2 + 6) * EPS * expected.abs()).all()
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("affine", ["weight and bias", "weight", "bias", "none"])
+@pytest.mark.parametrize("k", [1, 2, 5, 16, 17, 64, 100, 768])
+def test_layer_norm(k, affine, with_residual):
+    x, residual, weight, bias = inputs(5, k)
+    weight = weight if "weight" in affine else None
+    bias = bias if "bias" in affine else None
+    y, total = with_sum(native.layer_norm(x, weight, bias, 1e-5, residual if with_residual else None), x)
+    assert torch.equal(total, x + residual if with_residual else x)
+    expected = reference.layer_norm(total.double(), weight, bias, 1e-5)
+    # The mean is off by k eps mean|s|: that is added to the usual error of k rounded additions.
+    s = total.double()
+    deviation = (s.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    shift = (k + 2) * EPS * s.abs().mean(-1, keepdim=True) / deviation
+    scaled = (s - s.mean(-1, keepdim=True)).abs() / deviation
+    gain = 1.0 if weight is None else weight.double().abs()
+    tolerance = (shift * (1 + scaled * (1 + shift)) + (k / 2 + 8) * EPS * (scaled + s.abs() / deviation)) * gain + 2 * EPS * expected.abs()
+    tolerance = tolerance + (0 if bias is None else 2 * EPS * bias.double().abs())
+    assert ((y - expected).abs() <= tolerance).all()
+
+
+def with_sum(result, x):
+    return result if isinstance(result, tuple) else (result, x)
+
+
+def test_head_rms_norm_works_in_place_on_a_view():
+    fused = torch.randn(7, 6, 40)
+    weight = torch.randn(40)
+    got, expected = fused.clone(), fused.clone().double()
+    native.head_rms_norm_(got[:, 2:5], weight, 1e-6)
+    reference.head_rms_norm_(expected[:, 2:5], weight.double(), 1e-6)
+    assert torch.equal(got[:, :2], fused[:, :2]) and torch.equal(got[:, 5:], fused[:, 5:])
+    assert ((got - expected).abs() <= 30 * EPS * expected.abs()).all()
+
+
+def test_a_row_does_not_depend_on_the_others_or_the_threads():
+    x, residual, weight, bias = inputs(300, 200)
+    before = _C.get_num_threads()
+    results = []
+    for threads in (1, 2):
+        _C.set_num_threads(threads)
+        results.append((*native.rms_norm(x, weight, 1e-6, residual), *native.layer_norm(x, weight, bias, 1e-6, residual)))
+    _C.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    row = (*native.rms_norm(x[99:100], weight, 1e-6, residual[99:100]), *native.layer_norm(x[99:100], weight, bias, 1e-6, residual[99:100]))
+    assert all(torch.equal(a[99:100], b) for a, b in zip(results[0], row))
+
+
+def test_nothing_to_do():
+    assert native.rms_norm(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
+    native.head_rms_norm_(torch.empty(0, 2, 8), torch.ones(8), 1e-6)
+
+
+def test_wrong_arguments_are_refused():
+    x, w = torch.randn(4, 8), torch.randn(8)
+    for message, call in [
+        ("weight", lambda: native.rms_norm(x, w[:7], 1e-6)),
+        ("weight", lambda: native.rms_norm(x, w.double(), 1e-6)),
+        ("bias", lambda: native.layer_norm(x, w, torch.randn(9), 1e-6)),
+        ("residual", lambda: native.rms_norm(x, w, 1e-6, x[:3])),
+        ("x must", lambda: native.rms_norm(x.T, torch.randn(4), 1e-6)),
+        ("x must", lambda: native.rms_norm(x.half(), w, 1e-6)),
+        ("x must", lambda: native.head_rms_norm_(x, w, 1e-6)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
