@@ -1,0 +1,96 @@
+"""The command `pace`: finds the sub-command, runs it, and turns whatever goes wrong into one line and an exit code.
+
+A sub-command is a module of this package with `add_arguments(parser)` and `run(arguments) -> exit code`, and one line in
+`COMMANDS`. It is imported when it is called: `pace --help` imports no torch.
+
+Exit codes: 0 done; 1 it failed, for a reason printed on stderr; 2 the command line is wrong; 130 stopped by Ctrl-C; 141 the
+reader of our output went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+
+from pace import __version__
+
+COMMANDS = {
+    "generate": ("pace.cli.generate", "continue or answer one prompt"),
+    "chat": ("pace.cli.chat", "talk with a model, turn by turn"),
+    "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
+}
+"""Name of the sub-command: the module that runs it, and its line in `pace --help`."""
+
+EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
+
+
+class OneLineErrorParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, without the usage in front."""
+
+    def error(self, message: str):
+        self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line `argv` (default: the process's own) and returns the exit code; `--help` and usage errors raise
+    SystemExit, as everywhere in argparse."""
+    argv = sys.argv[1:] if argv is None else argv
+    top = _top_parser().parse_args(argv or ["--help"])
+    parser = OneLineErrorParser(prog=f"pace {top.command}", allow_abbrev=False)
+    try:
+        module_name, parser.description = COMMANDS[top.command]
+        module = importlib.import_module(module_name)
+        module.add_arguments(parser)
+        parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
+        arguments = parser.parse_args(top.arguments)
+        top.debug |= arguments.debug
+        _show_log(logging.DEBUG if top.debug else logging.WARNING)
+        return module.run(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; give it somewhere to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if top.debug:
+            raise
+        print(f"pace: error: {_describe(error)}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    parser = OneLineErrorParser(
+        prog="pace",
+        description="Run Hugging Face causal language models on the CPU.",
+        epilog="commands:\n" + "\n".join(f"  {name:10} {summary}" for name, (_, summary) in COMMANDS.items())
+        + "\n\n`pace COMMAND --help` tells the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pace {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the options of the command")
+    return parser
+
+
+def _show_log(level: int) -> None:
+    """The library is quiet; at the command line, what it has to say from `level` on goes to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("pace: %(message)s"))
+    logger = logging.getLogger("pace")
+    logger.handlers = [handler]
+    logger.setLevel(level)
+
+
+def _describe(error: Exception) -> str:
+    """The message that the library wrote for the user; for an exception that it did not foresee, the type as well."""
+    if isinstance(error, (ValueError, TypeError, NotImplementedError)) and str(error):
+        return str(error)
+    if isinstance(error, OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (`--debug` shows where; please report it)"

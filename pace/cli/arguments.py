@@ -1,0 +1,110 @@
+"""The options that commands share: which model, how it is loaded, and one option for each field of SamplingConfig."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from pace.assets import TINY
+from pace.llm.configs import SamplingConfig
+
+MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "max_seq_len", "backend", "revision", "cache_dir", "local_files_only")
+"""Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows it."""
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--model` and how to load it. What is left out is left to LLMModel's own defaults."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default=str(TINY), metavar="PATH_OR_HUB_ID", help="a checkpoint (default: the small model that comes with pace)")
+    group.add_argument("--tokenizer", dest="tokenizer_name_or_path", default=argparse.SUPPRESS, metavar="PATH_OR_HUB_ID", help="where it is not with the model")
+    group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
+    group.add_argument("--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says")
+    group.add_argument("--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for")
+    group.add_argument("--backend", choices=("native", "torch"), default=argparse.SUPPRESS, help="native kernels (default), or plain torch to check them")
+    group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
+    group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
+    group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")
+
+
+def load_model(arguments: argparse.Namespace):
+    """The `LLMModel` that the options of `add_model_arguments` describe."""
+    from pace.llm import LLMModel
+
+    given = vars(arguments)
+    return LLMModel(arguments.model, **{name: given[name] for name in MODEL_OPTIONS if name in given})
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """One option per field of SamplingConfig, named and explained as there; options not given leave the field unset."""
+    group = parser.add_argument_group("sampling", "what is not given is the checkpoint's generation_config.json, else the default")
+    explanations = field_explanations(SamplingConfig)
+    for field in fields(SamplingConfig):
+        reader = _READERS.get(str(field.type))
+        if reader is None:
+            continue
+        default = "" if field.default is None else f" (default: {field.default})"
+        help_text = (explanations.get(field.name, "") + default).strip().replace("%", "%%")
+        group.add_argument("--" + field.name.replace("_", "-"), default=argparse.SUPPRESS, help=help_text, **reader)
+
+
+def sampling_config(arguments: argparse.Namespace) -> SamplingConfig:
+    """The fields that were given, and no others. Raises ValueError or TypeError that names the field."""
+    given = vars(arguments)
+    return SamplingConfig(**{field.name: given[field.name] for field in fields(SamplingConfig) if field.name in given})
+
+
+def field_explanations(cls: type) -> dict[str, str]:
+    """The strings that stand under the fields of a class, as one line each; fields without one are left out."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    return {
+        field.target.id: " ".join(inspect.cleandoc(text.value.value).split())
+        for field, text in zip(body, body[1:])
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _json_of(what: str, shape: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error}); give {what} as {shape}") from None
+
+    return read
+
+
+def _logit_bias(text: str) -> dict[int, float]:
+    """JSON's keys are strings and it has no infinity; token ids are ints and "-inf" bans."""
+    pairs = _json_of("token ids and biases", '\'{"42": 1.5, "7": "-inf"}\'')(text)
+    try:
+        return {int(token): float(bias) for token, bias in pairs.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise argparse.ArgumentTypeError(f'{text!r} must be a JSON object of token id to number, as \'{{"42": 1.5}}\'') from None
+
+
+def _early_stopping(text: str) -> bool | str:
+    words = {"true": True, "false": False, "never": "never"}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"{text!r} must be true, false or never")
+    return words[text.lower()]
+
+
+_READERS: dict[str, dict[str, Any]] = {
+    "int": {"type": int, "metavar": "N"},
+    "int | None": {"type": int, "metavar": "N"},
+    "int | bool | None": {"type": int, "metavar": "N"},
+    "int | list[int] | None": {"type": int, "nargs": "+", "metavar": "ID"},
+    "float": {"type": float, "metavar": "X"},
+    "bool": {"action": argparse.BooleanOptionalAction},
+    "bool | str": {"type": _early_stopping, "metavar": "true|false|never"},
+    "str | list[str] | None": {"action": "append", "metavar": "TEXT"},
+    "list[list[int]] | None": {"type": _json_of("runs of token ids", "'[[5, 6], [7]]'"), "metavar": "JSON"},
+    "dict[int, float] | None": {"type": _logit_bias, "metavar": "JSON"},
+}
+"""How a field of this type is read from the command line. Callables (logits_processors) cannot be."""

@@ -1,0 +1,124 @@
+"""`pace chat`: a conversation, turn by turn, at a terminal or from a pipe (one line is one turn)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
+from pace.cli.prompts import encode_chat
+
+HELP = """\
+/system TEXT   start again, with TEXT as the system prompt (without TEXT: with none)
+/reset         start again, with the same system prompt
+/help          this
+/exit          leave (so does Ctrl-D)
+Ctrl-C stops an answer; what was said so far stays in the conversation. A line that starts with / is a command: to say
+such a line to the model, put a space in front."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt: what the model is told before the conversation")
+    parser.set_defaults(parser=parser)
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        config = sampling_config(arguments)
+        if config.num_return_sequences > 1:
+            raise ValueError(f"--num-return-sequences {config.num_return_sequences}: a conversation goes on from one answer")
+    except (TypeError, ValueError) as error:
+        arguments.parser.error(str(error))
+    model = load_model(arguments)
+    encode_chat(model.tokenizer, [{"role": "user", "content": ""}])  # no template: say so now, not after the first line
+    conversation = Conversation(model, config, arguments.system)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(f"{arguments.model}: /help for the commands", file=sys.stderr)
+    for line in _lines(interactive):
+        if line.startswith("/"):
+            if not _command(conversation, line):
+                return 0
+        elif line.strip():
+            _answer(conversation, line.strip())
+    return 0
+
+
+class Conversation:
+    """The messages so far, and the model that continues them."""
+
+    def __init__(self, model, config, system: str | None):
+        self.model, self.config = model, config
+        self.restart(system)
+
+    def restart(self, system: str | None) -> None:
+        """Forgets what was said; `system` None means no system prompt."""
+        self.system = system
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def answer(self, question: str) -> Iterator[str]:
+        """Yields the answer in pieces. Question and answer join the messages when the answer ends, is stopped by Ctrl-C or
+        the iterator is closed; where the model cannot answer (the context is full, say), neither does."""
+        messages = [*self.messages, {"role": "user", "content": question}]
+        answer = ""
+        try:
+            for piece in self.model.stream(encode_chat(self.model.tokenizer, messages), self.config):
+                answer += piece
+                yield piece
+        except (KeyboardInterrupt, GeneratorExit):
+            self.messages = [*messages, {"role": "assistant", "content": answer}]
+            raise
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+def _answer(conversation: Conversation, question: str) -> None:
+    try:
+        for piece in conversation.answer(question):
+            print(piece, end="", flush=True)
+        print(flush=True)
+    except KeyboardInterrupt:
+        print(" [stopped]", flush=True)
+    except ValueError as error:
+        print(f"pace: error: {error}", file=sys.stderr)
+
+
+def _command(conversation: Conversation, line: str) -> bool:
+    """Obeys one line that starts with a slash; False where it means to leave. What it did is told on stderr, so that stdout
+    holds the answers and nothing else."""
+    name, _, text = line.partition(" ")
+    if name == "/exit":
+        return False
+    if name == "/reset":
+        conversation.restart(conversation.system)
+        print("(a new conversation)", file=sys.stderr)
+    elif name == "/system":
+        conversation.restart(text.strip() or None)
+        print(f"(a new conversation, {'with this' if conversation.system else 'without a'} system prompt)", file=sys.stderr)
+    elif name == "/help":
+        print(HELP, file=sys.stderr)
+    else:
+        print(f"pace: error: no command {name}; /help lists them", file=sys.stderr)
+    return True
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """What the user types, line by line, without the newline, until the end of the input."""
+    if not interactive:
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    try:
+        import readline  # noqa: F401  gives input() its line editing and history
+    except ImportError:
+        pass
+    while True:
+        try:
+            yield input("> ")
+        except KeyboardInterrupt:
+            print("\n(/exit or Ctrl-D leaves)", file=sys.stderr)
+        except EOFError:
+            print(file=sys.stderr)
+            return

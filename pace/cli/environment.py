@@ -1,0 +1,135 @@
+"""`pace env`: what pace found on this machine, what it chose, and why. The first thing to read when it is slow."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from pace import __version__, env
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    report = collect()
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+    return 0 if report["instruction_set"]["chosen"] else 1
+
+
+def collect() -> dict[str, Any]:
+    """Everything `pace env` tells, as plain dicts. Sizes are in bytes. Where PACE_ISA asks for something impossible,
+    `instruction_set.chosen` is None and `reason` says what is wrong."""
+    from pace import _C
+
+    cpu = _C.cpu_info()
+    return {
+        "pace": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": {"model_name": cpu["model_name"], "features": cpu["features"].split()},
+        "instruction_set": _instruction_set(_C),
+        "threads": {
+            "default": cpu["default_threads"],
+            "reason": cpu["threads_reason"],
+            "physical_cores": cpu["physical_cores"],
+            "logical_cpus": cpu["logical_cpus"],
+            "quota_cpus": cpu["quota_cpus"] or None,
+            "quota_source": cpu["quota_source"] or None,
+        },
+        "memory": memory(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "variables": {
+            variable.name: {"value": env.value(variable.name), "default": variable.default, "meaning": variable.meaning} for variable in env.VARIABLES
+        },
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for a reader."""
+    isa, threads, memory = report["instruction_set"], report["threads"], report["memory"]
+    limit = f"limited to {_gib(memory['limit_bytes'])} by {memory['limit_source']}" if memory["limit_bytes"] else "no limit set for this process"
+    lines = [
+        ("pace", f"{report['pace']}, Python {report['python']}, {report['system']}"),
+        ("CPU", report["cpu"]["model_name"]),
+        ("features", " ".join(report["cpu"]["features"]) or "none beyond SSE2"),
+        ("instruction set", f"{isa['chosen'] or 'none'}: {isa['reason']}"),
+        ("", f"available: {', '.join(isa['available'])}"),
+        ("threads", f"{threads['default']}: {threads['reason']}"),
+        ("memory", f"{_gib(memory['available_bytes'])} available of {_gib(memory['total_bytes'])}; {limit}"),
+        ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in report["versions"].items())),
+    ]
+    for name, variable in report["variables"].items():
+        state = "not set" if variable["value"] is None else repr(variable["value"])
+        lines.append((name, f"{state} ({variable['meaning']}; default: {variable['default']})"))
+    return "\n".join(f"{title:16} {text}" for title, text in lines)
+
+
+def memory(root: Path = Path("/")) -> dict[str, Any]:
+    """Bytes of memory that there are, that are free for use, and the tightest limit on this process (None: no limit), from
+    the files below `root`."""
+    total, available = _meminfo(root)
+    limit, source = min(_memory_limits(root), default=(None, None))
+    if limit is not None and total is not None and limit >= total:
+        limit, source = None, None
+    return {"total_bytes": total, "available_bytes": available, "limit_bytes": limit, "limit_source": source}
+
+
+def _instruction_set(extension) -> dict[str, Any]:
+    available = extension.available_isas()
+    forced = env.value("PACE_ISA")
+    try:
+        chosen = extension.isa()
+    except ValueError as error:
+        return {"chosen": None, "reason": f"PACE_ISA={forced}: {error}", "available": available}
+    return {"chosen": chosen, "reason": "PACE_ISA asks for it" if forced else "the best that this CPU has", "available": available}
+
+
+def _meminfo(root: Path) -> tuple[int | None, int | None]:
+    fields = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    return tuple(int(fields[name].split()[0]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable"))
+
+
+def _memory_limits(root: Path) -> list[tuple[int, str]]:
+    """The limits of this process's cgroup and all its ancestors (both versions), and of its address space."""
+    limits = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount, name = ("sys/fs/cgroup/memory", "memory.limit_in_bytes") if controllers else ("sys/fs/cgroup", "memory.max")
+        group = Path(path.lstrip("/"))
+        for folder in dict.fromkeys([group, *group.parents]):  # inside a container the path may be the host's: the root is there
+            file = root / mount / folder / name
+            text = _read(file).strip()
+            if text.isdigit():
+                limits.append((int(text), f"/{file.relative_to(root)}"))
+    for line in _read(root / "proc/self/limits").splitlines():
+        if line.startswith("Max address space") and line.split()[3].isdigit():
+            limits.append((int(line.split()[3]), "ulimit -v"))
+    return limits
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "an unknown amount" if num_bytes is None else f"{num_bytes / 2**30:.1f} GiB"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,110 @@
+"""`pace generate`: one prompt in, text out, as it is written."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
+from pace.cli.prompts import encode_chat, read_prompt
+
+if TYPE_CHECKING:
+    from pace.llm import GenerateOutput, StreamEvent
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; `-`, or nothing in a pipe, reads stdin")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a question to a chat model: put the chat template around it")
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: what the model is told first")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end: texts, token ids, finish reasons, metrics")
+    parser.add_argument("--metrics", action="store_true", help="print a line of times and rates on stderr at the end")
+    parser.set_defaults(parser=parser)
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        config = sampling_config(arguments)
+        if arguments.system is not None and not arguments.chat:
+            raise ValueError("--system needs --chat: plain text has no place for it")
+        prompt = read_prompt(arguments.prompt)
+    except (TypeError, ValueError) as error:
+        arguments.parser.error(str(error))
+
+    from pace.llm import CallbackStreamer
+
+    model = load_model(arguments)
+    inputs = prompt
+    if arguments.chat:
+        system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
+        inputs = encode_chat(model.tokenizer, [*system, {"role": "user", "content": prompt}])
+
+    writer = JsonWriter(prompt) if arguments.json else TextWriter(config.num_return_sequences)
+    try:
+        output = model.generate(inputs, config, CallbackStreamer(writer.take, model.tokenizer))
+    except KeyboardInterrupt:
+        writer.interrupted()
+        raise
+    writer.finished(output)
+    if arguments.metrics:
+        print(output.metrics, file=sys.stderr)
+    return 0
+
+
+class TextWriter:
+    """Writes one text as it comes. Several samples come interleaved, so they are written when all are done, each below a
+    line `[number]`."""
+
+    def __init__(self, num_rows: int):
+        self.texts = [""] * num_rows
+
+    def take(self, event: StreamEvent) -> None:
+        self.texts[event.row] += event.text
+        if len(self.texts) == 1:
+            print(event.text, end="", flush=True)
+
+    def interrupted(self) -> None:
+        """Ends what is written so far with a newline."""
+        if len(self.texts) == 1:
+            print(flush=True)
+        else:
+            print("\n\n".join(f"[{row}]\n{text}" for row, text in enumerate(self.texts)), flush=True)
+
+    def finished(self, output: GenerateOutput) -> None:
+        self.interrupted()
+
+
+class JsonWriter:
+    """Writes one JSON object when everything is done, or when the user has stopped it (then without ids and metrics)."""
+
+    def __init__(self, prompt: str):
+        self.prompt = prompt
+        self.texts: dict[int, str] = {}
+        self.finish_reasons: dict[int, str] = {}
+
+    def take(self, event: StreamEvent) -> None:
+        self.texts[event.row] = self.texts.get(event.row, "") + event.text
+        if event.finish_reason is not None:
+            self.finish_reasons[event.row] = event.finish_reason
+
+    def interrupted(self) -> None:
+        rows = sorted(self.texts)
+        self._write({"texts": [self.texts[row] for row in rows], "finish_reasons": [self.finish_reasons.get(row, "cancelled") for row in rows]})
+
+    def finished(self, output: GenerateOutput) -> None:
+        result = {
+            "texts": output.texts,
+            "finish_reasons": output.finish_reasons,
+            "generated_token_ids": output.generated_token_ids,
+            "metrics": dataclasses.asdict(output.metrics),
+        }
+        if output.logprobs is not None:
+            result["logprobs"] = [[dataclasses.asdict(token) for token in row] for row in output.logprobs]
+        self._write(result)
+
+    def _write(self, result: dict) -> None:
+        print(json.dumps({"prompt": self.prompt, **result}, ensure_ascii=False), flush=True)

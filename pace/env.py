@@ -1,0 +1,28 @@
+"""Every environment variable that pace looks at. This is the only Python file that reads them; `pace env` prints the table."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable."""
+
+    name: str
+    default: str
+    """What holds where it is not set, in words."""
+    meaning: str
+
+
+VARIABLES = (
+    Variable("PACE_ISA", "the best that the CPU has", "the instruction set of the kernels, by its name in `pace env`; read by the C++ extension"),
+)
+
+
+def value(name: str) -> str | None:
+    """The text of a variable of the table, None where it is not set or empty. KeyError for a name that is not in the table."""
+    if name not in {variable.name for variable in VARIABLES}:
+        raise KeyError(f"{name} is not in pace.env.VARIABLES; every variable that pace reads has a line there")
+    return os.environ.get(name) or None
