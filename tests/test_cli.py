@@ -1,0 +1,364 @@
+"""The command `pace`: what it prints where, its exit codes, and that it is quick to say what it can do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import pace
+from pace import env
+from pace.cli import COMMANDS, main
+from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
+from pace.cli.environment import memory
+from pace.llm.configs import SamplingConfig
+
+CAPITAL = ["generate", "--chat", "What is the capital of Japan?"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """`command(*arguments, stdin="") -> (exit code, stdout, stderr)`, in this process."""
+
+    def run(*arguments: str, stdin: str | bytes = ""):
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        try:
+            code = main(list(arguments))
+        except SystemExit as stop:
+            code = stop.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def process(*arguments: str, **more) -> subprocess.Popen:
+    more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT, **more}
+    return subprocess.Popen([sys.executable, "-m", "pace", *arguments], **more)
+
+
+# -- the command itself ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]], ids=" ".join)
+def test_help_does_not_import_torch(arguments):
+    program = f"import sys\nfrom pace.cli import main\ntry:\n    main({arguments})\nexcept SystemExit as stop:\n    sys.exit(stop.code or 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout
+
+
+def test_help_names_every_command(command):
+    for arguments in (["--help"], []):
+        code, out, err = command(*arguments)
+        assert (code, err) == (0, "") and all(re.search(rf"^  {name} ", out, re.MULTILINE) for name in COMMANDS)
+    for name in COMMANDS:
+        code, out, _ = command(name, "--help")
+        assert code == 0 and out.startswith(f"usage: pace {name}")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nonsense"], "invalid choice"),
+        (["env", "--nonsense"], "--nonsense"),
+        (["generate", "x", "--top-k", "-1"], "top_k"),
+        (["generate", "x", "--top-k", "many"], "--top-k"),
+        (["generate", "x", "--temp", "1"], "--temp"),
+        (["generate", "x", "--logit-bias", "[1]"], "token id"),
+        (["generate", "x", "--bad-words-ids", "[["], "JSON"),
+        (["generate", "x", "--system", "y"], "--chat"),
+        (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_one_line_and_2(command, arguments, message):
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("pace: error: ") and message in err and err.count("\n") == 1 and "--help" in err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["generate", "x", "--model", "/no/such/directory"], "/no/such/directory"),
+        (["generate", "x", "--dtype", "int3"], "int3"),
+        (["generate", "x", "--num-beams", "2"], "num_beams"),
+        (["generate", "x " * 3000], "tokens"),
+        (["generate", "x", "--eos-token-id", "99999"], "99999"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_failure_is_one_line_and_1(command, arguments, message):
+    code, out, err = command(*arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("pace: error: ") and message in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_debug_shows_where():
+    for arguments in (["--debug", "generate", "x", "--model", "/no/such/directory"], ["generate", "x", "--model", "/no/such/directory", "--debug"]):
+        running = process(*arguments)
+        out, err = running.communicate(timeout=60)
+        assert running.returncode == 1 and out == "" and "Traceback" in err and "/no/such/directory" in err
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    running = process("generate", "Once upon a time", "--max-new-tokens", "900", "--ignore-eos")
+    running.stdout.read(10)
+    running.stdout.close()
+    assert running.wait(timeout=60) == 141 and running.stderr.read() == ""
+
+
+# -- generate ----------------------------------------------------------------------------------------------------------
+
+
+def test_generate(command):
+    assert command(*CAPITAL) == (0, "The capital of Japan is Tokyo.\n", "")
+    code, out, err = command("generate", "1, 2, 3, 4,", "--max-new-tokens", "8", "--metrics")
+    assert code == 0 and out.startswith(" 5, 6, 7") and "tokens/s" in err and err.count("\n") == 1
+
+
+def test_generate_reads_stdin(command):
+    expected = command("generate", "Question: What is 8 + 9?\nAnswer:")
+    assert expected[0] == 0 and "17" in expected[1]
+    assert command("generate", "-", stdin="Question: What is 8 + 9?\nAnswer:\n") == expected
+    assert command("generate", stdin="Question: What is 8 + 9?\nAnswer:") == expected
+    code, out, err = command("generate", "-", stdin=b"\xff\xfe")
+    assert (code, out) == (2, "") and "UTF-8" in err
+
+
+def test_generate_from_a_terminal_wants_a_prompt():
+    """At a terminal it does not wait for an input that nobody knows of."""
+    controller, terminal = pty.openpty()
+    running = process("generate", stdin=terminal)
+    out, err = running.communicate(timeout=60)
+    os.close(controller), os.close(terminal)
+    assert running.returncode == 2 and "no prompt" in err
+
+
+def test_generate_json(command):
+    code, out, err = command(*CAPITAL, "--json", "--logprobs", "2")
+    result = json.loads(out)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    assert result["prompt"] == CAPITAL[-1] and result["texts"] == ["The capital of Japan is Tokyo."] and result["finish_reasons"] == ["stop"]
+    assert len(result["generated_token_ids"][0]) == len(result["logprobs"][0]) == result["metrics"]["num_generated_tokens"]
+    assert all(len(token["top"]) == 2 and token["logprob"] <= 0 for token in result["logprobs"][0])
+
+
+def test_generate_several_samples(command):
+    sampling = ["generate", "Once upon a time", "--do-sample", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens", "12"]
+    code, out, _ = command(*sampling)
+    assert code == 0 and re.findall(r"^\[(\d)\]$", out, re.MULTILINE) == ["0", "1", "2"]
+    texts = json.loads(command(*sampling, "--json")[1])["texts"]
+    assert len(set(texts)) > 1 and all(text in out for text in texts)
+
+
+def test_generate_with_a_system_prompt(command):
+    assert json.loads(command(*CAPITAL, "--json", "--system", "You are a pirate.")[1])["metrics"]["num_prompt_tokens"] > (
+        json.loads(command(*CAPITAL, "--json")[1])["metrics"]["num_prompt_tokens"] + 3
+    )
+
+
+def test_ctrl_c_in_json_tells_what_there_is():
+    running = process("generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug", bufsize=1)
+    for line in running.stderr:  # the log tells that the model is there
+        if "pace:" in line:
+            break
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert out == "" or json.loads(out)["finish_reasons"] in ([], ["cancelled"])
+
+
+# -- the options of SamplingConfig -------------------------------------------------------------------------------------
+
+VALUES = {
+    "max_new_tokens": ("7", 7), "max_length": ("70", 70), "min_new_tokens": ("2", 2), "temperature": ("0.5", 0.5), "top_k": ("3", 3),
+    "top_p": ("0.9", 0.9), "min_p": ("0.1", 0.1), "typical_p": ("0.9", 0.9), "repetition_penalty": ("1.2", 1.2),
+    "frequency_penalty": ("-1.5", -1.5), "presence_penalty": ("1", 1.0), "no_repeat_ngram_size": ("3", 3), "num_beams": ("4", 4),
+    "length_penalty": ("-0.5", -0.5), "early_stopping": ("never", "never"), "num_return_sequences": ("2", 2), "eos_token_id": ("5 6", [5, 6]),
+    "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
+    "seed": ("11", 11), "logprobs": ("4", 4),
+}  # fmt: skip
+
+
+def parse(*arguments: str) -> SamplingConfig:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_sampling_arguments(parser)
+    return sampling_config(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_field_has_an_option(name):
+    text, value = VALUES[name]
+    config = parse("--" + name.replace("_", "-"), *text.split(" "))
+    assert getattr(config, name) == value and config.explicit_fields == {name}
+
+
+def test_the_other_fields():
+    assert parse("--do-sample", "--no-ignore-eos").explicit_fields == {"do_sample", "ignore_eos"}
+    assert parse("--do-sample").do_sample is True and parse("--no-do-sample").do_sample is False
+    assert parse("--stop-strings", "a b", "--stop-strings", "c").stop_strings == ["a b", "c"]
+    assert parse().explicit_fields == set()
+    covered = set(VALUES) | {"do_sample", "ignore_eos", "stop_strings"}
+    assert {field.name for field in fields(SamplingConfig)} - covered == {"logits_processors"}  # callables, from Python alone
+
+
+def test_explanations_come_from_the_fields():
+    explanations = field_explanations(SamplingConfig)
+    assert "0 is off" in explanations["no_repeat_ngram_size"] and "\n" not in "".join(explanations.values())
+
+
+# -- chat --------------------------------------------------------------------------------------------------------------
+
+
+def test_chat_remembers(command):
+    code, out, err = command("chat", stdin="What is the capital of Spain?\nAnd of Portugal?\n")
+    assert (code, out, err) == (0, "The capital of Spain is Madrid.\nThe capital of Portugal is Lisbon.\n", "")
+
+
+def test_chat_commands(command):
+    lines = "What is the capital of Spain?\n\n/help\n/nonsense\n/reset\n/system You are a helpful assistant.\nWhat is 7 + 8?\n/exit\nnever read\n"
+    code, out, err = command("chat", stdin=lines)
+    assert (code, out) == (0, "The capital of Spain is Madrid.\n7 + 8 = 15\n")
+    assert "/system TEXT" in err and "no command /nonsense" in err and err.count("a new conversation") == 2
+
+
+def test_chat_history():
+    """What the model is given, turn by turn, and what an interrupted answer leaves; on a model that only records."""
+    from pace.cli.chat import Conversation
+
+    class Recorder:
+        given = []
+
+        class tokenizer:
+            chat_template = "some"
+
+            @staticmethod
+            def apply_chat_template(messages, **options):
+                Recorder.given.append([(message["role"], message["content"]) for message in messages])
+                return [1]
+
+        def stream(self, ids, config):
+            yield from ("a", "b", "c")
+
+    conversation = Conversation(Recorder(), None, "be brief")
+    assert list(conversation.answer("one")) == ["a", "b", "c"]
+    answer = conversation.answer("two")
+    next(answer)
+    with pytest.raises(KeyboardInterrupt):
+        answer.throw(KeyboardInterrupt)
+    list(conversation.answer("three"))
+    system, one, two = ("system", "be brief"), [("user", "one"), ("assistant", "abc")], [("user", "two"), ("assistant", "a")]
+    assert Recorder.given == [[system, one[0]], [system, *one, two[0]], [system, *one, *two, ("user", "three")]]
+    conversation.restart(None)
+    list(conversation.answer("four"))
+    assert Recorder.given[-1] == [("user", "four")]
+
+
+def test_chat_survives_a_full_context(command):
+    """The line that does not fit is refused and forgotten; the conversation goes on."""
+    code, out, err = command("chat", stdin="x " * 3000 + "\nWhat is 7 + 8?\n")
+    assert (code, out) == (0, "7 + 8 = 15\n") and err.startswith("pace: error: ") and err.count("\n") == 1
+
+
+def test_chat_at_a_terminal():
+    """Ctrl-C stops the answer and not the conversation; Ctrl-D leaves."""
+    controller, terminal = pty.openpty()
+    running = process("chat", "--max-new-tokens", "900", "--ignore-eos", stdin=terminal, stdout=terminal, stderr=subprocess.STDOUT, start_new_session=True)
+    os.close(terminal)
+    try:
+        seen = read_until(controller, "> ")
+        os.write(controller, b"Tell me a story about a little fox.\n")
+        seen += read_until(controller, "fox", after="fox.")
+        running.send_signal(signal.SIGINT)
+        assert "[stopped]" in read_until(controller, "> ")
+        os.write(controller, b"/help\n")
+        assert "/reset" in read_until(controller, "> ")
+        running.send_signal(signal.SIGINT)
+        read_until(controller, "Ctrl-D leaves")
+        os.write(controller, b"\x04")
+        assert running.wait(timeout=60) == 0
+    finally:
+        running.kill()
+        os.close(controller)
+
+
+def read_until(terminal: int, text: str, after: str = "") -> str:
+    """Reads from a terminal until `text` has come behind the first `after`."""
+    seen = ""
+    while text not in seen.partition(after)[2] if after else text not in seen:
+        seen += os.read(terminal, 1000).decode(errors="replace")
+    return seen
+
+
+# -- env ---------------------------------------------------------------------------------------------------------------
+
+
+def test_env(command, monkeypatch):
+    monkeypatch.delenv("PACE_ISA", raising=False)
+    code, out, err = command("env", "--json")
+    report = json.loads(out)
+    assert (code, err) == (0, "")
+    assert report["pace"] == pace.__version__ and report["versions"]["torch"]
+    assert report["instruction_set"]["chosen"] in report["instruction_set"]["available"]
+    assert 1 <= report["threads"]["default"] <= report["threads"]["physical_cores"] <= report["threads"]["logical_cpus"] == len(os.sched_getaffinity(0))
+    assert 0 < report["memory"]["available_bytes"] <= report["memory"]["total_bytes"]
+    assert set(report["variables"]) == {variable.name for variable in env.VARIABLES}
+    code, out, _ = command("env")
+    assert code == 0 and report["instruction_set"]["chosen"] in out and report["threads"]["reason"] in out
+    assert all(re.search(rf"^{variable.name} +not set \(.*default: ", out, re.MULTILINE) for variable in env.VARIABLES if not os.environ.get(variable.name))
+
+
+@pytest.mark.parametrize("isa, code", [("generic", 0), ("nonsense", 1)])
+def test_env_tells_what_was_forced(isa, code):
+    running = process("env", env={**ENVIRONMENT, "PACE_ISA": isa})
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (code, "")
+    assert re.search(rf"instruction set +{'generic: PACE_ISA asks for it' if code == 0 else 'none: PACE_ISA=nonsense'}", out)
+
+
+def test_env_variables_are_read_through_the_table():
+    with pytest.raises(KeyError, match="PACE_NONSENSE"):
+        env.value("PACE_NONSENSE")
+
+
+def test_no_other_file_reads_the_environment():
+    sources = [path for path in Path(pace.__file__).parent.rglob("*.py") if path.name != "env.py"]
+    assert len(sources) > 20
+    assert not [path for path in sources if re.search(r"os\.environ|getenv", path.read_text())]
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        ({}, (None, None)),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": "1000\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, (1000, "/sys/fs/cgroup/a/memory.max")),
+        ({"proc/self/cgroup": "0::/gone\n", "sys/fs/cgroup/memory.max": "500\n"}, (500, "/sys/fs/cgroup/memory.max")),
+        (
+            {"proc/self/cgroup": "5:cpu:/x\n4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "700\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
+            (700, "/sys/fs/cgroup/memory/x/memory.limit_in_bytes"),
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "99999999\n"}, (None, None)),
+        ({"proc/self/limits": "Limit  Soft Limit Hard Limit Units\nMax address space         2000   unlimited   bytes\n"}, (2000, "ulimit -v")),
+    ],
+    ids=["nothing", "an ancestor's", "in a container", "version 1", "more than there is", "address space"],
+)  # fmt: skip
+def test_memory_limits(tmp_path, files, expected):
+    for name, text in {"proc/meminfo": "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n", **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = memory(tmp_path)
+    assert (found["total_bytes"], found["available_bytes"]) == (4096 * 1024, 1024 * 1024)
+    assert (found["limit_bytes"], found["limit_source"]) == expected
