@@ -48,8 +48,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         reader = _READERS.get(str(field.type))
         if reader is None:
             continue
-        default = "" if field.default is None else f" (default: {field.default})"
-        help_text = (explanations.get(field.name, "") + default).strip().replace("%", "%%")
+        notes = ["may be given several times"] if reader.get("action") == "append" else []
+        notes += [] if field.default is None else [f"default: {field.default}"]
+        help_text = f"{explanations.get(field.name, '')}{' (' + '; '.join(notes) + ')' if notes else ''}".strip().replace("%", "%%")
         group.add_argument("--" + field.name.replace("_", "-"), default=argparse.SUPPRESS, help=help_text, **reader)
 
 
@@ -99,7 +100,7 @@ _READERS: dict[str, dict[str, Any]] = {
     "int": {"type": int, "metavar": "N"},
     "int | None": {"type": int, "metavar": "N"},
     "int | bool | None": {"type": int, "metavar": "N"},
-    "int | list[int] | None": {"type": int, "nargs": "+", "metavar": "ID"},
+    "int | list[int] | None": {"type": int, "action": "append", "metavar": "ID"},
     "float": {"type": float, "metavar": "X"},
     "bool": {"action": argparse.BooleanOptionalAction},
     "bool | str": {"type": _early_stopping, "metavar": "true|false|never"},
