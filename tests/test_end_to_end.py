@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,13 @@ LONG = SamplingConfig(max_new_tokens=200)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def model(request):
-    return LLMModel(TINY, dtype=request.param)
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(dtype):
+    return LLMModel(TINY, dtype=dtype)
 
 
 def encode(model, entry: dict) -> list[int]:
@@ -80,15 +84,15 @@ def test_streamers_of_transformers_work_as_they_are(model, capsys):
     assert capsys.readouterr().out == output.texts[0] + "\n"
 
 
-def test_native_is_the_default_and_close_to_torch(model):
+def test_native_is_the_default_and_close_to_torch(model, dtype):
     """The kernels and plain torch on the same weights: not the same order of sums, nearly the same logits."""
-    twin = LLMModel(TINY, dtype=model.dtype, backend="torch")
+    twin = LLMModel(TINY, dtype=dtype, backend="torch")
     ids = encode(model, {"messages": STORY})
     with model.session() as ours, twin.session() as theirs:
         a, b = ours.append(ids, logits="all"), theirs.append(ids, logits="all")
     assert not torch.equal(a, b)
     # bf16 rounds activations to 8 bits where the CPU multiplies bf16; 1e-4 is fp32 over sums of 256 terms and 5 layers.
-    assert (a - b).abs().max() <= (0.05 if model.dtype == torch.bfloat16 else 1e-4) * b.abs().max()
+    assert (a - b).abs().max() <= (0.05 if dtype == "bfloat16" else 1e-4) * b.abs().max()
 
 
 def test_score_prefers_the_truth(model):
@@ -144,15 +148,16 @@ def test_ctrl_c_in_a_process_that_generates():
 
 
 def test_start_up_is_quick():
-    """Import, load and the first token, beyond what torch and transformers take themselves. The aim is 0.8 s on an idle machine;
-    the bound is generous, because test machines are busy. It is there to notice a compilation or a download."""
+    """Import, load and the first token, beyond what torch and transformers take themselves, in seconds of processor time, because
+    test machines are busy. The aim is 0.8 s; the generous bound is there to notice a compilation or a conversion at start-up."""
     base = "import torch; from transformers import AutoTokenizer"
-    ours = f"{base}; from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
+    ours = "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
 
     def seconds(program: str) -> float:
-        start = time.perf_counter()
-        assert child("-c", program).wait(timeout=120) == 0
-        return time.perf_counter() - start
+        process = child("-c", program)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, process.stderr.read()
+        return usage.ru_utime + usage.ru_stime
 
-    seconds(base)  # files into the cache
-    assert min(seconds(ours) for _ in range(2)) - min(seconds(base) for _ in range(2)) < 4.0
+    assert seconds(f"{base}; {ours}") - seconds(base) < 2.5

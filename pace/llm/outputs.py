@@ -11,7 +11,7 @@ from pace.llm.sequence import Sequence, TokenLogprob
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counts and speeds of one call, over all its sequences."""
+    """Counts and speeds of one call, over all its sequences. `print(metrics)` shows them in a line."""
 
     num_prompt_tokens: int
     """Of every sequence, also where several share a prompt."""
@@ -46,6 +46,14 @@ class Metrics:
             decode_tokens_per_second=num_after_first / (end - first) if num_after_first and end > first else 0.0,
             num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
             num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
+        )
+
+    def __str__(self) -> str:
+        drafted = f", {self.num_accepted_tokens} of {self.num_drafted_tokens} drafted tokens accepted" if self.num_drafted_tokens else ""
+        return (
+            f"{self.num_prompt_tokens} prompt + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
+            f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
+            f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}"
         )
 
 

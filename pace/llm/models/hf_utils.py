@@ -252,6 +252,8 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
         raise ValueError(
             f"transformers cannot make the tokenizer in {directory} from its files ({files}, and config.json): {_one_line(error)}"
         ) from error
+    # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts with an error.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if vocab_size is not None and num_ids > vocab_size:
         logger.warning(
             "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used", directory, num_ids, vocab_size, vocab_size
