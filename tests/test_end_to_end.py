@@ -148,9 +148,9 @@ def test_ctrl_c_in_a_process_that_generates():
 
 
 def test_start_up_is_quick():
-    """Import, load and the first token, beyond what torch and transformers take themselves, in seconds of processor time, because
-    test machines are busy. The aim is 0.8 s; the generous bound is there to notice a compilation or a conversion at start-up."""
-    base = "import torch; from transformers import AutoTokenizer"
+    """Import, load and the first token take less than 0.8 s of processor time (the clock says more on a busy machine) beyond what torch
+    and transformers need to import themselves and read a tokenizer."""
+    base = f"import torch; from transformers import AutoTokenizer; AutoTokenizer.from_pretrained({str(TINY)!r})"
     ours = "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
 
     def seconds(program: str) -> float:
@@ -160,4 +160,4 @@ def test_start_up_is_quick():
         assert process.returncode == 0, process.stderr.read()
         return usage.ru_utime + usage.ru_stime
 
-    assert seconds(f"{base}; {ours}") - seconds(base) < 2.5
+    assert seconds(f"{base}; {ours}") - seconds(base) < 0.8
