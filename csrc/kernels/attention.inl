@@ -42,6 +42,9 @@ PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) 
     }
 }
 
+// More rows than two passes widen a 16-bit tile first and have work enough to hide the reads.
+constexpr int kFetchPasses = 2;
+
 // scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side. `ahead`: a block to fetch for each.
 template <int R, bool kAhead, class T>
 static void score_pass(const float* q, const T* const* keys, const T* const* ahead, int64_t head_dim, float* scores) {
@@ -276,10 +279,9 @@ template <class T>
 static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<T>& tile, AttentionScratch& s) {
     const int64_t head_dim = args.kv.head_dim, padded = args.kv.padded_dim();
     const int passes = count_passes(rows);
-    const bool ahead = passes == 1;  // with more passes, the products hide the reads
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
-        const auto score = ahead ? score_rows<true, kPassRows, T> : score_rows<false, kPassRows, T>;
+        const auto score = pass == 0 && passes <= kFetchPasses ? score_rows<true, kPassRows, T> : score_rows<false, kPassRows, T>;
         score(count, s.q + pass * kPassRows * head_dim, tile, head_dim, s.scores + row * kTilePositions);
     }
     for (int row = 0; row < rows; ++row) {
@@ -295,7 +297,7 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
             int next = row + 1;
             while (next < end && s.begin[next] == s.begin[row] && s.end[next] == s.end[row]) ++next;
             if (s.begin[row] < s.end[row]) {
-                const auto add = ahead ? value_rows<true, kPassRows, T> : value_rows<false, kPassRows, T>;
+                const auto add = pass == 0 && passes <= kFetchPasses ? value_rows<true, kPassRows, T> : value_rows<false, kPassRows, T>;
                 add(next - row, s.scores + row * kTilePositions, tile, padded, s.begin[row], s.end[row], s.out + row * padded);
             }
             row = next;
@@ -326,7 +328,7 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
         tile.values[b] = static_cast<const T*>(kv.v) + (blocks[b] * kv.kv_heads + rows.kv_head) * v_elements;
         tile.next_keys[b] = has_next ? keys_of(b + kTileBlocks) : tile.keys[b];
     }
-    const bool widen_first = sizeof(T) == 2 && rows.rows > 2 * kPassRows;
+    const bool widen_first = sizeof(T) == 2 && rows.rows > kFetchPasses * kPassRows;
     if (!widen_first) return attend_blocks(args, rows.rows, tile, s);
 
     TileBlocks<float> wide = {first, last, {}, {}, {}};

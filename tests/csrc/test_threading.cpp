@@ -46,7 +46,7 @@ TEST(thread_numbers_are_in_range_and_not_shared) {
     std::atomic<bool> wrong{false};
     pool().run(400, [&](int64_t, int thread) {
         if (thread < 0 || thread >= 4 || inside[thread].fetch_add(1) != 0) wrong = true;
-        for (volatile int i = 0; i < 200; ++i) {}
+        for (int i = 0; i < 200; ++i) __asm__ volatile("" ::: "memory");
         inside[thread].fetch_sub(1);
     });
     CHECK(!wrong);
