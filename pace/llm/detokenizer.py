@@ -19,17 +19,23 @@ class Detokenizer:
     A new token is decoded together with those of the piece before it, so that a space that belongs to it is kept, and a
     character is held back until all of its bytes are there. What cannot become a character stays a replacement character,
     given out once a later token ends it, or by `flush`.
+
+    Tokens that stand for one byte, `<0x0A>`, are held back as long as they follow each other: where one of a run is no part of
+    a character, such tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.text = ""
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._tokens: list[int] = []  # of the last piece and of what is held back
         self._num_given = 0  # how many of them are in `text`
 
     def push(self, token: int) -> str:
         """Takes a token and returns the text that is now certain, maybe ""."""
         self._tokens.append(token)
+        if token in self._special or self._is_byte(token):
+            return ""
         piece = self.pending
         if not piece or piece.endswith(REPLACEMENT):
             return ""
@@ -44,6 +50,10 @@ class Detokenizer:
         """Text of the tokens not yet in `text`; its end may still change."""
         before = decode(self.tokenizer, self._tokens[: self._num_given])
         return decode(self.tokenizer, self._tokens)[len(before) :]
+
+    def _is_byte(self, token: int) -> bool:
+        name = self.tokenizer.convert_ids_to_tokens(token)
+        return isinstance(name, str) and len(name) == 6 and name.startswith("<0x") and name.endswith(">")
 
     def _give(self, piece: str) -> str:
         del self._tokens[: self._num_given]

@@ -95,9 +95,9 @@ def _from_tensor(ids: Tensor, mask: Tensor | None) -> Prompts:
         raise ValueError(f"token ids must have the shape [S] or [B, S], got {list(ids.shape)}")
     if mask is not None and mask.shape != ids.shape:
         raise ValueError(f"attention_mask must have the shape of input_ids, {list(ids.shape)}; got {list(mask.shape)}")
-    ids = ids.reshape(-1, ids.shape[-1]).to("cpu", torch.int64)
     if ids.numel() == 0:
         raise ValueError(f"token ids of shape {list(ids.shape)} hold no token; a prompt needs at least one")
+    ids = ids.reshape(-1, ids.shape[-1]).to("cpu", torch.int64)
     if mask is None:
         return Prompts(ids.tolist(), ids.clone())
     mask = mask.reshape(ids.shape).to("cpu")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVSpec
+from pace.llm.engine import Engine
 from pace.ops import reference
 
 OPS = reference
@@ -82,6 +83,9 @@ class FakeTokenizer:
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) - 97 for letter in text]}
 
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return chr(97 + token % 26)
+
     def decode(self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True) -> str:
         return "".join(chr(97 + token % 26) for token in tokens if token or not skip_special_tokens)
 
@@ -94,3 +98,9 @@ def greedy(model: FakeModel, prompt: list[int], num_tokens: int, end_tokens: tup
         if tokens[-1] in end_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def make_engine(num_blocks: int = 1000, **limits: int) -> Engine:
+    """An engine on a fake model that does not end by itself."""
+    model = FakeModel(eos_bias=-50.0)
+    return Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, **limits)

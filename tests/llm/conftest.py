@@ -1,0 +1,38 @@
+"""Checkpoints on disk with tokenizers, made once per session by transformers."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.llm.models.variants import save_tiny
+from tests.llm.tokenizer_zoo import ZOO
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """`checkpoint(model_type, tokenizer kind) -> (folder, transformers' model in float32, tokenizer)`."""
+
+    @functools.cache
+    def make(model_type: str, kind: str = "byte_level"):
+        folder = tmp_path_factory.mktemp(f"{model_type}-{kind}")
+        tokenizer = ZOO[kind]()
+        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": 256, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": 1}
+        if model_type == "phi3":
+            fields["original_max_position_embeddings"] = 256
+        model = save_tiny(folder, model_type, fields)
+        tokenizer.save_pretrained(folder)
+        return folder, model, tokenizer
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny tensors: a second thread costs more than it brings, much more on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

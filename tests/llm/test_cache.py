@@ -1,0 +1,207 @@
+"""Blocks: reserved or not at all, shared and copied on write, given back exactly once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pace.llm.batch import BLOCK_SIZE, KVSpec
+from pace.llm.cache import CacheManager, available_memory_bytes
+from pace.llm.sequence import Sequence
+
+SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+
+
+def make_cache(num_blocks: int) -> CacheManager:
+    return CacheManager(SPEC, num_blocks * SPEC.block_bytes)
+
+
+def make_sequence(length: int = 1000) -> Sequence:
+    return Sequence([1] * length, None, None, 4096)
+
+
+def test_a_budget_below_one_block_is_told() -> None:
+    with pytest.raises(ValueError, match="holds no block"):
+        CacheManager(SPEC, SPEC.block_bytes - 1)
+
+
+def test_memory_is_touched_only_as_used() -> None:
+    spec = KVSpec(num_layers=4, num_kv_heads=8, head_dim=64, dtype=torch.float32)
+    cache = CacheManager(spec, 2 << 30)
+    before = resident_bytes()
+    sequence = make_sequence()
+    assert cache.reserve(sequence, 100)
+    for layer in cache.kv:
+        for block in sequence.block_table:
+            layer.k[block] = 1.0
+    assert resident_bytes() - before < 64 << 20
+    assert cache.touched_bytes == cache.used_bytes == 7 * spec.block_bytes
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        return int(stream.read().split()[1]) * 4096
+
+
+def test_reserve_takes_all_or_nothing() -> None:
+    cache, sequence = make_cache(3), make_sequence()
+    assert cache.reserve(sequence, 3 * BLOCK_SIZE) and cache.num_free_blocks == 0
+    other = make_sequence()
+    assert not cache.reserve(other, 1) and not other.block_table
+    cache.commit(sequence, 40)
+    cache.truncate(sequence, 17)
+    assert sequence.num_computed == 17 and len(sequence.block_table) == 2
+    assert not cache.reserve(other, 17) and not other.block_table
+    assert cache.reserve(other, 16)
+    cache.check_integrity([sequence, other])
+
+
+def test_blocks_given_back_are_used_again_first() -> None:
+    cache = make_cache(100)
+    first = make_sequence()
+    cache.reserve(first, 64)
+    cache.free(first)
+    second = make_sequence()
+    cache.reserve(second, 64)
+    assert cache.touched_bytes == 4 * SPEC.block_bytes
+
+
+def test_a_fork_shares_until_it_is_written() -> None:
+    cache, source, target = make_cache(10), make_sequence(), make_sequence()
+    cache.reserve(source, 40)
+    cache.commit(source, 40)
+    for layer in cache.kv:
+        for index, block in enumerate(source.block_table):
+            layer.k[block], layer.v[block] = index + 1.0, index + 10.0
+    cache.fork(source, target, 35)
+    assert cache.num_free_blocks == 7 and list(target.block_table) == list(source.block_table)
+    assert cache.reserve(target, 36)
+    assert cache.num_free_blocks == 6
+    assert target.block_table[:2] == source.block_table[:2] and target.block_table[2] != source.block_table[2]
+    for layer in cache.kv:
+        assert torch.equal(layer.k[target.block_table[2]], layer.k[source.block_table[2]])
+        assert torch.equal(layer.v[target.block_table[2]], layer.v[source.block_table[2]])
+    cache.check_integrity([source, target])
+    cache.free(source)
+    cache.check_integrity([source, target])
+    cache.free(target)
+    assert cache.used_bytes == 0
+
+
+def test_a_fork_needs_room_for_its_copy() -> None:
+    cache, source, target = make_cache(3), make_sequence(), make_sequence()
+    cache.reserve(source, 40)
+    cache.commit(source, 40)
+    cache.fork(source, target, 40)
+    assert cache.blocks_needed(target, 41) == 1 and not cache.reserve(target, 41)
+    cache.check_integrity([source, target])
+
+
+def test_the_block_boundary_needs_no_copy() -> None:
+    cache, source, target = make_cache(4), make_sequence(), make_sequence()
+    cache.reserve(source, 32)
+    cache.commit(source, 32)
+    cache.fork(source, target, 32)
+    assert cache.blocks_needed(target, 33) == 1, "a new block, and none to copy"
+
+
+@pytest.mark.parametrize("damage", ["lost", "twice", "shared", "unknown", "short"])
+def test_check_integrity_sees(damage: str) -> None:
+    cache, sequence = make_cache(8), make_sequence()
+    cache.reserve(sequence, 40)
+    cache.commit(sequence, 40)
+    cache.check_integrity([sequence])
+    if damage == "lost":
+        cache._references[sequence.block_table.pop()] = 1
+        sequence.num_computed = 20
+    elif damage == "twice":
+        cache._free.append(sequence.block_table[0])
+    elif damage == "shared":
+        cache._references[sequence.block_table[0]] = 2
+    elif damage == "unknown":
+        sequence.block_table.append(7)
+    else:
+        sequence.num_computed = 60
+    with pytest.raises(AssertionError):
+        cache.check_integrity([sequence])
+
+
+def test_reset_frees_everything_from_any_state() -> None:
+    cache, sequence = make_cache(8), make_sequence()
+    cache.reserve(sequence, 100)
+    cache._references[2] = 9
+    cache._free.append(1)
+    cache.reset([sequence])
+    cache.check_integrity([sequence])
+    assert cache.num_free_blocks == 8 and sequence.num_computed == 0 and not sequence.block_table
+
+
+def test_available_memory_is_of_this_machine() -> None:
+    assert 1 << 20 < available_memory_bytes() < 1 << 50
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Any order of the verbs keeps the books right, and no sequence sees another's content."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = make_cache(12)
+        self.sequences: list[Sequence] = []
+        self.content: dict[int, list[float]] = {}
+        self.next_value = 0.0
+
+    @rule()
+    def begin(self) -> None:
+        self.sequences.append(make_sequence())
+        self.content[self.sequences[-1].id] = []
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), count=st.integers(1, 40))
+    def write(self, data: st.DataObject, count: int) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        end = sequence.num_computed + count
+        if self.cache.reserve(sequence, end):
+            for position in range(sequence.num_computed, end):
+                self.next_value += 1
+                block = sequence.block_table[position // BLOCK_SIZE]
+                self.cache.kv[1].k[block, 0, 0, position % BLOCK_SIZE] = self.next_value
+                self.content[sequence.id].append(self.next_value)
+            self.cache.commit(sequence, end)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        length = data.draw(st.integers(0, sequence.num_computed))
+        self.cache.truncate(sequence, length)
+        del self.content[sequence.id][length:]
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        source, target = data.draw(st.sampled_from(self.sequences)), make_sequence()
+        length = data.draw(st.integers(0, source.num_computed))
+        self.cache.fork(source, target, length)
+        self.sequences.append(target)
+        self.content[target.id] = self.content[source.id][:length]
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        self.sequences.remove(sequence)
+        self.cache.free(sequence)
+
+    @invariant()
+    def books_and_content_are_right(self) -> None:
+        self.cache.check_integrity(self.sequences)
+        for sequence in self.sequences:
+            blocks = torch.tensor(list(sequence.block_table), dtype=torch.int64)
+            assert self.cache.kv[1].k[blocks, 0, 0].reshape(-1)[: sequence.num_computed].tolist() == self.content[sequence.id]
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

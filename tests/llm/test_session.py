@@ -1,0 +1,186 @@
+"""Sessions and scores: whatever the order of appending, cutting and branching, the logits are those of the tokens."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.generator import Generator
+from pace.llm.session import Session, score
+from tests.llm.fake_model import FakeModel, FakeTokenizer, greedy, make_engine
+from tests.support import backends
+
+BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
+
+
+def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor:
+    return torch.stack([model.logits_of(tokens[: end + 1]) for end in range(len(tokens) - num_rows, len(tokens))])
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_tokens_per_step": 3}, {"max_logit_rows_per_step": 1}, {"max_logit_rows_per_step": 4, "max_tokens_per_step": 6}])
+def test_rows_are_those_asked_for(limits: dict[str, int]) -> None:
+    engine = make_engine(**limits)
+    with Session(engine) as session:
+        for ids, wanted, num_rows in [([1, 2, 3], "last", 1), ([4] * 20, "all", 20), ([5] * 9, 4, 4), ([6], "all", 1), ([7, 8], 2, 2)]:
+            rows = session.append(ids, wanted)
+            assert torch.equal(rows, expected(engine.model, session.tokens, num_rows))
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order_of_verbs_beside_generation_in_a_small_cache(seed: int) -> None:
+    chance = random.Random(seed)
+    engine = make_engine(num_blocks=14, max_tokens_per_step=chance.choice([4, 30]), max_logit_rows_per_step=5)
+    generator = Generator(engine, FakeTokenizer())
+    sessions = [Session(engine)]
+    for _ in range(60):
+        session = chance.choice(sessions)
+        verb = chance.choice(["append", "append", "append", "truncate", "fork", "generate", "close"])
+        if verb == "append" and len(session) < 150:
+            ids = [chance.randrange(50) for _ in range(chance.randint(1, 25))]
+            wanted = chance.randint(1, len(ids))
+            assert torch.equal(session.append(torch.tensor(ids), wanted), expected(engine.model, session.tokens, wanted))
+        elif verb == "truncate":
+            session.truncate(chance.randint(0, len(session)))
+        elif verb == "fork" and len(sessions) < 5:
+            sessions.append(session.fork())
+            assert sessions[-1].tokens == session.tokens
+        elif verb == "generate":
+            prompt = [chance.randrange(50) for _ in range(30)]
+            assert generator.generate(prompt, SamplingConfig(max_new_tokens=30)).generated_token_ids == [greedy(engine.model, prompt, 30)]
+        elif verb == "close" and len(sessions) > 1:
+            sessions.remove(session)
+            session.close()
+        engine.check_idle()
+    for session in sessions:
+        session.close()
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+def test_a_fork_computes_only_what_is_new() -> None:
+    engine = make_engine()
+    session = Session(engine)
+    session.append([1] * 100)
+    computed = []
+    engine.model.hook = lambda batch: computed.append(len(batch.tokens))
+    twin = session.fork()
+    twin.append([2, 3])
+    session.append([4])
+    session.truncate(50)
+    session.append([5])
+    assert computed == [2, 1, 1]
+
+
+def test_a_session_forgotten_gives_its_blocks_back() -> None:
+    engine = make_engine()
+    session = Session(engine)
+    session.append([1] * 40)
+    del session
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_broken_append_leaves_the_session_as_it_was(error: type[BaseException]) -> None:
+    engine = make_engine(max_tokens_per_step=4)
+    session = Session(engine)
+    session.append([1, 2, 3])
+    calls = []
+
+    def fail(batch) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+
+    engine.model.hook = fail
+    with pytest.raises(error):
+        session.append([4] * 20, "all")
+    assert session.tokens == [1, 2, 3]
+    engine.check_idle()
+    assert torch.equal(session.append([9]), expected(engine.model, [1, 2, 3, 9], 1))
+
+
+def test_logits_that_are_not_finite_are_told_and_the_session_lives() -> None:
+    engine = make_engine()
+    session = Session(engine)
+    honest = engine.model.logits_of
+    engine.model.logits_of = lambda tokens: honest(tokens) * float("nan")
+    with pytest.raises(ValueError, match="not finite"):
+        session.append([1])
+    engine.model.logits_of = honest
+    assert session.tokens == [] and session.append([1]).shape == (1, 50)
+
+
+BAD = [
+    (([],), ValueError, "no token"), (("abc",), TypeError, "string"), (([50],), ValueError, "token id 50"), (([-1],), ValueError, "token id -1"),
+    (([1.0],), TypeError, "ints"), (([True],), TypeError, "ints"), ((torch.ones(2),), TypeError, "integer tensor"), (([1, 2], 0), ValueError, "logits must be"),
+    (([1, 2], 3), ValueError, "logits must be"), (([1, 2], "first"), ValueError, "logits must be"), (([1] * 5000,), ValueError, "4096"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, error, message", BAD)
+def test_bad_arguments_are_told(arguments: tuple, error: type[Exception], message: str) -> None:
+    session = Session(make_engine())
+    with pytest.raises(error, match=message):
+        session.append(*arguments)
+    assert session.tokens == []
+
+
+def test_truncate_and_close_are_told() -> None:
+    session = Session(make_engine())
+    for value, error in ((1, ValueError), (-1, ValueError), ("0", TypeError), (True, TypeError)):
+        with pytest.raises(error, match="truncate"):
+            session.truncate(value)
+    session.close()
+    session.close()
+    for call in (lambda: session.append([1]), lambda: session.truncate(0), session.fork):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+def test_scores_are_log_probabilities_of_the_next_token() -> None:
+    engine = make_engine(max_logit_rows_per_step=7)
+    widest = []
+    engine.model.hook = lambda batch: widest.append(len(batch.logit_rows))
+    rows = [[1, 2, 3], [4], [5] * 60]
+    for row, scores in zip(rows, score(engine, rows), strict=True):
+        wanted = [engine.model.logits_of(row[: end + 1]).log_softmax(-1)[row[end + 1]] for end in range(len(row) - 1)]
+        torch.testing.assert_close(scores, torch.tensor(wanted))
+    assert max(widest) <= 7, "never all logits of a text at once"
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+def test_a_text_too_long_to_score_is_told() -> None:
+    with pytest.raises(ValueError, match="text 1 has 5000"):
+        score(make_engine(), [[1], [1] * 5000])
+
+
+@functools.cache
+def load(folder, backend: str) -> LLMModel:
+    return LLMModel(folder, dtype=torch.float32, backend=backend, progress=False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_sessions_and_scores_of_a_model_are_those_of_transformers(checkpoint, backend: str, family: str) -> None:
+    folder, oracle, _ = checkpoint(family)
+    model = load(folder, backend)
+    ids = torch.randint(2, 280, (150,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = oracle(ids[None]).logits[0]
+    session = model.session()
+    rows = torch.cat([session.append(part, "all") for part in ids.split([1, 40, 16, 93])])
+    assert (rows - logits).abs().max() < 1e-4 * logits.abs().max()
+    scores = model.score(ids)[0]
+    wanted = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
+    torch.testing.assert_close(scores, wanted, atol=1e-3, rtol=1e-3)
+    if backend == "native":
+        again = model.session().append(ids, "all")
+        assert torch.equal(again, rows), "bit by bit, in whatever pieces"

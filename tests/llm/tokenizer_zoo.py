@@ -1,0 +1,46 @@
+"""Small tokenizers of the kinds that checkpoints bring, trained on the spot."""
+
+from __future__ import annotations
+
+import functools
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = ["Once upon a time there was a naïve fox, who said: don't you like  two spaces?", "the end of the café, 3.14!\n\nNew line.", "日本語 and emoji 🦊👩‍👩‍👧 too"] * 3
+
+
+@functools.cache
+def byte_level(vocab_size: int = 300) -> PreTrainedTokenizerFast:
+    """As GPT-2, Llama 3, Qwen2: bytes, merged."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<pad>", "<end>"], initial_alphabet=alphabet))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+
+
+@functools.cache
+def sentencepiece(vocab_size: int = 360) -> PreTrainedTokenizerFast:
+    """As Llama 2, Mistral: words that begin with ▁, and a token for each byte that is in no word."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    special = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, limit_alphabet=40)
+    tokenizer.train_from_iterator([text.replace(" ", "▁") for text in CORPUS], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+    return _with_ordinary_bytes(fast)
+
+
+def _with_ordinary_bytes(fast: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The trainer knows byte tokens only as special ones, which decoding would skip: declare just the three others special."""
+    import json
+
+    state = json.loads(fast.backend_tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 3]
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+
+
+ZOO = {"byte_level": byte_level, "sentencepiece": sentencepiece}
