@@ -27,6 +27,7 @@ namespace {
 struct Candidate {
     float value;
     int32_t index;
+    double weight;  // exp(value - max of the row), where a nucleus is wanted; the probability is weight / sum of weights
 };
 
 // The order in which words are kept: larger values first, lower indices first among equals.
@@ -57,7 +58,7 @@ Candidates find_top_k(const float* x, int64_t n, int64_t k) {
     size_t limit = size_t(std::max<int64_t>(2 * k, kFoundAtOnce));
     for (int64_t position = 0; position < n;) {
         const int count = kernels().find_at_least(x, n, threshold, &position, found, kFoundAtOnce);
-        for (int i = 0; i < count; ++i) candidates.push_back({x[found[i]], found[i]});
+        for (int i = 0; i < count; ++i) candidates.push_back({x[found[i]], found[i], 0.0});
         if (candidates.size() >= limit) {
             thin_out();
             limit = std::max(limit, 2 * candidates.size());
@@ -67,8 +68,7 @@ Candidates find_top_k(const float* x, int64_t n, int64_t k) {
     return candidates;
 }
 
-// The weight of a word beside the largest; the probability is weight / sum of weights.
-double weight(const Candidate& c, float max) { return std::exp(double(c.value - max)); }
+double weight_of(float value, float max) { return std::exp(double(value - max)); }
 
 // All elements of x above some value, in no order, that together have at least `mass` of weight; all of x if rounding leaves
 // less. A distribution is usually so peaked that a few hundred words above max - 4 are enough.
@@ -82,8 +82,9 @@ Candidates find_top_mass(const float* x, int64_t n, float max, double mass) {
         for (int64_t position = 0; position < n;) {
             const int count = kernels().find_at_least(x, n, threshold, &position, found, kFoundAtOnce);
             for (int i = 0; i < count; ++i) {
-                candidates.push_back({x[found[i]], found[i]});
-                sum += weight(candidates.back(), max);
+                const float value = x[found[i]];
+                candidates.push_back({value, found[i], weight_of(value, max)});
+                sum += candidates.back().weight;
             }
         }
         if (sum >= mass) break;
@@ -91,16 +92,16 @@ Candidates find_top_mass(const float* x, int64_t n, float max, double mass) {
     return candidates;
 }
 
-// Cuts `candidates` down to the nucleus: those before which, in the order of goes_before, less than `mass` of weight
-// exp(value - max) lies, and always the first. Halves the range in which the last one must be; O(n) in all, no full sort.
-void cut_to_nucleus(Candidates& candidates, float max, double mass) {
+// Cuts `candidates` down to the nucleus: those before which, in the order of goes_before, less than `mass` of weight lies, and
+// always the first. Halves the range in which the last one must be; O(n) in all, no full sort.
+void cut_to_nucleus(Candidates& candidates, double mass) {
     auto low = candidates.begin(), high = candidates.end();  // all before low is kept, all from high on is not
     double before_low = 0.0;
     while (high - low > 1) {
         const auto middle = low + (high - low) / 2;
         std::nth_element(low, middle, high, goes_before);
         double before_middle = before_low;
-        for (auto c = low; c != middle; ++c) before_middle += weight(*c, max);
+        for (auto c = low; c != middle; ++c) before_middle += c->weight;
         if (before_middle < mass) {  // the element at `middle` is kept
             low = middle;
             before_low = before_middle;
@@ -129,12 +130,12 @@ void TopKTopPOp::run(int, int64_t row) const {
         max = std::max_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
                   return a.value < b.value;
               })->value;
-        for (const Candidate& c : candidates) total += weight(c, max);
+        for (Candidate& c : candidates) total += c.weight = weight_of(c.value, max);
     }
     if (limit_p && std::isfinite(total)) {
         const double mass = double(top_p[row]) * total;
         if (!limit_k) candidates = find_top_mass(x, n, max, mass);
-        cut_to_nucleus(candidates, max, mass);
+        cut_to_nucleus(candidates, mass);
     } else if (!limit_k) {
         return;
     }
