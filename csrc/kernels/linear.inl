@@ -28,11 +28,13 @@
 //     generic  16 registers, 4 vectors a panel:  2 rows x 1 panel   ( 8 sums)
 //     avx2     16 registers, 2 vectors a panel:  6 rows x 1 panel   (12 sums, 2 weights, 1 input: 8 loads for 12 FMA)
 //     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
+//                                          or:  12 rows x 2 panels  (14 loads for 24 FMA, but half the passes over
+//                                          weights)
 //   Fewer rows take more panels, so that a GEMV still has independent sums; they are bound by memory anyway.
 //   K blocks keep a tile's weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half
 //   of a 32 KB cache to inputs and sums.
 //
-// MEASURED: see docs/numerics.md for accuracy and benchmarks/kernels_linear.py for speed.
+// SPEED  benchmarks/kernels_linear.py measures it beside the limits of the machine.
 
 constexpr int kVectors = 16 / kLanes;
 
@@ -93,6 +95,10 @@ struct WeightBF16 {
 
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
+// Weights come from memory, and a tile with many multiply-adds per byte looks only a few lines ahead out of order:
+// without the prefetch 6 rows on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114 (peak 132;
+// Zen 5). With four panels at a time 2 KB is best: 33 to 38 GB/s of one core, against 26 to 31 without, or 4 KB ahead.
+//
 // Every loop over `sum` is unrolled, else g++ keeps the array in memory (three times slower).
 template <class W, int R, int P>
 static void linear_tile(const typename W::Input* x, int64_t x_stride, const typename W::Element* w,
@@ -110,10 +116,14 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
             for (int v = 0; v < P * kVectors; ++v) sum[r][v] = load(sums + r * sums_stride + v * kLanes);
     }
 
+    constexpr int kPrefetchBytes = P >= 4 ? 2048 : 4096;
     for (int64_t step = 0; step < steps; ++step) {
         typename W::Vector weights[P * kVectors];
 #pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) W::load_step(w + p * panel_stride, weights + p * kVectors);
+        for (int p = 0; p < P; ++p) {
+            W::load_step(w + p * panel_stride, weights + p * kVectors);
+            __builtin_prefetch((const char*)(w + p * panel_stride) + kPrefetchBytes);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const typename W::Vector input = W::broadcast_input(x + r * x_stride);
@@ -132,13 +142,16 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
 
 // ---- A range of rows and panels, cut into tiles.
 
-constexpr int kMaxTileRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
+// Rows of a tile: `kManyRows` while weights are in cache, up to `kMaxTileRows` where one or two passes over them are
+// the point.
+constexpr int kMaxTileRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 6 : 12;
+constexpr int kManyRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
 
 // Panels of a tile with R rows: as many as registers hold; see WHY THESE SIZES.
 constexpr int tile_panels(int rows) {
     if (PACE_ISA_LEVEL == 0) return rows == 1 ? 2 : 1;
     if (PACE_ISA_LEVEL == 1) return rows == 1 ? 4 : rows == 2 ? 2 : 1;
-    return 4;
+    return rows <= 6 ? 4 : 2;
 }
 
 template <class W, int R>
@@ -162,12 +175,22 @@ static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, i
                                  k_begin == 0);
 }
 
+// linear_rows with R = rows, which is in [R, kMaxTileRows].
+template <class W, int R>
+static void linear_rows_of(int64_t rows, const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels,
+                           int64_t k_begin, int64_t k_count) {
+    if constexpr (R < kMaxTileRows)
+        if (rows != R) return linear_rows_of<W, R + 1>(rows, a, row, first_panel, panels, k_begin, k_count);
+    linear_rows<W, R>(a, row, first_panel, panels, k_begin, k_count);
+}
+
 template <class W>
 static void linear(const LinearArgs& a) {
     // Rows in groups of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
-    const int64_t groups = (a.rows + kMaxTileRows - 1) / kMaxTileRows;
+    const int64_t tile_rows = a.rows <= 2 * kMaxTileRows ? kMaxTileRows : kManyRows;
+    const int64_t groups = (a.rows + tile_rows - 1) / tile_rows;
     // With one group the weights pass by once, and K needs no blocks.
-    constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * tile_panels(kMaxTileRows));
+    constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * tile_panels(kManyRows));
     const int64_t k_block = groups == 1 ? a.k_padded : kBlock;
     constexpr int64_t kPanelGroup = 4;
     for (int64_t k = 0; k < a.k_padded; k += k_block) {
@@ -176,28 +199,7 @@ static void linear(const LinearArgs& a) {
             const int64_t panels = a.panel_count - panel < kPanelGroup ? a.panel_count - panel : kPanelGroup;
             for (int64_t group = 0, row = 0; group < groups; ++group) {
                 const int64_t rows = (a.rows - row + groups - group - 1) / (groups - group);
-                switch (rows) {
-                    case 1:
-                        linear_rows<W, 1>(a, row, panel, panels, k, k_count);
-                        break;
-                    case 2:
-                        linear_rows<W, 2>(a, row, panel, panels, k, k_count);
-                        break;
-#if PACE_ISA_LEVEL > 0
-                    case 3:
-                        linear_rows<W, 3>(a, row, panel, panels, k, k_count);
-                        break;
-                    case 4:
-                        linear_rows<W, 4>(a, row, panel, panels, k, k_count);
-                        break;
-                    case 5:
-                        linear_rows<W, 5>(a, row, panel, panels, k, k_count);
-                        break;
-                    case 6:
-                        linear_rows<W, 6>(a, row, panel, panels, k, k_count);
-                        break;
-#endif
-                }
+                linear_rows_of<W, 1>(rows, a, row, panel, panels, k, k_count);
                 row += rows;
             }
         }

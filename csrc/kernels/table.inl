@@ -13,7 +13,7 @@ constexpr KernelTable kernel_table = {
                    : PACE_ISA_LEVEL <= 3 ? Layout::PanelBF16
                                          : Layout::PanelBF16Pair,
     .rounds_inputs = PACE_ISA_LEVEL >= 4,
-    .tile_rows = PACE_ISA_LEVEL >= 5 ? 32 : kMaxTileRows,
+    .tile_rows = PACE_ISA_LEVEL >= 5 ? 32 : kManyRows,
     .pack_panel = pack_panel,
     .unpack_row = unpack_row,
 #if PACE_ISA_LEVEL >= 5

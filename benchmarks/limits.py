@@ -1,0 +1,45 @@
+"""The limits of this machine: read bandwidth and fp32 multiply-add peak, through pace's own kernels with all threads.
+
+    python benchmarks/limits.py [--threads N]
+
+Other benchmarks import `measure` and compare with limits taken in the same run, because machines differ and are shared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+
+from pace import _C
+
+# Well beyond any last-level cache share a process gets, and small enough for a small machine.
+BUFFER_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`read_gb_s`: 1e9 bytes a second, plain loads. `fma_gflops`: 1e9 fp32 operations a second, 2 per multiply-add and lane."""
+
+    isa: str
+    threads: int
+    read_gb_s: float
+    fma_gflops: float
+
+
+def measure(seconds: float = 1.0) -> Limits:
+    """Both limits with the instruction set and the threads in use, about `seconds` for each."""
+    read = _C.read_bandwidth(BUFFER_BYTES, seconds)
+    return Limits(_C.isa(), _C.get_num_threads(), read / 1e9, _C.fma_peak(seconds) / 1e9)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"])
+    _C.set_num_threads(parser.parse_args().threads)
+    limits = measure()
+    print(f"{limits.isa}, {limits.threads} threads: read {limits.read_gb_s:.1f} GB/s, fp32 FMA {limits.fma_gflops:.0f} GFLOPS")
+    print(json.dumps(asdict(limits)))
+
+
+if __name__ == "__main__":
+    main()
