@@ -18,6 +18,11 @@ class Variable:
 
 VARIABLES = (
     Variable("PACE_ISA", "the best that the CPU has", "the instruction set of the kernels, by its name in `pace env`; read by the C++ extension"),
+    Variable(
+        "PACE_NUM_THREADS",
+        "the physical cores within the affinity mask and the cgroup quota",
+        "threads of the kernels where a program does not say num_threads=",
+    ),
 )
 
 
@@ -26,3 +31,13 @@ def value(name: str) -> str | None:
     if name not in {variable.name for variable in VARIABLES}:
         raise KeyError(f"{name} is not in pace.env.VARIABLES; every variable that pace reads has a line there")
     return os.environ.get(name) or None
+
+
+def num_threads() -> int | None:
+    """PACE_NUM_THREADS as a number, None where it is not set. Raises ValueError unless it is a whole number of at least 1."""
+    text = value("PACE_NUM_THREADS")
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"PACE_NUM_THREADS must be a whole number of at least 1; got {text!r}")
+    return int(text)

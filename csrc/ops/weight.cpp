@@ -43,8 +43,9 @@ Layout preferred_layout(DType dtype) {
 }
 
 static PackedHeader make_header(int64_t n, int64_t k, DType dtype, bool glu) {
-    if (n < 0 || k < 0 || (glu && n % 2))
-        throw std::invalid_argument("a packed weight needs n, k >= 0, and n even with glu");
+    if (n < 1 || k < 1 || (glu && n % 2))
+        throw std::invalid_argument("a packed weight needs n >= 1 and k >= 1, and an even n for gate and up; got n = " +
+                                    std::to_string(n) + ", k = " + std::to_string(k));
     PackedHeader h = {};
     h.magic = PackedHeader::kMagic;
     h.layout = preferred_layout(dtype);

@@ -62,7 +62,7 @@ inline std::vector<float> heavy_tailed(size_t count, uint32_t seed) {
 #define TEST_TABLES(name)                                                                            \
     static void test_##name(const pace::KernelTable& table);                                         \
     static const check::Register register_##name{#name, [] { check::for_each_table(test_##name); }}; \
-    static void test_##name(const pace::KernelTable& table)
+    static void test_##name([[maybe_unused]] const pace::KernelTable& table)
 
 #define CHECK(condition)                                               \
     do {                                                               \

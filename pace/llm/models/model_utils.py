@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from pace import _C
+from pace import _C, env
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
@@ -99,7 +99,7 @@ def select_ops(backend: str) -> ModuleType:
 def use_threads(num_threads: int | None) -> int:
     """Sets the threads of this process's kernels, for all its models, and returns their number; TypeError or ValueError."""
     if num_threads is None:
-        num_threads = _C.cpu_info()["default_threads"]
+        num_threads = env.num_threads() or _C.cpu_info()["default_threads"]
     if type(num_threads) is not int:
         raise TypeError(f"num_threads must be an integer or None; got {type(num_threads).__name__}")
     if not 1 <= num_threads <= 4096:

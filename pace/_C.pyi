@@ -1,0 +1,94 @@
+"""The C++ extension (csrc/python). Addresses are integers from `Tensor.data_ptr()`, 0 for none; dtypes and activations are the
+numbers of csrc/include/pace/types.h. Nothing here checks shapes: use `pace.ops`."""
+
+# Instruction sets, threads, machine.
+def isa() -> str:
+    """The instruction set in use; PACE_ISA chooses the first one."""
+
+def select_isa(name: str) -> None:
+    """Changes the instruction set in use. Weights packed for another layout are refused from then on. ValueError if unavailable."""
+
+def available_isas() -> list[str]:
+    """Those that this CPU can run, best first; the emulated ones come last."""
+
+def set_num_threads(count: int) -> None: ...
+def get_num_threads() -> int: ...
+def cpu_info() -> dict[str, object]:
+    """model_name, features, logical_cpus, physical_cores, quota_cpus, quota_source, default_threads, threads_reason."""
+
+def release_pages(address: int, nbytes: int) -> None:
+    """Gives the whole pages inside a range back to the system: file mappings are read again on use, other memory becomes zero."""
+
+def rss_bytes() -> int:
+    """Resident bytes of this process; 0 where unknown."""
+
+def read_bandwidth(buffer_bytes: int, seconds: float) -> float:
+    """Bytes a second that all threads read together from a buffer of this size."""
+
+def fma_peak(seconds: float) -> float:
+    """fp32 operations a second of multiply-adds on registers, all threads together."""
+
+# Packed weights and linear layers.
+def packed_bytes(n: int, k: int, dtype: int, glu: bool) -> int: ...
+def init_packed(weight: int, n: int, k: int, dtype: int, glu: bool) -> None: ...
+def pack_rows(weight: int, row: int, rows: int, source: int, source_dtype: int, source_stride: int) -> None: ...
+def gather_rows(weight: int, ids: int, count: int, out: int, widen: bool) -> None: ...
+def linear(x: int, x_stride: int, rows: int, weight: int, bias: int, activation: int, residual: int, out: int) -> None: ...
+def activation(kind: int, x: int, y: int, count: int) -> None: ...
+
+# Norms and rows of logits.
+def norm(
+    layer: bool, x: int, x_stride: int, residual: int, weight: int, bias: int, eps: float, rows: int, k: int, sum: int, y: int
+) -> None: ...
+def head_rms_norm(
+    x: int, tokens: int, heads: int, head_dim: int, token_stride: int, head_stride: int, weight: int, eps: float
+) -> None: ...
+def argmax(logits: int, row_stride: int, rows: int, n: int, indices: int) -> None: ...
+def softmax(log: bool, logits: int, row_stride: int, rows: int, n: int, y: int) -> None: ...
+def top_k_top_p(logits: int, row_stride: int, rows: int, n: int, top_k: int, top_p: int) -> None: ...
+
+# Attention.
+class KvView:
+    """One layer's key/value blocks."""
+
+    def __init__(self, k: int, v: int, dtype: int, num_blocks: int, kv_heads: int, head_dim: int) -> None: ...
+
+def attention(
+    kv: KvView,
+    q: int,
+    q_token_stride: int,
+    q_head_stride: int,
+    tokens: int,
+    query_heads: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    query_start: int,
+    kv_len: int,
+    block_table: int,
+    spans: int,
+    table_stride: int,
+    out: int,
+) -> None: ...
+def store_kv(
+    kv: KvView,
+    k: int,
+    k_token_stride: int,
+    k_head_stride: int,
+    v: int,
+    v_token_stride: int,
+    v_head_stride: int,
+    slots: int,
+    tokens: int,
+) -> None: ...
+def rotary(
+    x: int,
+    tokens: int,
+    heads: int,
+    token_stride: int,
+    head_stride: int,
+    cos: int,
+    sin: int,
+    half: int,
+    interleaved: bool,
+) -> None: ...

@@ -1,0 +1,347 @@
+// Packed weights and linear layers: every table and dtype against float64, over sizes around all tile edges, with NaN
+// in every place that must not be read and in every place that must be written, on misaligned rows.
+#include <cstring>
+#include <memory>
+
+#include "check.h"
+#include "pace/convert.h"
+#include "pace/ops.h"
+
+namespace {
+
+using namespace pace;
+
+constexpr DType kDtypes[] = {DType::F32, DType::BF16, DType::F16};
+
+float rounded(float value, DType dtype) {
+    BF16 bf16;
+    F16 f16;
+    from_float(value, bf16);
+    from_float(value, f16);
+    return dtype == DType::F32 ? value : dtype == DType::BF16 ? to_float(bf16) : to_float(f16);
+}
+
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
+
+// A weight packed from an fp32 matrix (of values that its dtype has; test_vec.cpp tests the rounding) whose rows are
+// `padding` elements further apart than K, the gap filled with NaN.
+struct Packed {
+    int64_t n, k;
+    DType dtype;
+    bool glu;
+    std::vector<double> matrix;  // as stored, [n][k]
+    std::unique_ptr<void, Free> memory;
+
+    Packed(int64_t n, int64_t k, DType dtype, bool glu, uint32_t seed)
+        : n(n), k(k), dtype(dtype), glu(glu), matrix(size_t(n * k)) {
+        const int64_t bytes = packed_bytes(n, k, dtype, glu), stride = k + 3;
+        memory.reset(std::aligned_alloc(64, size_t(bytes + 63) / 64 * 64));
+        std::memset(memory.get(), 0, size_t(bytes));
+        init_packed(memory.get(), n, k, dtype, glu);
+        std::vector<float> source(size_t(n * stride) + 1, check::kPoison);
+        const std::vector<float> values = check::heavy_tailed(size_t(n * k), seed);
+        for (int64_t r = 0; r < n; ++r)
+            for (int64_t i = 0; i < k; ++i) {
+                const float value = rounded(values[size_t(r * k + i)], dtype);
+                source[size_t(1 + r * stride + i)] = value;
+                matrix[size_t(r * k + i)] = double(value);
+            }
+        // In three pieces that cut panels, the last first.
+        const int64_t cuts[] = {0, n / 3, n - n / 4, n};
+        for (int piece = 2; piece >= 0; --piece) {
+            PackOp op = {memory.get(),
+                         cuts[piece],
+                         cuts[piece + 1] - cuts[piece],
+                         source.data() + 1 + cuts[piece] * stride,
+                         DType::F32,
+                         stride,
+                         0,
+                         0};
+            execute(op);
+        }
+    }
+};
+
+struct Inputs {
+    int64_t rows, k, stride;
+    std::vector<float> memory;
+    Inputs(int64_t rows, int64_t k, uint32_t seed)
+        : rows(rows), k(k), stride(k + 5), memory(size_t(rows * stride) + 1, check::kPoison) {
+        const std::vector<float> values = check::heavy_tailed(size_t(rows * k), seed);
+        for (int64_t r = 0; r < rows; ++r) std::memcpy(row(r), values.data() + r * k, size_t(k) * sizeof(float));
+    }
+    float* row(int64_t r) { return memory.data() + 1 + r * stride; }  // one float past alignment
+};
+
+LinearOp make_op(Inputs& x, const Packed& w, std::vector<float>& out) {
+    LinearOp op = {};
+    op.x = x.row(0);
+    op.x_stride = x.stride;
+    op.rows = x.rows;
+    op.weight = w.memory.get();
+    out.assign(size_t(x.rows * (w.glu ? w.n / 2 : w.n)), check::kPoison);
+    op.out = out.data();
+    return op;
+}
+
+// Sums in float64 and their bounds. An fp32 chain of K products in any order is off by at most (K + 1) eps sum|w x|
+// with eps = 2^-24; the factor 2 covers the products of generic, which are rounded too.
+void reference(const KernelTable& table, Inputs& x, const Packed& w, std::vector<double>& sums,
+               std::vector<double>& bounds) {
+    const bool rounds = table.rounds_inputs && w.dtype == DType::BF16;
+    sums.assign(size_t(x.rows * w.n), 0.0);
+    bounds.assign(size_t(x.rows * w.n), 0.0);
+    for (int64_t r = 0; r < x.rows; ++r) {
+        std::vector<double> input(size_t(w.k));
+        for (int64_t i = 0; i < w.k; ++i)
+            input[size_t(i)] = double(rounds ? rounded(x.row(r)[i], DType::BF16) : x.row(r)[i]);
+        for (int64_t n = 0; n < w.n; ++n) {
+            double sum = 0, magnitude = 0;
+            for (int64_t i = 0; i < w.k; ++i) {
+                const double product = input[size_t(i)] * w.matrix[size_t(n * w.k + i)];
+                sum += product;
+                magnitude += std::fabs(product);
+            }
+            sums[size_t(r * w.n + n)] = sum;
+            bounds[size_t(r * w.n + n)] = 2.0 * double(w.k + 1) * 0x1p-24 * magnitude + 1e-37;
+        }
+    }
+}
+
+double activate(Activation kind, double x) {
+    switch (kind) {
+        case Activation::Silu:
+            return x / (1.0 + std::exp(-x));
+        case Activation::Gelu:
+            return 0.5 * x * (1.0 + std::erf(x * std::sqrt(0.5)));
+        case Activation::GeluTanh:
+            return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+        case Activation::QuickGelu:
+            return x / (1.0 + std::exp(-1.702 * x));
+        case Activation::Relu:
+            return x > 0 ? x : 0.0;
+        default:
+            return x;
+    }
+}
+
+// The slope of every activation is below 1.2; its own arithmetic is off by a few ulp of the result, or, where 1 + tanh
+// or 1 + erf cancels, of x.
+double activated_bound(double bound, double x, double y) {
+    return 1.2 * bound + 8 * 0x1p-24 * (std::fabs(x) + std::fabs(y)) + 1e-37;
+}
+
+}  // namespace
+
+TEST_TABLES(linear_is_right_around_all_tile_edges) {
+    const int64_t all_rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 25, 33};
+    size_t turn = 0;
+    for (const DType dtype : kDtypes)
+        for (const int64_t n : {1, 15, 16, 17, 33, 64, 81})
+            for (const int64_t k : {1, 2, 3, 16, 31, 32, 33, 65}) {
+                const Packed w(n, k, dtype, false, uint32_t(n * 100 + k));
+                for (int i = 0; i < 3; ++i) {
+                    turn += 1;
+                    Inputs x(all_rows[turn % 16], k, uint32_t(turn));
+                    std::vector<float> out;
+                    std::vector<double> sums, bounds;
+                    LinearOp op = make_op(x, w, out);
+                    execute(op);
+                    reference(table, x, w, sums, bounds);
+                    CHECK_CLOSE(out.data(), sums.data(), bounds.data(), out.size(),
+                                "m " + std::to_string(x.rows) + " n " + std::to_string(n) + " k " + std::to_string(k) +
+                                    " dtype " + std::to_string(int(dtype)));
+                }
+            }
+}
+
+TEST_TABLES(linear_is_right_over_several_blocks_of_k) {
+    for (const DType dtype : kDtypes) {
+        const Packed w(40, 1123, dtype, false, 7);
+        for (const int64_t rows : {1, 13, 29}) {
+            Inputs x(rows, 1123, 8);
+            std::vector<float> out;
+            std::vector<double> sums, bounds;
+            LinearOp op = make_op(x, w, out);
+            execute(op);
+            reference(table, x, w, sums, bounds);
+            CHECK_CLOSE(out.data(), sums.data(), bounds.data(), out.size(), "m " + std::to_string(rows));
+        }
+    }
+}
+
+TEST_TABLES(a_row_is_the_same_bits_alone_in_any_batch_and_with_any_threads) {
+    const int before = ThreadPool::instance().num_threads();
+    for (const DType dtype : kDtypes) {
+        const Packed w(83, 523, dtype, false, 9);
+        Inputs x(33, 523, 10);
+        std::vector<float> all, some;
+        ThreadPool::instance().set_num_threads(1);
+        LinearOp op = make_op(x, w, all);
+        execute(op);
+        for (const int threads : {1, 3})
+            for (const int64_t rows : {1, 2, 3, 5, 7, 12, 14, 30}) {
+                ThreadPool::instance().set_num_threads(threads);
+                bool same = true;
+                for (int64_t first = 0; first < 33; first += rows) {
+                    Inputs part(std::min(rows, 33 - first), 523, 0);
+                    for (int64_t r = 0; r < part.rows; ++r)
+                        std::memcpy(part.row(r), x.row(first + r), 523 * sizeof(float));
+                    LinearOp part_op = make_op(part, w, some);
+                    execute(part_op);
+                    same &= std::memcmp(some.data(), all.data() + first * 83, some.size() * sizeof(float)) == 0;
+                }
+                CHECK(same);
+            }
+    }
+    ThreadPool::instance().set_num_threads(before);
+}
+
+TEST_TABLES(epilogues_follow_their_definition) {
+    for (const bool glu : {false, true})
+        for (const int64_t n_out : {1, 16, 21, 37})
+            for (uint32_t kind = 0; kind < uint32_t(Activation::kCount); ++kind)
+                for (const bool with_bias : {false, true}) {
+                    const int64_t n = glu ? 2 * n_out : n_out, k = 19, rows = 3;
+                    const Packed w(n, k, DType::F32, glu, kind + 1);
+                    Inputs x(rows, k, kind + 50);
+                    const std::vector<float> bias = check::heavy_tailed(size_t(n), kind + 99);
+                    std::vector<float> residual = check::heavy_tailed(size_t(rows * n_out), kind + 77), out;
+                    LinearOp op = make_op(x, w, out);
+                    op.activation = Activation(kind);
+                    op.bias = with_bias ? bias.data() : nullptr;
+                    op.residual = glu ? nullptr : residual.data();
+                    execute(op);
+
+                    std::vector<double> sums, bounds, expected(out.size()), tolerance(out.size());
+                    reference(table, x, w, sums, bounds);
+                    for (int64_t r = 0; r < rows; ++r)
+                        for (int64_t c = 0; c < n_out; ++c) {
+                            const size_t gate = size_t(r * n + c), up = gate + size_t(n_out),
+                                         at = size_t(r * n_out + c);
+                            const double g = sums[gate] + (with_bias ? double(bias[size_t(c)]) : 0.0);
+                            const double y = activate(Activation(kind), g);
+                            const double y_bound = activated_bound(bounds[gate] + 0x1p-23 * std::fabs(g), g, y);
+                            if (glu) {
+                                const double u = sums[up] + (with_bias ? double(bias[size_t(n_out + c)]) : 0.0);
+                                const double u_bound = bounds[up] + 0x1p-23 * std::fabs(u);
+                                expected[at] = y * u;
+                                tolerance[at] = y_bound * std::fabs(u) + u_bound * std::fabs(y) + y_bound * u_bound +
+                                                0x1p-23 * std::fabs(y * u) + 1e-37;
+                            } else {
+                                expected[at] = double(residual[at]) + y;
+                                tolerance[at] = y_bound + 0x1p-23 * std::fabs(expected[at]);
+                            }
+                        }
+                    CHECK_CLOSE(out.data(), expected.data(), tolerance.data(), out.size(),
+                                "activation " + std::to_string(kind) + (glu ? " glu" : "") + " n " + std::to_string(n));
+                    if (!glu) {  // in place of the residual
+                        std::vector<float> first = out;
+                        op.out = residual.data();
+                        execute(op);
+                        CHECK(std::memcmp(first.data(), residual.data(), first.size() * sizeof(float)) == 0);
+                    }
+                }
+}
+
+TEST_TABLES(activations_of_the_whole_range) {
+    std::vector<float> x;
+    for (int i = -4000; i <= 4000; ++i) x.push_back(float(i) * 0.003f);
+    for (const float large : {-1e30f, -90.0f, -50.0f, 50.0f, 90.0f, 1e30f}) x.push_back(large);
+    for (uint32_t kind = 0; kind < uint32_t(Activation::kCount); ++kind) {
+        std::vector<float> y(x.size(), check::kPoison);
+        ActivationOp op = {Activation(kind), x.data(), y.data(), int64_t(x.size()), 0, 0};
+        execute(op);
+        std::vector<double> expected(x.size()), tolerance(x.size());
+        for (size_t i = 0; i < x.size(); ++i) {
+            expected[i] = activate(Activation(kind), double(x[i]));
+            tolerance[i] = activated_bound(0.0, std::fabs(x[i]) < 100 ? double(x[i]) : 0.0, expected[i]);
+        }
+        CHECK_CLOSE(y.data(), expected.data(), tolerance.data(), y.size(), "activation " + std::to_string(kind));
+    }
+}
+
+TEST_TABLES(weights_come_back_bit_for_bit) {
+    for (const DType dtype : kDtypes)
+        for (const bool glu : {false, true})
+            for (const int64_t n : {2, 16, 30, 34, 66})
+                for (const int64_t k : {1, 2, 31, 64, 65, 130}) {
+                    const Packed w(n, k, dtype, glu, uint32_t(n + k));
+                    std::vector<float> wide(size_t(n * k), check::kPoison);
+                    GatherOp gather = {w.memory.get(), nullptr, n, wide.data(), true, 0, 0};
+                    execute(gather);
+                    bool same = true;
+                    for (size_t i = 0; i < wide.size(); ++i) same &= double(wide[i]) == w.matrix[i];
+                    CHECK(same);
+                    const std::vector<int64_t> ids = {n - 1, 0, n / 2, n - 1};
+                    std::vector<float> rows(ids.size() * size_t(k), check::kPoison);
+                    GatherOp some = {w.memory.get(), ids.data(), int64_t(ids.size()), rows.data(), true, 0, 0};
+                    execute(some);
+                    for (size_t i = 0; i < ids.size(); ++i)
+                        same &= std::memcmp(rows.data() + i * size_t(k), wide.data() + ids[i] * k, size_t(k) * 4) == 0;
+                    CHECK(same);
+                }
+}
+
+TEST_TABLES(mistakes_are_refused) {
+    const Packed w(20, 8, DType::BF16, false, 1);
+    auto refused = [](auto&& f) {
+        try {
+            f();
+        } catch (const std::invalid_argument&) {
+            return true;
+        }
+        return false;
+    };
+    float out[8];
+    for (const int64_t id : {int64_t(-1), int64_t(20), INT64_MIN}) {
+        GatherOp gather = {w.memory.get(), &id, 1, out, true, 0, 0};
+        CHECK(refused([&] { execute(gather); }));
+    }
+    PackOp pack = {w.memory.get(), 19, 2, out, DType::F32, 8, 0, 0};
+    CHECK(refused([&] { execute(pack); }));
+    alignas(64) char not_a_weight[128] = {};
+    LinearOp op = {};
+    op.weight = not_a_weight;
+    CHECK(refused([&] { execute(op); }));
+    CHECK(refused([] { packed_bytes(0, 4, DType::F32, false); }));
+    CHECK(refused([] { packed_bytes(3, 4, DType::F32, true); }));
+    // A weight of another table's layout.
+    Inputs x(1, 8, 1);
+    std::vector<float> result;
+    LinearOp foreign = make_op(x, w, result);
+    const IsaList isas = available_isas();
+    for (int i = 0; i < isas.count; ++i) {
+        select_isa(isas.tables[i]->name);
+        CHECK(refused([&] { execute(foreign); }) == (isas.tables[i]->bf16_layout != table.bf16_layout));
+    }
+    select_isa(table.name);
+}
+
+TEST(emulated_bf16_gives_the_bits_of_the_real_instructions) {
+    std::vector<float> results[2];
+    int found = 0;
+    const IsaList isas = available_isas();
+    for (int i = 0; i < isas.count; ++i) {
+        const std::string name = isas.tables[i]->name;
+        if (name != "avx512_bf16" && name != "emulated_avx512_bf16") continue;
+        const std::string before = kernels().name;
+        select_isa(name.c_str());
+        for (const DType dtype : kDtypes) {
+            const Packed w(70, 219, dtype, true, 3);
+            Inputs x(14, 219, 4);
+            std::vector<float> out;
+            LinearOp op = make_op(x, w, out);
+            op.activation = Activation::Gelu;
+            execute(op);
+            results[found].insert(results[found].end(), out.begin(), out.end());
+        }
+        ++found;
+        select_isa(before.c_str());
+    }
+    if (found == 2)
+        CHECK(results[0].size() == results[1].size() &&
+              std::memcmp(results[0].data(), results[1].data(), results[0].size() * 4) == 0);
+}

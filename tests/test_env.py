@@ -1,0 +1,51 @@
+"""The table of environment variables: complete, strict, and the only reader in Python."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pace import env
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_variable_that_the_sources_name_is_in_the_table():
+    named = set()
+    for path in [*(ROOT / "pace").rglob("*.py"), *(ROOT / "csrc").rglob("*.cpp")]:
+        text = path.read_text()
+        if path.suffix == ".py" and path.name != "env.py":
+            assert "environ" not in text and "getenv" not in text, f"{path} reads the environment; pace/env.py should"
+        named |= set(re.findall(r'getenv\("(PACE_[A-Z_]+)"\)', text))
+    assert "PACE_ISA" in named
+    assert named <= {variable.name for variable in env.VARIABLES}
+
+
+def test_num_threads(monkeypatch):
+    monkeypatch.delenv("PACE_NUM_THREADS", raising=False)
+    assert env.num_threads() is None
+    monkeypatch.setenv("PACE_NUM_THREADS", "3")
+    assert env.num_threads() == 3
+    for wrong in ("0", "-1", "two", "1.5", "²"):
+        monkeypatch.setenv("PACE_NUM_THREADS", wrong)
+        with pytest.raises(ValueError, match="PACE_NUM_THREADS"):
+            env.num_threads()
+
+
+def test_a_name_outside_of_the_table_is_an_error():
+    with pytest.raises(KeyError):
+        env.value("PACE_TYPO")
+
+
+@pytest.mark.parametrize("name, chosen", [("generic", "generic"), ("emulated_amx", "emulated_amx"), ("avx9", None)])
+def test_isa_is_forced_or_refused(name, chosen, monkeypatch):
+    monkeypatch.setenv("PACE_ISA", name)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    code = "from pace import _C; print(_C.isa())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if chosen:
+        assert result.stdout.strip() == chosen
+    else:
+        assert result.returncode != 0 and "unknown instruction set 'avx9'; available: " in result.stderr
