@@ -1,0 +1,177 @@
+"""Native linear layers against float64 and against `pace.ops.reference`, and row determinism by torch.equal."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from pace import _C
+from pace.ops import native, reference
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ISAS = _C.available_isas()
+
+
+@pytest.fixture(autouse=True)
+def restore_isa_and_threads():
+    isa, threads = _C.isa(), _C.get_num_threads()
+    yield
+    _C.select_isa(isa)
+    _C.set_num_threads(threads)
+
+
+def packed(matrix: torch.Tensor, dtype: torch.dtype, glu: bool = False) -> native.PackedWeight:
+    weight = native.empty_weight(*matrix.shape, dtype, glu)
+    native.pack_rows_(weight, matrix, 0)
+    return weight
+
+
+def inputs_as_multiplied(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x in float64 after the rounding of the tables that multiply pairs of bf16."""
+    rounds = dtype == torch.bfloat16 and _C.isa().removeprefix("emulated_") in ("avx512_bf16", "amx")
+    return (x.bfloat16() if rounds else x).double()
+
+
+def bound(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """(K + 1) eps sum |x w|, twice for tables without fma: the error of a chain of K products in fp32."""
+    return 2 * (x.shape[1] + 1) * 2.0**-24 * (x.abs() @ matrix.abs().T)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 33, 130])
+def test_linear_is_within_the_bound_of_its_sums(isa, dtype, rows):
+    _C.select_isa(isa)
+    torch.manual_seed(rows)
+    for n, k in [(1, 1), (50, 67), (200, 96)]:
+        matrix, x = torch.randn(n, k).to(dtype), torch.randn(rows, k)
+        got = native.linear(x, packed(matrix, dtype))
+        exact = inputs_as_multiplied(x, dtype)
+        assert ((got - exact @ matrix.double().T).abs() <= bound(exact, matrix.double()) + 1e-30).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_the_same_bits_however_they_are_batched(isa, dtype):
+    _C.select_isa(isa)
+    torch.manual_seed(1)
+    n, k = 96, 600
+    weight, bias, x = packed(torch.randn(n, k), dtype), torch.randn(n), torch.randn(141, k)
+    whole = native.linear(x, weight, bias, "gelu_new")
+    for threads in (1, 2):
+        _C.set_num_threads(threads)
+        for rows in [1, 2, 3, 5, 6, 7, 12, 13, 24, 25, 33, 128]:
+            parts = [native.linear(part, weight, bias, "gelu_new") for part in x.split(rows)]
+            assert torch.equal(torch.cat(parts), whole), f"{rows} rows, {threads} threads"
+
+
+@pytest.mark.parametrize("name", reference.ACTIVATIONS)
+def test_epilogues_agree_with_the_reference(name):
+    torch.manual_seed(2)
+    matrix, x, bias, residual = torch.randn(38, 24), torch.randn(9, 24), torch.randn(38), torch.randn(9, 38)
+    weight = packed(matrix, torch.float32)
+    for b in (None, bias):
+        for r in (None, residual):
+            expected = reference.linear(x, reference.DenseWeight(matrix), b, name, r)
+            torch.testing.assert_close(native.linear(x, weight, b, name, r), expected, rtol=1e-5, atol=1e-5)
+        expected = reference.linear_glu(x, reference.DenseWeight(matrix, True), name, b)
+        torch.testing.assert_close(native.linear_glu(x, packed(matrix, torch.float32, True), name, b), expected, rtol=1e-5, atol=1e-4)
+    values = torch.linspace(-20, 20, 1001).view(7, 143)
+    torch.testing.assert_close(native.activation(values, name), reference.activation(values, name), rtol=2e-6, atol=2e-6)
+
+
+def test_native_knows_the_activations_of_the_reference():
+    from pace.ops.native_linear import ACTIVATION_CODES
+
+    assert set(ACTIVATION_CODES) - {None} == set(reference.ACTIVATIONS)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("source_dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("glu", [False, True])
+def test_packing_rounds_like_torch_and_comes_back(isa, dtype, source_dtype, glu):
+    _C.select_isa(isa)
+    torch.manual_seed(3)
+    big = torch.randn(70, 90) * torch.tensor([1e-7, 1e-3, 1.0, 1e3, 7e4]).repeat(18)
+    source = big.to(source_dtype)[:, 5:82]  # a view with another row stride
+    if source_dtype != torch.float16:  # ties of bf16 and fp16
+        source[:, 0] = 1.0 + 2.0**-9 * torch.arange(70)
+        source[:, 1] = 1.0 + 2.0**-12 * torch.arange(70)
+    weight = native.empty_weight(70, 77, dtype, glu)
+    for begin, end in [(50, 70), (0, 3), (3, 50)]:
+        native.pack_rows_(weight, source[begin:end], begin)
+    expected = source.to(dtype)
+    assert torch.equal(native.unpack(weight), expected)
+    ids = torch.tensor([69, 0, 33, 33, 35])
+    assert torch.equal(native.embedding(ids, weight), expected[ids].float())
+
+
+def test_nan_and_infinity_survive_packing():
+    source = torch.tensor([[float("nan"), float("inf"), -float("inf"), 1e30]])
+    for dtype in DTYPES:
+        back = native.unpack(packed(source, dtype))
+        assert back[0, 0].isnan() and torch.equal(back[0, 1:], source[0, 1:].to(dtype))
+
+
+def test_a_new_weight_is_zero_and_threads_may_pack_disjoint_rows():
+    matrix = torch.randn(1000, 64)
+    weight = native.empty_weight(1000, 64, torch.bfloat16)
+    assert not native.unpack(weight).any()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda row: native.pack_rows_(weight, matrix[row : row + 7], row), range(0, 1000, 7)))
+    assert torch.equal(native.unpack(weight), matrix.bfloat16())
+
+
+def test_inputs_may_be_strided_and_empty():
+    matrix, x = torch.randn(20, 16), torch.randn(5, 40)
+    weight = packed(matrix, torch.float32)
+    assert torch.equal(native.linear(x[:, 3:19], weight), native.linear(x[:, 3:19].contiguous(), weight))
+    assert native.linear(torch.empty(0, 16), weight).shape == (0, 20)
+    assert native.embedding(torch.empty(0, dtype=torch.int64), weight).shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda w, g: native.linear(torch.zeros(2, 9), w), ValueError, r"x must be float32 \[T, 8\]"),
+        (lambda w, g: native.linear(torch.zeros(8), w), ValueError, "x must be"),
+        (lambda w, g: native.linear(torch.zeros(2, 8, dtype=torch.float64), w), ValueError, "float64"),
+        (lambda w, g: native.linear(torch.zeros(8, 2).T, w), ValueError, "contiguous rows"),
+        (lambda w, g: native.linear(torch.zeros(2, 8), w, torch.zeros(3)), ValueError, "bias must be"),
+        (lambda w, g: native.linear(torch.zeros(2, 8), w, activation="swish"), ValueError, "unknown activation 'swish'"),
+        (lambda w, g: native.linear(torch.zeros(2, 8), w, residual=torch.zeros(2, 8)), ValueError, "residual must be"),
+        (lambda w, g: native.linear(torch.zeros(2, 8), g), ValueError, "linear_glu"),
+        (lambda w, g: native.linear_glu(torch.zeros(2, 8), w, "silu"), ValueError, "glu=True"),
+        (lambda w, g: native.embedding(torch.tensor([6]), w), ValueError, "ids must be in 0..5; got 6"),
+        (lambda w, g: native.embedding(torch.tensor([0, -1]), w), ValueError, "got -1 at index 1"),
+        (lambda w, g: native.embedding(torch.tensor([1.0]), w), TypeError, "int64"),
+        (lambda w, g: native.pack_rows_(w, torch.zeros(2, 8), 5), ValueError, "row 5"),
+        (lambda w, g: native.pack_rows_(w, torch.zeros(2, 8, dtype=torch.int32), 0), TypeError, "int32"),
+        (lambda w, g: native.empty_weight(0, 8, torch.float32), ValueError, r"\[0, 8\]"),
+        (lambda w, g: native.empty_weight(3, 8, torch.float32, True), ValueError, "3 rows"),
+        (lambda w, g: native.empty_weight(3, 8, torch.int8), TypeError, "int8"),
+    ],
+)
+def test_mistakes_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call(native.empty_weight(6, 8, torch.float32), native.empty_weight(6, 8, torch.float32, True))
+
+
+def test_a_weight_of_another_layout_is_refused():
+    if "avx2" not in ISAS:
+        pytest.skip("needs two layouts")
+    _C.select_isa("avx2")
+    weight = packed(torch.randn(16, 8), torch.bfloat16)
+    _C.select_isa("emulated_amx")
+    with pytest.raises(ValueError, match="packed for another instruction set"):
+        native.linear(torch.zeros(1, 8), weight)
+
+
+def test_release_pages_keeps_what_lies_outside_of_whole_pages():
+    buffer = torch.full((4 * 4096,), 7, dtype=torch.uint8)
+    _C.release_pages(buffer.data_ptr() + 1, 3 * 4096)
+    assert buffer[0] == 7 and buffer[-1] == 7
+    assert _C.rss_bytes() > 1 << 20
