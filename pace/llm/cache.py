@@ -167,22 +167,33 @@ class CacheManager:
 
 
 def available_memory_bytes() -> int:
-    """Bytes that this process may still take: the machine's available memory, or what its cgroup (v2 or v1) leaves if less."""
+    """Bytes that this process may still take: the machine's available memory, or what its cgroup (v2 or v1) leaves if less.
+    File pages count as available, as in the kernel's own MemAvailable: it drops them when memory is asked for."""
     limits = []
-    meminfo = _read("/proc/meminfo") or ""
-    for line in meminfo.splitlines():
+    for line in (_read("/proc/meminfo") or "").splitlines():
         if line.startswith("MemAvailable:"):
             limits.append(int(line.split()[1]) * 1024)
     if not limits:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _read(limit_file), _read(usage_file)
-        if limit and usage and limit.strip().isdigit() and usage.strip().isdigit():
-            limits.append(max(0, int(limit) - int(usage)))
+    limits += filter(None.__ne__, (_cgroup_room(*names) for names in _CGROUP_FILES))
     return min(limits)
+
+
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+"""Folder, limit, usage, and the names of file pages in memory.stat; version 2, then version 1."""
+
+
+def _cgroup_room(folder: str, limit_name: str, usage_name: str, file_pages: tuple[str, ...]) -> int | None:
+    """Bytes that a cgroup leaves; None where there is no such cgroup or no limit."""
+    limit, usage = (_read(f"{folder}/{name}") for name in (limit_name, usage_name))
+    if not limit or not usage or not limit.strip().isdigit() or not usage.strip().isdigit():
+        return None
+    counters = dict(line.split() for line in (_read(f"{folder}/memory.stat") or "").splitlines() if len(line.split()) == 2)
+    reclaimable = sum(int(counters.get(name, 0)) for name in file_pages)
+    return max(0, int(limit) - max(0, int(usage) - reclaimable))
 
 
 def _read(path: str) -> str | None:
