@@ -69,7 +69,7 @@ class LLMModel:
         if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
             raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
         dtype, ops = parse_dtype(dtype), select_ops(backend)
-        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
         directory = find_checkpoint(model_name_or_path, **hub)
         self._model = load_model(directory, dtype, backend, progress=progress, num_threads=num_threads)
         self._check_length(max_seq_len)

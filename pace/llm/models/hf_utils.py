@@ -15,6 +15,7 @@ import glob
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -39,6 +40,7 @@ TOKENIZER_FILES = (
 
 # The Hub's rule: one or two parts of letters, digits, ".", "_" and "-", none of which starts or ends with "." or "-".
 HUB_ID = re.compile(r"(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
+MAX_HUB_ID = 96
 
 
 def find_checkpoint(
@@ -48,12 +50,13 @@ def find_checkpoint(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     weights: bool = True,
+    progress: bool = True,
 ) -> Path:
     """The directory of a checkpoint: the given one if it exists, else the Hub's snapshot, downloaded as far as needed.
 
     Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where the Hub
     cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken.
-    `token=None` takes the one saved by `hf auth login`.
+    `token=None` takes the one saved by `hf auth login`. `progress` shows bars of a download, on a terminal only.
 
     Raises FileNotFoundError (no such directory, repository or revision; not cached and offline), PermissionError (gated or
     private), ValueError (a file, not an id, a revision of a local directory), TypeError.
@@ -71,9 +74,9 @@ def find_checkpoint(
             raise ValueError(f"revision={revision!r} was given, but {path} is a local directory, which has no revisions")
         return path
     looks_like_path = isinstance(path_or_id, os.PathLike) or text.startswith((".", "/", "~")) or text.endswith("/")
-    if looks_like_path or not HUB_ID.fullmatch(text):
+    if looks_like_path or len(text) > MAX_HUB_ID or not HUB_ID.fullmatch(text):
         raise FileNotFoundError(f"there is no directory {str(path)[:300]!r}{_similar_names(path)}")
-    return _find_on_hub(text, revision, token, cache_dir, local_files_only, weights)
+    return _find_on_hub(text, revision, token, cache_dir, local_files_only, weights, progress)
 
 
 def _exists(path: Path) -> bool:
@@ -98,11 +101,17 @@ def _similar_names(path: Path) -> str:
 
 
 def _find_on_hub(
-    repo: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None, local_files_only: bool, weights: bool
+    repo: str,
+    revision: str | None,
+    token: str | bool | None,
+    cache_dir: str | Path | None,
+    local_files_only: bool,
+    weights: bool,
+    progress: bool,
 ) -> Path:
     try:
         import huggingface_hub
-        from huggingface_hub import errors
+        from huggingface_hub import errors, utils
     except ImportError as error:
         raise FileNotFoundError(f"there is no directory {repo!r}, and asking the Hub for it needs huggingface_hub ({error})") from error
     where = f"{repo!r}" + (f" at revision {revision!r}" if revision else "")
@@ -122,10 +131,14 @@ def _find_on_hub(
     if local_files_only:
         return cached("local_files_only=True forbids to download it", None)
 
-    def fetch(patterns: list[str]) -> Path:
+    class Bar(utils.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs | {"disable": not (progress and sys.stderr.isatty())})
+
+    def fetch(files: list[str]) -> Path:
         # The patterns are exact names: brackets in a name must not act as wildcards.
-        exact = [glob.escape(name) for name in patterns]
-        return Path(huggingface_hub.snapshot_download(repo, **common, token=token, allow_patterns=exact))
+        patterns = [glob.escape(name) for name in files]
+        return Path(huggingface_hub.snapshot_download(repo, **common, token=token, allow_patterns=patterns, tqdm_class=Bar))
 
     try:
         names = huggingface_hub.HfApi(token=token).list_repo_files(repo, revision=revision)

@@ -64,7 +64,7 @@ def load_model(
     dtype = parse_dtype(dtype)
     ops = select_ops(backend)
     threads = use_threads(num_threads)
-    directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only)
+    directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
     model_class, config = read_config(read_config_json(directory))
     started = time.perf_counter()
     with CheckpointReader(directory) as reader:

@@ -1,0 +1,325 @@
+"""Finding checkpoints, locally and on a Hub that runs in this process; configs and tokenizers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from pace.llm.models import hf_utils
+from pace.llm.models.checkpoint import CheckpointReader
+from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, needed_files, read_config_json, read_generation_config
+from tests.fuzz import mutate
+from tests.llm.models.fake_hub import FakeHub
+
+STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
+TOKENIZER = mutate.tokenizer_files()
+COMMON = {"config.json": b"{}", "generation_config.json": b"{ }", "chat_template.jinja": b"x", **TOKENIZER}
+UNWANTED = {
+    "README.md": b"x",
+    "modeling_custom.py": b"raise SystemExit",
+    "model.Q4.gguf": b"x",
+    "consolidated.00.pth": b"x",
+    "onnx/model.onnx": b"x",
+    "tf_model.h5": b"x",
+    "original/params.json": b"{}",
+}
+REPOS = {
+    "org/single": {**COMMON, **UNWANTED, **mutate.weight_files("safetensors", STATE), **mutate.weight_files("bin", STATE)},
+    "org/sharded": {
+        **COMMON,
+        **UNWANTED,
+        **mutate.weight_files("safetensors-sharded", STATE),
+        **mutate.weight_files("bin-sharded", STATE),
+        "model-00003-of-00003.safetensors": b"left over",
+    },
+    "org/bin": {**COMMON, **UNWANTED, **mutate.weight_files("bin-sharded", STATE)},
+    "org/gguf": {"config.json": b"{}", "model.gguf": b"x"},
+    "org/empty": {"README.md": b"x"},
+    "org/escapes": {**COMMON, "model.safetensors.index.json": b'{"weight_map": {"w": "../../secret"}}'},
+    "toplevel": {**COMMON, **mutate.weight_files("safetensors", STATE)},
+}
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    from huggingface_hub import constants
+
+    hub = FakeHub(REPOS)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield hub
+    hub.close()
+
+
+# ------------------------------------------------------------------------------------------------------------------- local
+
+
+def test_a_directory_is_itself(tmp_path, monkeypatch):
+    assert find_checkpoint(tmp_path) == tmp_path
+    assert find_checkpoint(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert find_checkpoint(f"~/{tmp_path.name}") == tmp_path
+    (tmp_path / "org/model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint("org/model") == Path("org/model"), "a directory here comes before the Hub"
+
+
+def test_a_local_directory_has_no_revision(tmp_path):
+    with pytest.raises(ValueError, match="revision='v2'.*local directory"):
+        find_checkpoint(tmp_path, revision="v2")
+
+
+def test_what_is_not_a_directory(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match="is a file; give the directory"):
+        find_checkpoint(tmp_path / "model.safetensors")
+    for wrong in (None, 3, ["a"], b"x"):
+        with pytest.raises(TypeError, match="path or a Hub id"):
+            find_checkpoint(wrong)
+    for wrong in ("", "a\0b"):
+        with pytest.raises(ValueError, match="directory or a Hub id"):
+            find_checkpoint(wrong)
+
+
+@pytest.mark.parametrize("text", ["{}/qwen-2.5", "{}/qwen-2.5/weights/deep", "{}/Qwen2.5/"])
+def test_a_misspelt_path_names_its_neighbours(text, tmp_path):
+    (tmp_path / "qwen2.5").mkdir()
+    with pytest.raises(FileNotFoundError, match="'qwen2.5'"):
+        find_checkpoint(text.format(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["./absent", "/absent", "~/absent", "a/b/c", "has space", "-x", "a//b", "x" * 5000, "é/é", Path("org/absent")])
+def test_what_cannot_be_a_hub_id_is_not_asked_for(text, hub):
+    with pytest.raises(FileNotFoundError, match="there is no directory"):
+        find_checkpoint(text)
+    assert hub.requests == 0
+
+
+# --------------------------------------------------------------------------------------------------------------------- Hub
+
+
+@pytest.mark.parametrize(
+    ("repo", "weights"),
+    [
+        ("org/single", {"model.safetensors"}),
+        ("toplevel", {"model.safetensors"}),
+        ("org/sharded", {"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}),
+        ("org/bin", {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"}),
+    ],
+)
+def test_only_what_is_needed_is_downloaded_once(repo, weights, hub, tmp_path):
+    directory = find_checkpoint(repo, cache_dir=tmp_path)
+    assert set(hub.downloads) == set(COMMON) | weights and len(hub.downloads) == len(set(hub.downloads))
+    assert set(CheckpointReader(directory).tensors) == set(STATE)
+    assert load_tokenizer(directory).encode("hello")
+    assert find_checkpoint(repo, cache_dir=tmp_path) == directory
+    assert len(hub.downloads) == len(set(hub.downloads)), "downloaded again"
+    asked = hub.requests
+    assert find_checkpoint(repo, cache_dir=tmp_path, local_files_only=True) == directory
+    assert hub.requests == asked
+
+
+def test_no_bars_but_on_a_terminal(hub, tmp_path, capfd):
+    find_checkpoint("org/single", cache_dir=tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_tokenizer_alone_needs_no_weights(hub, tmp_path):
+    find_checkpoint("org/single", cache_dir=tmp_path, weights=False)
+    assert set(hub.downloads) == set(COMMON)
+
+
+def test_without_network_the_cache_is_used(hub, tmp_path, monkeypatch, caplog):
+    from huggingface_hub import constants
+
+    directory = find_checkpoint("org/single", cache_dir=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert find_checkpoint("org/single", cache_dir=tmp_path) == directory
+        with pytest.raises(FileNotFoundError, match="'org/bin' is neither.*cache.*HF_HUB_OFFLINE"):
+            find_checkpoint("org/bin", cache_dir=tmp_path)
+    hub.close()
+    with caplog.at_level(logging.WARNING, "pace"):
+        assert find_checkpoint("org/single", cache_dir=tmp_path) == directory
+    assert "cached copy" in caplog.text
+    with pytest.raises(FileNotFoundError, match="'org/bin' is neither.*cache.*cannot be reached"):
+        find_checkpoint("org/bin", cache_dir=tmp_path)
+
+
+def test_a_cached_snapshot_that_lacks_its_weights(hub, tmp_path):
+    find_checkpoint("org/single", cache_dir=tmp_path, weights=False)
+    directory = find_checkpoint("org/single", cache_dir=tmp_path, local_files_only=True)
+    with pytest.raises(FileNotFoundError, match="no weights"):
+        CheckpointReader(directory)
+
+
+def test_not_cached_and_not_to_be_asked_for(hub, tmp_path):
+    with pytest.raises(FileNotFoundError, match="local_files_only=True"):
+        find_checkpoint("org/single", cache_dir=tmp_path, local_files_only=True)
+    assert hub.requests == 0
+
+
+def test_a_repository_that_does_not_exist(hub, tmp_path, monkeypatch):
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org/absence").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="'org/absent' is neither a directory here.*'absence'.*nor a repository"):
+        find_checkpoint("org/absent", cache_dir=tmp_path)
+
+
+def test_a_revision_that_does_not_exist(hub, tmp_path):
+    with pytest.raises(FileNotFoundError, match="'org/single' exists.*'v9'"):
+        find_checkpoint("org/single", cache_dir=tmp_path, revision="v9")
+
+
+def test_gated_and_private_repositories(hub, tmp_path):
+    hub.gated.add("org/single")
+    with pytest.raises(PermissionError, match="'org/single' is gated.*https://huggingface.co/org/single.*token"):
+        find_checkpoint("org/single", cache_dir=tmp_path)
+    hub.token_of["org/bin"] = "secret"
+    with pytest.raises(FileNotFoundError, match="private.*token"):
+        find_checkpoint("org/bin", cache_dir=tmp_path, token=False)
+    assert find_checkpoint("org/bin", cache_dir=tmp_path, token="secret").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("repo", "error", "message"),
+    [
+        ("org/gguf", FileNotFoundError, "model.gguf"),
+        ("org/empty", FileNotFoundError, "no config.json"),
+        ("org/escapes", ValueError, "../../secret"),
+    ],
+)
+def test_repositories_that_cannot_be_used(repo, error, message, hub, tmp_path):
+    with pytest.raises(error, match=message):
+        find_checkpoint(repo, cache_dir=tmp_path)
+
+
+def test_names_with_wildcards_are_taken_literally():
+    names = ["config.json", "model.safetensors.index.json", "[a].safetensors", "a.safetensors"]
+    assert "[a].safetensors" in needed_files(names, lambda index: [Path("[a].safetensors")])
+
+
+# --------------------------------------------------------------------------------------------------------------- its files
+
+
+def test_a_directory_without_config(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no config.json"):
+        read_config_json(tmp_path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="'inner'"):
+        read_config_json(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_config_json, read_generation_config])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"{", "not valid JSON"),
+        (b"[1]", "holds a list"),
+        (b"null", "holds null"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": -Infinity}', "Infinity"),
+        (b'{"a": 1e999}', "1e999"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b'{"a": 1, "a": 2}', "'a' is given twice"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b" " * (5 << 20) + b"{}", "larger than"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ],
+)
+def test_damaged_configs(read, content, message, tmp_path):
+    name = "config.json" if read is read_config_json else "generation_config.json"
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read(tmp_path)
+    assert name in str(caught.value)
+
+
+def test_generation_config_is_optional(tmp_path):
+    assert read_generation_config(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text('{"top_k": 5, "top_k": 5}')
+    assert read_generation_config(tmp_path) == {"top_k": 5}
+
+
+# --------------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def with_tokenizer(folder, **changes):
+    for name, content in (TOKENIZER | changes).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_tokenizer(tmp_path, caplog):
+    assert load_tokenizer(tmp_path, required=False) is None
+    with pytest.raises(FileNotFoundError, match="no tokenizer"):
+        load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(with_tokenizer(tmp_path), vocab_size=30)
+    assert tokenizer.decode(tokenizer.encode("hello")).replace(" ", "") == "hello"
+    assert not caplog.records
+
+
+def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "pace"):
+        load_tokenizer(with_tokenizer(tmp_path), vocab_size=10)
+    assert "30 ids" in caplog.text and "from 10 on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer.json": b""},
+        {"tokenizer.json": b"{}"},
+        {"tokenizer.json": b'{"model": ' * 5000},
+        {"tokenizer.json": TOKENIZER["tokenizer.json"][:-20]},
+        {"tokenizer.json": TOKENIZER["tokenizer.json"].replace(b'["h", "e"]', b'["h", "zz"]')},
+        {"tokenizer_config.json": b"[]"},
+        {"tokenizer_config.json": b"{"},
+        {"tokenizer_config.json": b'{"tokenizer_class": 7}'},
+    ],
+)
+def test_damaged_tokenizers(changes, tmp_path):
+    with pytest.raises(ValueError, match="tokenizer"):
+        load_tokenizer(with_tokenizer(tmp_path, **changes))
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path):
+    (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path(__file__).with_name('hacked').touch()\nclass Evil: pass\n")
+    settings = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}))
+    try:
+        load_tokenizer(with_tokenizer(tmp_path, **{"tokenizer_config.json": json.dumps(settings).encode()}))
+    except ValueError as error:
+        assert str(tmp_path) in str(error)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_panic_of_the_tokenizers_library_is_a_value_error(tmp_path, monkeypatch):
+    import transformers
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*args, **kwargs):
+        raise PanicException("index out of range")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", panic)
+    with pytest.raises(ValueError, match="index out of range"):
+        load_tokenizer(with_tokenizer(tmp_path))
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        hf_utils.load_tokenizer(tmp_path)
