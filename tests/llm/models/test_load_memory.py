@@ -1,0 +1,32 @@
+"""Peak memory of loading, measured in processes of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.load import measure, write_checkpoint
+
+# 27 million parameters, of which 22 in the embedding: the largest matrix of a small model, stored in float32, is what a
+# loader that maps whole tensors stumbles over.
+SIZES = {"vocab_size": 50000, "hidden_size": 448, "intermediate_size": 1200, "num_hidden_layers": 2, "num_attention_heads": 7, "num_key_value_heads": 1}
+# Besides the weights: one piece of 16 MB for each of the two threads, and what the first use of the kernels allocates.
+OVERHEAD_BYTES = 48 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "dtype"),
+    [
+        ("safetensors", torch.float32, "bfloat16"),
+        ("safetensors-sharded", torch.bfloat16, "bfloat16"),
+        ("bin", torch.float32, "bfloat16"),
+        ("safetensors", torch.bfloat16, "float32"),
+    ],
+)
+def test_peak_memory_is_the_weights_and_little_more(kind, stored, dtype, tmp_path):
+    write_checkpoint(tmp_path / "model", stored, kind, **SIZES)
+    row = measure(tmp_path / "model", dtype, num_threads=2)
+    assert row["peak_bytes"] <= row["bound_bytes"], "the promise: 1.1 times the weights + 300 MB"
+    above_start = row["peak_bytes"] - row["start_bytes"]
+    assert above_start <= 1.1 * row["weights_bytes"] + OVERHEAD_BYTES
+    assert above_start >= 0.9 * row["weights_bytes"], "this does not measure the load"
