@@ -175,7 +175,8 @@ def available_memory_bytes() -> int:
             limits.append(int(line.split()[1]) * 1024)
     if not limits:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    limits += filter(None.__ne__, (_cgroup_room(*names) for names in _CGROUP_FILES))
+    rooms = [_cgroup_room(*names) for names in _CGROUP_FILES]
+    limits += [room for room in rooms if room is not None]
     return min(limits)
 
 

@@ -318,3 +318,11 @@ def test_a_seed_gives_a_row_the_same_tokens_whatever_its_neighbours() -> None:
     prompts = random_prompts(5, 12)
     together = generator.generate(prompts, config).generated_token_ids
     assert together == [generator.generate(prompt, config).generated_token_ids[0] for prompt in prompts]
+
+
+def test_rope_lengths_are_those_of_the_prompt_whatever_the_chunk() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0), max_tokens_per_step=4)
+    lengths: list[int] = []
+    generator.engine.model.hook = lambda batch: lengths.extend(batch.rope_lengths.tolist())
+    generator.generate([1] * 10, SamplingConfig(max_new_tokens=4))
+    assert lengths == [10] * 10 + [11, 12, 13]

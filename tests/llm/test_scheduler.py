@@ -100,3 +100,13 @@ def test_the_oldest_idle_session_goes_first() -> None:
     scheduler.add(make_sequence(40))
     assert len(scheduler.schedule()) == 1
     assert not idle[0].block_table and idle[1].block_table
+
+
+def test_who_was_preempted_is_next() -> None:
+    scheduler = make_engine(num_blocks=4).scheduler
+    first, second, third = make_sequence(31), make_sequence(16), make_sequence(16)
+    for sequence in (first, second, third):
+        scheduler.add(sequence)
+    while not (list(scheduler.running) == [first] and scheduler.waiting):
+        run_step(scheduler, scheduler.schedule())
+    assert list(scheduler.waiting) == [second, third]
