@@ -216,6 +216,7 @@ def test_unknown_fields_are_named_in_one_warning(caplog):
         ("Qwen2ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
         ("Qwen2ForCausalLM", {"layer_types": "full_attention"}, "layer_types"),
         ("Qwen2ForCausalLM", {"layer_types": ["sliding_attention"] * 32}, "layer_types"),
+        ("PhiForCausalLM", {"hidden_size": 72, "num_attention_heads": 4}, "partial_rotary_factor"),
         ("OPTForCausalLM", {"num_attention_heads": 7}, "num_attention_heads"),
         ("OPTForCausalLM", {"word_embed_proj_dim": -5}, "word_embed_proj_dim"),
         ("GPTJForCausalLM", {"rotary_dim": 5}, "rotary_dim"),

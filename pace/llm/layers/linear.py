@@ -68,5 +68,6 @@ def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
     low, high = (float(bound) for bound in source.aminmax())
     if max(-low, high) > FLOAT16_MAX:
         raise ValueError(
-            f"{tensor} reaches {max(-low, high):.4g}, which float16 (at most {FLOAT16_MAX:.0f}) cannot hold; load with dtype=bfloat16 or float32"
+            f"{tensor} reaches {max(-low, high):.4g}, which float16 (at most {FLOAT16_MAX:.0f}) cannot hold; "
+            "load with dtype=bfloat16 or float32"
         )

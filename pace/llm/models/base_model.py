@@ -123,8 +123,8 @@ class BaseModelForCausalLM(Layer):
         """Fills every weight from a checkpoint, `workers` pieces at a time; `progress` is told the bytes of each piece.
 
         Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights. Nothing is
-        allocated before every name and shape has been compared. Raises one ValueError that lists all tensors that are missing, unexpected or
-        of another shape than the config demands."""
+        allocated before every name and shape has been compared. Raises one ValueError that lists all tensors that are missing,
+        unexpected or of another shape than the config demands."""
         names = self.match_names(reader)
         slots = self.slots()
         self.check_coverage(reader, names, slots)

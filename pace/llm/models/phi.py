@@ -34,7 +34,10 @@ class PhiConfig(LlamaConfig):
     }
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
-        return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
+        rope = read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
+        if rope.dim % 2:
+            raise ValueError(f"config.json: head_dim * partial_rotary_factor must be even; got {head_dim} and {rope.dim} of it")
+        return rope
 
 
 class PhiForCausalLM(BaseModelForCausalLM):

@@ -73,7 +73,8 @@ def read_rope(
     dim = int(head_dim * factor)
     if dim < 2 or dim % 2 and dim + 1 > head_dim:
         raise ValueError(
-            f"config.json: head_dim * partial_rotary_factor must leave at least one pair of elements to rotate; got {head_dim} * {factor}"
+            "config.json: head_dim * partial_rotary_factor must be at least 2, and even where it is all of the head; "
+            f"got {head_dim} * {factor}"
         )
 
     kind = reader.kind(kinds, kind_names)
@@ -106,7 +107,8 @@ class RopeReader:
         kind = kind_names.get(given, given)
         if kind not in kinds:
             raise NotImplementedError(
-                f"config.json: {self.source}.rope_type = {given!r} is not implemented for this architecture; implemented: {', '.join(kinds)}"
+                f"config.json: {self.source}.rope_type = {given!r} is not implemented for this architecture;"
+                f" implemented: {', '.join(kinds)}"
             )
         return kind
 
