@@ -167,6 +167,7 @@ def test_unknown_fields_are_named_in_one_warning(caplog):
         ("LlamaForCausalLM", {"hidden_size": "4096"}, "hidden_size"),
         ("LlamaForCausalLM", {"hidden_size": 4096.0}, "hidden_size"),
         ("LlamaForCausalLM", {"hidden_size": True}, "hidden_size"),
+        ("LlamaForCausalLM", {"vocab_size": True}, "vocab_size"),
         ("LlamaForCausalLM", {"hidden_size": None}, "hidden_size"),
         ("LlamaForCausalLM", {"hidden_size": [4096]}, "hidden_size"),
         ("LlamaForCausalLM", {"hidden_size": 2**40}, "hidden_size"),

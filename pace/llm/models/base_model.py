@@ -175,12 +175,11 @@ class BaseModelForCausalLM(Layer):
         return differ
 
     def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]) -> None:
-        """Raises ValueError unless every slot has exactly one tensor of its shape, and every tensor a slot or a reason."""
+        """Raises ValueError unless every slot has a tensor of its shape, and every tensor a slot or a reason."""
         ignored = list(self.ignored_tensors)
         if isinstance(self.lm_head, TiedLMHead):
             ignored.append(r"lm_head\.weight")
-        filled = Counter(name for name in names.values() if name in slots)
-        missing = sorted(slots.keys() - filled.keys())
+        missing = sorted(slots.keys() - names.values())
         unexpected = sorted(
             name for name in names if names[name] not in slots and not any(re.fullmatch(p, names[name]) for p in ignored)
         )
@@ -191,8 +190,6 @@ class BaseModelForCausalLM(Layer):
                 wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
             elif slot and dtype not in FLOAT_DTYPES:
                 wrong.append(f"{name} is {dtype}, not a floating-point tensor")
-            elif filled[names[name]] > 1:
-                wrong.append(f"{name} is one of {filled[names[name]]} tensors for {names[name]}")
         problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
             raise ValueError(
