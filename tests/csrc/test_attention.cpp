@@ -154,9 +154,9 @@ TEST_TABLES(attention_of_all_shapes_is_close_and_the_same_in_every_cut) {
 
 TEST_TABLES(attention_split_by_partition_is_the_same) {
     (void)table;
-    Problem problem(1100, 1, 1, 3, DType::F32, kNoWindow, 0);
-    problem.args.query_heads = 1;
+    Problem problem(1300, 1, 1, 3, DType::F32, kNoWindow, 0);
     const std::vector<float> whole = problem.run(kMaxQueryRows);
+    problem.check_against_definition(whole, "two partitions");
     CHECK(same_bits(problem.run_op(1), whole));
     CHECK(same_bits(problem.run_op(64), whole));  // so few chunks for 64 threads that rows are split
     problem.args.window = 40;
