@@ -16,7 +16,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", default="Tell me a story about a little fox.")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--num-threads", type=int, help="default: one per physical core that this process may use")
-    parser.add_argument("--max-new-tokens", type=int, default=200)
+    parser.add_argument("--max-new-tokens", type=int, default=300)
     parser.add_argument("--do-sample", action="store_true", help="draw tokens at random instead of taking the most likely")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int)

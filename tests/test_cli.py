@@ -7,9 +7,11 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -279,15 +281,16 @@ def test_chat_at_a_terminal():
     running = process("chat", "--max-new-tokens", "900", "--ignore-eos", stdin=terminal, stdout=terminal, stderr=subprocess.STDOUT, start_new_session=True)
     os.close(terminal)
     try:
-        seen = read_until(controller, "> ")
+        read_until(controller, "> ")
         os.write(controller, b"Tell me a story about a little fox.\n")
-        seen += read_until(controller, "fox", after="fox.")
+        read_until(controller, "fox.", "a")  # the echo of the question, and some of the answer
         running.send_signal(signal.SIGINT)
         assert "[stopped]" in read_until(controller, "> ")
         os.write(controller, b"/help\n")
         assert "/reset" in read_until(controller, "> ")
+        time.sleep(0.5)  # between the prompt and the wait for a key, Python keeps a signal until the key comes
         running.send_signal(signal.SIGINT)
-        read_until(controller, "Ctrl-D leaves")
+        read_until(controller, "Ctrl-D leaves", "> ")  # a Ctrl-D before the prompt is there would be lost
         os.write(controller, b"\x04")
         assert running.wait(timeout=60) == 0
     finally:
@@ -295,11 +298,14 @@ def test_chat_at_a_terminal():
         os.close(controller)
 
 
-def read_until(terminal: int, text: str, after: str = "") -> str:
-    """Reads from a terminal until `text` has come behind the first `after`."""
-    seen = ""
-    while text not in seen.partition(after)[2] if after else text not in seen:
-        seen += os.read(terminal, 1000).decode(errors="replace")
+def read_until(terminal: int, *texts: str) -> str:
+    """Reads from a terminal until all of `texts` have come, one behind the other; fails where a minute brings nothing."""
+    seen, position = "", 0
+    for text in texts:
+        while (found := seen.find(text, position)) < 0:
+            assert select.select([terminal], [], [], 60)[0], f"waited for {text!r} after {seen!r}"
+            seen += os.read(terminal, 1000).decode(errors="replace")
+        position = found + len(text)
     return seen
 
 
@@ -307,7 +313,8 @@ def read_until(terminal: int, text: str, after: str = "") -> str:
 
 
 def test_env(command, monkeypatch):
-    monkeypatch.delenv("PACE_ISA", raising=False)
+    for variable in env.VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
     code, out, err = command("env", "--json")
     report = json.loads(out)
     assert (code, err) == (0, "")
@@ -318,7 +325,7 @@ def test_env(command, monkeypatch):
     assert set(report["variables"]) == {variable.name for variable in env.VARIABLES}
     code, out, _ = command("env")
     assert code == 0 and report["instruction_set"]["chosen"] in out and report["threads"]["reason"] in out
-    assert all(re.search(rf"^{variable.name} +not set \(.*default: ", out, re.MULTILINE) for variable in env.VARIABLES if not os.environ.get(variable.name))
+    assert all(re.search(rf"^{variable.name} +not set \(.*default: ", out, re.MULTILINE) for variable in env.VARIABLES)
 
 
 @pytest.mark.parametrize("isa, code", [("generic", 0), ("nonsense", 1)])
@@ -327,6 +334,13 @@ def test_env_tells_what_was_forced(isa, code):
     out, err = running.communicate(timeout=60)
     assert (running.returncode, err) == (code, "")
     assert re.search(rf"instruction set +{'generic: PACE_ISA asks for it' if code == 0 else 'none: PACE_ISA=nonsense'}", out)
+
+
+@pytest.mark.parametrize("threads, code, shown", [("3", 0, "3: PACE_NUM_THREADS asks for it"), ("many", 1, "none: PACE_NUM_THREADS must be")])
+def test_env_tells_the_threads_that_were_asked_for(command, monkeypatch, threads, code, shown):
+    monkeypatch.setenv("PACE_NUM_THREADS", threads)
+    found, out, _ = command("env")
+    assert found == code and re.search(rf"^threads +{shown}", out, re.MULTILINE)
 
 
 def test_env_variables_are_read_through_the_table():

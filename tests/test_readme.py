@@ -48,6 +48,14 @@ def test_python_blocks_run():
     assert "Cairo" in result.stdout and "5, 6, 7, 8" in result.stdout and "Tokyo" in result.stdout
 
 
+def test_the_demo_prints_what_is_shown():
+    """`…` in the README stands for what differs between machines and models."""
+    (shown,) = blocks(README, "text")
+    pattern = ".+".join(re.escape(part) for part in shown.split("…"))
+    result = subprocess.run([sys.executable, "examples/pace_llm_basic.py"], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250)
+    assert re.fullmatch(pattern, result.stdout, re.DOTALL), result.stdout
+
+
 @pytest.mark.parametrize("block", [block for block in blocks(README, "bash") if not MAKE.match(block)], ids=lambda block: block.split("\n")[0][:40])
 def test_bash_blocks_run(block, tmp_path):
     result = subprocess.run(

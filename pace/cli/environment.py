@@ -21,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     report = collect()
     print(json.dumps(report, indent=2) if arguments.json else as_text(report))
-    return 0 if report["instruction_set"]["chosen"] else 1
+    return 0 if report["instruction_set"]["chosen"] and report["threads"]["default"] else 1
 
 
 def collect() -> dict[str, Any]:
-    """Everything `pace env` tells, as plain dicts. Sizes are in bytes. Where PACE_ISA asks for something impossible,
-    `instruction_set.chosen` is None and `reason` says what is wrong."""
+    """Everything `pace env` tells, as plain dicts. Sizes are in bytes. Where PACE_ISA or PACE_NUM_THREADS
+    asks for something impossible, `instruction_set.chosen` or `threads.default` is None and `reason` says what is wrong."""
     from pace import _C
 
     cpu = _C.cpu_info()
@@ -37,8 +37,7 @@ def collect() -> dict[str, Any]:
         "cpu": {"model_name": cpu["model_name"], "features": cpu["features"].split()},
         "instruction_set": _instruction_set(_C),
         "threads": {
-            "default": cpu["default_threads"],
-            "reason": cpu["threads_reason"],
+            **_threads(cpu),
             "physical_cores": cpu["physical_cores"],
             "logical_cpus": cpu["logical_cpus"],
             "quota_cpus": cpu["quota_cpus"] or None,
@@ -62,7 +61,7 @@ def as_text(report: dict[str, Any]) -> str:
         ("features", " ".join(report["cpu"]["features"]) or "none beyond SSE2"),
         ("instruction set", f"{isa['chosen'] or 'none'}: {isa['reason']}"),
         ("", f"available: {', '.join(isa['available'])}"),
-        ("threads", f"{threads['default']}: {threads['reason']}"),
+        ("threads", f"{threads['default'] or 'none'}: {threads['reason']}"),
         ("memory", f"{_gib(memory['available_bytes'])} available of {_gib(memory['total_bytes'])}; {limit}"),
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in report["versions"].items())),
     ]
@@ -80,6 +79,17 @@ def memory(root: Path = Path("/")) -> dict[str, Any]:
     if limit is not None and total is not None and limit >= total:
         limit, source = None, None
     return {"total_bytes": total, "available_bytes": available, "limit_bytes": limit, "limit_source": source}
+
+
+def _threads(cpu: dict[str, Any]) -> dict[str, Any]:
+    """How many threads a model gets without num_threads; `default` is None where PACE_NUM_THREADS makes no sense."""
+    try:
+        asked = env.num_threads()
+    except ValueError as error:
+        return {"default": None, "reason": str(error)}
+    if asked is not None:
+        return {"default": asked, "reason": f"PACE_NUM_THREADS asks for it (without it {cpu['default_threads']}: {cpu['threads_reason']})"}
+    return {"default": cpu["default_threads"], "reason": cpu["threads_reason"]}
 
 
 def _instruction_set(extension) -> dict[str, Any]:
