@@ -95,6 +95,15 @@ def test_native_is_the_default_and_close_to_torch(model, dtype):
     assert (a - b).abs().max() <= (0.05 if dtype == "bfloat16" else 1e-4) * b.abs().max()
 
 
+def test_logits_are_the_same_bits_whatever_the_threads_and_chunks(dtype):
+    results = []
+    for num_threads, chunk in ((1, 1000), (2, 1000), (2, 1), (1, 7)):
+        with LLMModel(TINY, dtype=dtype, num_threads=num_threads) as model, model.session() as session:
+            ids = encode(model, {"messages": STORY}) * 3
+            results.append(torch.cat([session.append(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)]))
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
 def test_score_prefers_the_truth(model):
     true, false = model.score(["The capital of Japan is Tokyo.", "The capital of Japan is Cairo."])
     assert true.sum() > false.sum() + 1
