@@ -13,7 +13,7 @@ from pace.llm import LLMModel, SamplingConfig
 QUESTIONS = [
     "What is 7 + 8?",
     "What is the capital of Japan?",
-    "Count from 27 to 35.",
+    "Count from 3 to 9.",
     "Tell me a short story about a dog.",
 ]
 

@@ -18,7 +18,7 @@ from pace.llm import CallbackStreamer, LLMModel, SamplingConfig
 
 PROMPTS = json.loads((TINY / "prompts.json").read_text(encoding="utf-8"))
 STORY = [{"role": "user", "content": "Tell me a story about a little fox."}]
-LONG = SamplingConfig(max_new_tokens=200)
+LONG = SamplingConfig(max_new_tokens=400)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])

@@ -61,7 +61,7 @@ def test_streamer(run):
 
 def test_batch(run):
     output = run("pace_llm_batch.py")
-    for answer in ("7 + 8 = 15 [stop]", "The capital of Japan is Tokyo. [stop]", "27, 28, 29, 30, 31, 32, 33, 34, 35 [stop]", "same texts: True"):
+    for answer in ("7 + 8 = 15 [stop]", "The capital of Japan is Tokyo. [stop]", "3, 4, 5, 6, 7, 8, 9 [stop]", "same texts: True"):
         assert answer in output
 
 
