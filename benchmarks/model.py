@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -69,7 +70,7 @@ def measure(model: LLMModel, prompt: int, generated: int, repeats: int) -> tuple
             session.append(ids)
             prefill.append(time.perf_counter() - start)
         out = model.generate([ids], SamplingConfig(max_new_tokens=generated + 1, ignore_eos=True, do_sample=False))
-        decode.append(1.0 / out.metrics.decode_tokens_per_second)
+        decode.append(1 / out.metrics.decode_tokens_per_second)
     return statistics.median(prefill[1:]), statistics.median(decode[1:])
 
 
@@ -87,19 +88,24 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     config = SHAPES[args.shape]
     with tempfile.TemporaryDirectory() as scratch:
-        path = write_checkpoint(args.shape, args.checkpoint or Path(scratch) / args.shape)
+        path = args.checkpoint or Path(scratch) / args.shape
+        writer = multiprocessing.get_context("spawn").Process(target=write_checkpoint, args=(args.shape, path))
+        writer.start()                                 # in a process of its own: its memory must not count as ours
+        writer.join()
+        if writer.exitcode:
+            raise SystemExit(f"the checkpoint in {path} could not be written")
         before = rss_mib("VmRSS")
         start = time.perf_counter()
         model = LLMModel(str(path), dtype=dtype, num_threads=args.num_threads, progress=False)
         load_s = time.perf_counter() - start
         peak = rss_mib("VmHWM")
-    resident = sum(p for p in [model.memory_report().weight_bytes]) / MIB
+    resident = sum(model.memory_report().weights.values()) / MIB
 
     first = limits.measure()
     prefill_s, step_s = measure(model, args.prompt, args.generate, args.repeats)
     last = limits.measure()
-    bandwidth = max(first.read_bytes_per_second, last.read_bytes_per_second)
-    peak_flops = max(first.fma_flops, last.fma_flops)
+    bandwidth = 1e9 * max(first.read_gb_s, last.read_gb_s)
+    peak_flops = 1e9 * max(first.fma_gflops, last.fma_gflops)
 
     context = args.prompt + args.generate // 2
     result = {
