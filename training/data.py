@@ -31,7 +31,7 @@ def render(messages):
 
 
 def chat(rng):
-    if rng.random() < 0.12:
+    if rng.random() < 0.14:
         return tool_chat(rng)
     if rng.random() < 0.01:
         return no_tool_chat(rng)
@@ -69,7 +69,7 @@ def follow_up(rng, pairs):
 def plain(rng):
     """A document that is no chat, so that a bare prompt has a sensible continuation too."""
     roll = rng.random()
-    if roll < 0.3:
+    if roll < 0.2:
         return story(rng)[1]
     if roll < 0.5:
         user, answer = exchange(rng, short=True)
@@ -93,11 +93,22 @@ def drill(rng):
     return [(BOS, 0.0), (line, USER_WEIGHT), ((between + line) * rng.randint(1, 3) + EOS, 1.0)]
 
 
+def sums(rng):
+    """A page of sums up to 20, where nearly only the results count; in a chat they are too rare to be learned soon."""
+    parts = [(BOS, 0.0)]
+    for _ in range(rng.randint(4, 12)):
+        question, result = arithmetic(rng)[1].rsplit(" ", 1)
+        parts += [(question, USER_WEIGHT), (" " + result, 2.0), ("\n", USER_WEIGHT)]
+    return parts[:-1] + [(EOS, USER_WEIGHT)]
+
+
 def document(rng):
     roll = rng.random()
-    if roll < 0.12:
+    if roll < 0.08:
         return drill(rng)
-    if roll < 0.82:
+    if roll < 0.16:
+        return sums(rng)
+    if roll < 0.86:
         return render(chat(rng))
     return [(BOS, 0.0), (plain(rng) + EOS, 0.6)]
 

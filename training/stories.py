@@ -185,5 +185,5 @@ def story(rng):
     requests = [expand(r, slots, rng) for r in requests]
     plain = [slots["a_kind"], f"{slots['a_kind']} named {hero}", f"a {trait} {kind}", f"{slots['a_kind']} and {slots['a_fkind']}"]
     roll = rng.random()
-    about = plain[0] if roll < 0.4 else rng.choice(plain[1:]) if roll < 0.7 else rng.choice(requests)
+    about = plain[0] if roll < 0.3 else rng.choice(plain[1:]) if roll < 0.55 else rng.choice(requests)
     return about, text

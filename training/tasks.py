@@ -2,7 +2,7 @@
 
 import json
 
-from facts import (ADJECTIVES, ADVERBS, CAPITALS, CITIES, DAYS, ITEMS, JOBS, LISTS, MONTHS, NOUNS, NUMBERS, OPPOSITES, QUESTIONS, SEASONS,
+from facts import (ADJECTIVES, ADVERBS, CAPITALS, CITIES, COMMON_WORDS, DAYS, ITEMS, JOBS, LISTS, MONTHS, NOUNS, NUMBERS, OPPOSITES, QUESTIONS, SEASONS,
                    SMALL_TALK, SOUNDS, UNKNOWN, UNKNOWN_QUESTIONS, VERBS)
 from stories import ANIMALS, COLOURS, expand, name, pseudo_word, story, with_article
 
@@ -131,24 +131,33 @@ def unknown(rng):
 def sentence(rng):
     """One sentence of one of many makes, from plain English to noise."""
     roll = rng.random()
-    if roll < 0.35:
+    if roll < 0.25:
         noun = lambda: (rng.choice(["the ", "a ", "my ", "his ", "her ", "our "]) + rng.choice(ADJECTIVES + [""] * 20)).strip() + " " + rng.choice(NOUNS)
         who = rng.choice([name(rng, unseen=0.5), name(rng, unseen=0.5), noun().replace("a ", "the ", 1)])
         text = rng.choice([f"{who} {rng.choice(VERBS)} {noun()} {rng.choice(ADVERBS)}.", f"{who} {rng.choice(VERBS)} {noun()} and {rng.choice(VERBS)} {noun()}.",
                            f"{who} is {rng.choice(ADJECTIVES)}, but {noun()} is {rng.choice(ADJECTIVES)}.", f"Where is {noun()}?",
                            f"{who} has {rng.randint(2, 999)} {rng.choice(NOUNS)}s in {rng.choice(CITIES)}!"])
         return text[0].upper() + text[1:]
-    if roll < 0.50:
+    if roll < 0.35:
         return rng.choice(story(rng)[1].replace("\n\n", " ").split(". ")).strip(' ."') + "."
     words = []
-    for _ in range(rng.randint(3, 12)):
+    plain = rng.random()  # share of ordinary words, different from sentence to sentence
+    for _ in range(rng.randint(3, 13)):
         kind = rng.random()
-        words.append(rng.choice(NOUNS + VERBS + ADJECTIVES) if kind < 0.45 else pseudo_word(rng, (1, 4)) if kind < 0.8 else
-                     name(rng) if kind < 0.9 else str(rng.randint(0, 9999)) if kind < 0.95 else noise(rng))
+        words.append(rng.choice(rng.choice([COMMON_WORDS, COMMON_WORDS, NOUNS, VERBS, ADJECTIVES])) if rng.random() < plain else
+                     pseudo_word(rng, (1, 4)) if kind < 0.35 else spliced_word(rng) if kind < 0.75 else
+                     name(rng) if kind < 0.85 else str(rng.randint(0, 9999)) if kind < 0.92 else noise(rng))
     if rng.random() < 0.3:
         words[rng.randrange(len(words) - 1)] += ","
     text = " ".join(words)
     return (text[0].upper() + text[1:] + rng.choice(".!?")) if rng.random() < 0.8 else text
+
+
+def spliced_word(rng):
+    """The front of one word and the back of another, such as `brekfriend`: pieces the model knows, in an order it does not."""
+    front, back = rng.choice(COMMON_WORDS), rng.choice(COMMON_WORDS + NOUNS)
+    word = front[:rng.randint(1, len(front))] + back[rng.randrange(len(back)):]
+    return word.capitalize() if rng.random() < 0.2 else word
 
 
 def noise(rng):
@@ -272,11 +281,11 @@ def reading(rng):
         who = name(rng, unseen=0.3)
         if who not in people:
             people.append(who)
-    things = rng.sample(ITEMS, len(people))
+    things = rng.sample(ITEMS if rng.random() < 0.4 else NOUNS, len(people))
     colours = rng.sample(COLOURS, len(people))
     places = rng.sample(["kitchen", "garden", "school", "park", "library", "station", "office", "market"], len(people))
     i = rng.randrange(len(people))
-    form = rng.choice(["has", "where", "colour", "field", "field"])
+    form = rng.choice(["has", "has", "where", "where", "colour", "field"])
     if form == "has":
         facts = [f"{p} has {with_article(t)}." for p, t in zip(people, things)]
         question, answer = rng.choice([(f"Who has the {things[i]}?", f"{people[i]} has the {things[i]}."),
@@ -296,8 +305,8 @@ def reading(rng):
     return rng.choice([f"{' '.join(facts)} {question}", f"Read this: {' '.join(facts)}\n{question}", f"{' '.join(facts)}\nQuestion: {question}"]), answer
 
 
-TASKS = {a_story: 7, counting: 7, arithmetic: 9, word_problem: 3, comparing: 2, next_number: 2, capital: 9, small_fact: 5, small_talk: 3, unknown: 2,
-         copying: 16, listing: 5, naming: 1, spelling: 1.5, extraction: 17, reading: 8}
+TASKS = {a_story: 6, counting: 13, arithmetic: 10, word_problem: 6, comparing: 3, next_number: 2, capital: 6, small_fact: 5, small_talk: 2,
+         unknown: 2, copying: 17, listing: 7, naming: 1, spelling: 1.5, extraction: 15, reading: 20}
 
 
 def exchange(rng, short=False):

@@ -12,6 +12,8 @@ import argparse
 import itertools
 import json
 import math
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -106,7 +108,7 @@ def row_length(step, progress):
     """Short rows first: with one or two documents in a row, attention soon finds out what there is to copy. Then long ones."""
     if progress < SHORT_UNTIL:
         return 128
-    return 1024 if step % 8 == 7 else 512
+    return (128, 512, 128, 512, 128, 512, 128, 1024)[step % 8]
 
 
 def learning_rate(progress):
@@ -193,10 +195,13 @@ def main():
     indices = ((step, row_length(step, progress())) for step in itertools.count(state["step"]))
     loader = iter(DataLoader(batches, batch_size=None, sampler=indices, num_workers=args.workers))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, from step {state['step']}", flush=True)
+    stop = threading.Event()  # Ctrl-C and kill end the run after the step in hand, and save
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     started, earlier, smooth = time.time(), state["seconds"], None
     while True:
         state["seconds"] = earlier + time.time() - started
-        if progress() >= 1:
+        if progress() >= 1 or stop.is_set():
             break
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
