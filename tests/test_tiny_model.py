@@ -91,6 +91,8 @@ def test_chat_template_writes_what_the_model_was_trained_on(tokenizer):
     rng = random.Random(1)
     for _ in range(50):
         messages = data.chat(rng)
+        for message in messages:
+            message["content"] = message["content"].replace(data.MARK, "")
         assert tokenizer.apply_chat_template(messages, tokenize=False) == data.text(data.render(messages))
 
 
@@ -119,8 +121,9 @@ def test_prompt_list_is_fair():
 def test_greedy_answers_are_right(model, tokenizer, dtype):
     if dtype != torch.float32:
         model = AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype).eval()
-    results = eval_prompts.answers(model, tokenizer, ENTRIES)
-    wrong = [(e, text) for e, (text, stopped, _) in zip(ENTRIES, results) if not eval_prompts.is_right(e, text, stopped)]
+    entries = [entry for entry in ENTRIES if not entry.get("known_wrong")]  # those are expected failures in test_end_to_end.py
+    results = eval_prompts.answers(model, tokenizer, entries)
+    wrong = [(e, text) for e, (text, stopped, _) in zip(entries, results) if not eval_prompts.is_right(e, text, stopped)]
     assert not wrong
 
 

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 from facts import CAPITALS, QUESTIONS
-from stories import name, pseudo_word, story
+from stories import MARK, name, pseudo_word, story
 from tasks import arithmetic, capital, counting, exchange, extraction, copying, sentence
 from tools import no_tool_chat, tool_chat
 
@@ -26,8 +26,13 @@ def render(messages):
     parts = [(BOS, 0.0)]
     for message in messages:
         weight = 1.0 if message["role"] == "assistant" else USER_WEIGHT
-        parts += [(f"<|{message['role']}|>", 0.0), (message["content"] + END, weight)]
+        parts += [(f"<|{message['role']}|>", 0.0), *weighted(message["content"] + END, weight)]
     return parts
+
+
+def weighted(content, weight):
+    """The parts of a text, the marked ones with four times the weight."""
+    return [(part, weight * (4 if i % 2 else 1)) for i, part in enumerate(content.split(MARK)) if part]
 
 
 def chat(rng):
@@ -70,7 +75,7 @@ def plain(rng):
     """A document that is no chat, so that a bare prompt has a sensible continuation too."""
     roll = rng.random()
     if roll < 0.2:
-        return story(rng)[1]
+        return "".join(story(rng)[1:])
     if roll < 0.5:
         user, answer = exchange(rng, short=True)
         return f"Question: {user}\nAnswer: {answer}"
@@ -97,8 +102,7 @@ def sums(rng):
     """A page of sums up to 20, where nearly only the results count; in a chat they are too rare to be learned soon."""
     parts = [(BOS, 0.0)]
     for _ in range(rng.randint(4, 12)):
-        question, result = arithmetic(rng)[1].rsplit(" ", 1)
-        parts += [(question, USER_WEIGHT), (" " + result, 2.0), ("\n", USER_WEIGHT)]
+        parts += [*weighted(arithmetic(rng)[1], 0.5), ("\n", USER_WEIGHT)]
     return parts[:-1] + [(EOS, USER_WEIGHT)]
 
 
@@ -110,7 +114,7 @@ def document(rng):
         return sums(rng)
     if roll < 0.86:
         return render(chat(rng))
-    return [(BOS, 0.0), (plain(rng) + EOS, 0.6)]
+    return [(BOS, 0.0), *weighted(plain(rng) + EOS, 0.6)]
 
 
 def documents(seed):

@@ -9,6 +9,7 @@ in `contains`, and stopped).
 
 import argparse
 import json
+import random
 from collections import defaultdict
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def answers(model, tokenizer, entries, batch_size=32):
     return results
 
 
+def fresh_entries(per_task, seed="fresh"):
+    """Prompts made up anew, for the tasks with one right answer: how often is the model right in general?"""
+    import tasks
+    from stories import MARK
+    rng = random.Random(seed)
+    open_ended = (tasks.a_story, tasks.naming, tasks.unknown, tasks.small_talk)
+    return [{"category": task.__name__, "messages": [{"role": "user", "content": user}], "match": "exact", "expected": answer.replace(MARK, "")}
+            for task in tasks.TASKS if task not in open_ended for user, answer in (task(rng) for _ in range(per_task))]
+
+
 def main():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,9 +80,10 @@ def main():
     parser.add_argument("--prompts", help="folder of prompts.json, if not the same")
     parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"])
     parser.add_argument("--show-stories", action="store_true")
+    parser.add_argument("--fresh", type=int, metavar="N", help="instead of the list, N prompts of each task made up anew")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
-    entries = load_prompts(args.prompts or args.folder)
+    entries = fresh_entries(args.fresh) if args.fresh else load_prompts(args.prompts or args.folder)
     for dtype in args.dtype or ["float32"]:
         model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=getattr(torch, dtype)).eval()
         right, total, smallest = defaultdict(int), defaultdict(int), defaultdict(lambda: float("inf"))

@@ -33,8 +33,8 @@ SOUNDS = {"dog": "woof", "cat": "meow", "cow": "moo", "duck": "quack", "sheep": 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
 SEASONS = "spring summer autumn winter".split()
-NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-nineteen twenty""".split()
+NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen twenty""".split()
 
 QUESTIONS = {  # question: answer, asked as they stand
     "What colour is the sky?": "The sky is blue.", "What colour is grass?": "Grass is green.", "What colour is snow?": "Snow is white.",
@@ -98,41 +98,51 @@ LISTS = {"fruits": "apple pear plum banana cherry orange lemon peach mango grape
          "metals": "iron gold silver copper tin lead".split(), "instruments": "piano violin drum flute guitar trumpet harp".split(),
          "planets": "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split()}
 
-ITEMS = """lamp chair table book phone pencil bag shirt jacket bottle cup plate knife clock mirror pillow blanket bicycle guitar camera
-radio ladder bucket hammer basket umbrella wallet candle carpet keyboard mouse printer backpack helmet tent rope ticket""".split()
-JOBS = """teacher doctor baker farmer nurse lawyer painter singer writer driver pilot cook engineer gardener plumber carpenter
-dentist librarian tailor waiter sailor firefighter""".split()
+ITEMS = """lamp chair table book phone pencil bag shirt jacket bottle cup plate knife clock mirror pillow blanket
+bicycle guitar camera radio ladder bucket hammer basket umbrella wallet candle carpet keyboard mouse printer backpack
+helmet tent rope ticket""".split()
+JOBS = """teacher doctor baker farmer nurse lawyer painter singer writer driver pilot cook engineer gardener plumber
+carpenter dentist librarian tailor waiter sailor firefighter""".split()
 
-VERBS = """sees takes finds brings paints holds carries opens closes likes wants makes sells buys cleans moves hides drops breaks counts
-draws keeps lifts loses mends needs shows throws washes watches""".split()
-ADJECTIVES = """big small old new red blue green yellow happy sad quick slow warm cold soft hard bright dark heavy light strange quiet
-loud clean dirty empty full round sharp wooden golden broken narrow tall deep fresh sweet bitter gentle angry""".split()
+VERBS = """sees takes finds brings paints holds carries opens closes likes wants makes sells buys cleans moves hides
+drops breaks counts draws keeps lifts loses mends needs shows throws washes watches""".split()
+ADJECTIVES = """big small old new red blue green yellow happy sad quick slow warm cold soft hard bright dark heavy
+light strange quiet loud clean dirty empty full round sharp wooden golden broken narrow tall deep fresh sweet bitter
+gentle angry""".split()
 ADVERBS = ["today", "slowly", "again", "quickly", "every day", "in the morning", "at night", "now", "often", "outside", "at home", "near the window"]
 NOUNS = sorted(set(ITEMS + JOBS + sum((v for k, v in LISTS.items() if k != "planets"), []) + """river house street garden window door bridge train
 letter stone cloud forest mountain island ship engine market school kitchen winter summer music story number system water paper glass
 wind rain snow road field city village castle tower wheel box button shoe coat ring horse wolf king queen child friend mother father
 brother sister neighbour""".split()))
 
-COMMON_WORDS = """a able about above across act afraid after afternoon again against age ago agree air all allow almost alone along already also always
-am among and animal another answer any anyone appear are area arm around arrive as ask at autumn away baby back bad be because become bed before began
-begin behind believe below best better between beyond body born both bottom breakfast bright brought build busy but by call came can capital care carry
-catch cause centre certain chance change child choose circle class clear close cold colour come common complete cook copy corner correct count country
-course cover cross cry cup cut dance danger day dear decide deep did different dinner direction discover distance do doctor does dog done down dream dress
-drink drive during each ear early earth east easy eat edge effect egg eight either end energy enjoy enough enter even evening ever every everyone exact
-example except expect eye face fact fall family famous far farm father feel few field fight figure find fine finger finish fire five floor fly follow food
-foot for force forget form forward four free friend from front full fun game gave get give glad go gone good got great green ground group grow half hand
-happen hard has have he head hear heart help her here hide high him his history hold hole home hope hot hour how hundred hurry idea if important in inch
-information inside interest into is it its job join just keep kept kind knew know land language large last late later laugh law lay lead learn least leave left
-length less lesson let life lift like line listen little live long look lost lot love low lunch machine made main make man many mark matter may maybe me mean
-measure meet middle might mile million mind minute miss modern moment money month moon more most move much must my name near need never next nice no none
-noon nor north not nothing notice now object ocean of off office often oh old on once one only open or order other our out over own page pair part pass past
-path pay peace people perhaps person picture piece place plan plant play please point possible power practice present problem promise public pull push put
-question quiet quite race rain ran reach read ready real reason receive remember repeat rest result return ride right rise roll roof room round rule run safe
-said same sat save saw say science sea second secret see seem seen sell send sense sentence serious serve set seven several shall shape share she shine short
-should shoulder show side sign simple since sing sister sit six size skin sky sleep small smell smile smooth so soft soil some someone son song soon sound
-south space speak special speed spell spend spoke spread spring stand star start state stay step still stop story straight strange street strong student study
-such sudden sugar suit summer sun sure surface surprise table take talk taste teach tell ten test than thank that the their them then there these they thing think third
-this those though thought thousand three through time tiny to today together told tomorrow tonight too took top touch toward town trade travel tree trip trouble true
-try turn two type under understand unit until up upon us use usual valley value very view visit voice wait walk wall war was watch wave way we wear weather
-week weight well went were west what when where which while whisper white who whole why wide wife wild will win wish with without woman wonder word work world
-worry would write wrong yard year yellow yesterday yet you young your""".split()
+COMMON_WORDS = """a able about above across act afraid after afternoon again against age ago agree air all allow
+almost alone along already also always am among and animal another answer any anyone appear are area arm around arrive
+as ask at autumn away baby back bad be because become bed before began begin behind believe below best better between
+beyond body born both bottom breakfast bright brought build busy but by call came can capital care carry catch cause
+centre certain chance change child choose circle class clear close cold colour come common complete cook copy corner
+correct count country course cover cross cry cup cut dance danger day dear decide deep did different dinner direction
+discover distance do doctor does dog done down dream dress drink drive during each ear early earth east easy eat edge
+effect egg eight either end energy enjoy enough enter even evening ever every everyone exact example except expect eye
+face fact fall family famous far farm father feel few field fight figure find fine finger finish fire five floor fly
+follow food foot for force forget form forward four free friend from front full fun game gave get give glad go gone
+good got great green ground group grow half hand happen hard has have he head hear heart help her here hide high him
+his history hold hole home hope hot hour how hundred hurry idea if important in inch information inside interest into
+is it its job join just keep kept kind knew know land language large last late later laugh law lay lead learn least
+leave left length less lesson let life lift like line listen little live long look lost lot love low lunch machine
+made main make man many mark matter may maybe me mean measure meet middle might mile million mind minute miss modern
+moment money month moon more most move much must my name near need never next nice no none noon nor north not nothing
+notice now object ocean of off office often oh old on once one only open or order other our out over own page pair
+part pass past path pay peace people perhaps person picture piece place plan plant play please point possible power
+practice present problem promise public pull push put question quiet quite race rain ran reach read ready real reason
+receive remember repeat rest result return ride right rise roll roof room round rule run safe said same sat save saw
+say science sea second secret see seem seen sell send sense sentence serious serve set seven several shall shape share
+she shine short should shoulder show side sign simple since sing sister sit six size skin sky sleep small smell smile
+smooth so soft soil some someone son song soon sound south space speak special speed spell spend spoke spread spring
+stand star start state stay step still stop story straight strange street strong student study such sudden sugar suit
+summer sun sure surface surprise table take talk taste teach tell ten test than thank that the their them then there
+these they thing think third this those though thought thousand three through time tiny to today together told
+tomorrow tonight too took top touch toward town trade travel tree trip trouble true try turn two type under understand
+unit until up upon us use usual valley value very view visit voice wait walk wall war was watch wave way we wear
+weather week weight well went were west what when where which while whisper white who whole why wide wife wild will
+win wish with without woman wonder word work world worry would write wrong yard year yellow yesterday yet you young
+your""".split()

@@ -122,6 +122,7 @@ The star was [no bigger than an apple|as small as a nut], and it was crying. ["I
 ["Thank you!"|"Thank you, my friends!"] called the star, and it took its place in the sky. [Since then, it has shone a little brighter than all the others.|If you look up on a clear night, you can see it wink.] {hero} and {friend} [walked home in its light|sat there until morning] and were very happy."""),
 }
 
+MARK = "\x1f"  # what stands between two of these counts more in the loss: the few words on which an answer turns
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -130,6 +131,10 @@ def expand(template, slots, rng):
     while (match := _CHOICE.search(template)):
         template = template[:match.start()] + rng.choice(match.group(1).split("|")) + template[match.end():]
     return template.format_map(slots)
+
+
+def marked(text):
+    return MARK + text + MARK
 
 
 def with_article(noun):
@@ -161,14 +166,15 @@ def _kind(rng, gender):
 
 
 def story(rng):
-    """(requests, text): things a user may have asked for, most specific first, and the story."""
+    """(about, opening, body): what a user may have asked for, who it is, and what happens (it begins with a space)."""
     arc = rng.choice(list(ARCS))
     gender, fgender = rng.choice("fm"), rng.choice("fm")
     forms = {"f": ("she", "her", "her", "herself"), "m": ("he", "him", "his", "himself")}
     he, him, his, himself = forms[gender]
     fhe, fhim, fhis, _ = forms[fgender]
-    hero = name(rng, gender)
-    friend = next(n for n in iter(lambda: name(rng, fgender, 0.05), None) if n != hero)
+    asked = rng.choices(["kind", "named", "trait", "pair", "arc"], [20, 10, 5, 5, 60])[0]
+    hero = name(rng, gender, unseen=0.3 if asked == "named" else 0)
+    friend = next(n for n in iter(lambda: name(rng, fgender, unseen=0), None) if n != hero)
     kind = _kind(rng, gender)
     fkind = next(k for k in iter(lambda: rng.choice(ANIMALS), None) if k != kind)
     place, place2 = rng.sample(PLACES, 2)
@@ -181,9 +187,7 @@ def story(rng):
                  colour=rng.choice(COLOURS), fear=rng.choice(FEARS), plant=rng.choice(PLANTS),
                  a_kind=with_article(kind), a_fkind=with_article(fkind))
     requests, body = ARCS[arc]
-    text = expand(rng.choice(OPENINGS) + " " + body.strip(), slots, rng)
-    requests = [expand(r, slots, rng) for r in requests]
-    plain = [slots["a_kind"], f"{slots['a_kind']} named {hero}", f"a {trait} {kind}", f"{slots['a_kind']} and {slots['a_fkind']}"]
-    roll = rng.random()
-    about = plain[0] if roll < 0.3 else rng.choice(plain[1:]) if roll < 0.55 else rng.choice(requests)
-    return about, text
+    opening, body = expand(rng.choice(OPENINGS), slots, rng), " " + expand(body.strip(), slots, rng)
+    about = {"kind": slots["a_kind"], "named": f"{slots['a_kind']} named {hero}", "trait": f"a {trait} {kind}",
+             "pair": f"{slots['a_kind']} and {slots['a_fkind']}", "arc": expand(rng.choice(requests), slots, rng)}[asked]
+    return about, opening, body

@@ -4,11 +4,13 @@ import json
 
 from facts import (ADJECTIVES, ADVERBS, CAPITALS, CITIES, COMMON_WORDS, DAYS, ITEMS, JOBS, LISTS, MONTHS, NOUNS, NUMBERS, OPPOSITES, QUESTIONS, SEASONS,
                    SMALL_TALK, SOUNDS, UNKNOWN, UNKNOWN_QUESTIONS, VERBS)
-from stories import ANIMALS, COLOURS, expand, name, pseudo_word, story, with_article
+from stories import ANIMALS, COLOURS, expand, marked, name, pseudo_word, story, with_article
 
 
 def a_story(rng):
-    about, text = story(rng)
+    about, opening, body = story(rng)
+    words = body.split(" ")
+    text = opening + marked(" ".join(words[:9])) + " " + " ".join(words[9:])  # here it shows which story it is
     ask = ["Tell me a story about {}.", "Tell me a short story about {}.", "Write a short story about {}.", "Write a story about {}.",
            "Can you tell me a story about {}?", "I would like to hear a story about {}.", "Please tell me a story about {}.",
            "A story about {}, please."]
@@ -24,13 +26,13 @@ def counting(rng):
     n = rng.randint(3, 16 if step == 1 else 10)
     a = rng.choice([0, 1, 1, rng.randint(0, 20), rng.randint(0, 99)]) if step == 1 else rng.choice([0, step, 2 * step, 1 if step == 2 else 0, 10])
     numbers = [a + i * step for i in range(n)]
-    down = rng.random() < 0.3
+    down = rng.random() < 0.25
     if down:
         numbers.reverse()
     first, last = numbers[0], numbers[-1]
     by = {1: "", 2: rng.choice([" by twos", " in twos", " in steps of 2"]), 5: rng.choice([" by fives", " in fives", " in steps of 5"]),
           10: rng.choice([" by tens", " in tens", " in steps of 10"])}[step]
-    way = rng.choice([" down", " backwards"]) if down and rng.random() < 0.85 else ""
+    way = rng.choice([" down", " backwards"]) if down and (first > 12 or rng.random() < 0.8) else ""
     if not way and not by and first == 1 and rng.random() < 0.4:
         ask = rng.choice([f"Count to {last}.", f"Can you count to {last}?", f"Please count to {last}."])
     else:
@@ -52,7 +54,7 @@ def arithmetic(rng):
            f"{a} {op} {b}", f"Compute {a} {op} {b}.", f"What is {a}{op}{b}?"]
     if rng.random() < 0.12:
         return f"What is {NUMBERS[a]} {word} {NUMBERS[b]}?", f"{NUMBERS[a]} {word} {NUMBERS[b]} is {NUMBERS[c]}".capitalize() + "."
-    return rng.choice(ask), f"{a} {op} {b} = {c}"
+    return rng.choice(ask), f"{a} {op} {b} ={marked(f' {c}')}"
 
 
 def word_problem(rng):
@@ -65,7 +67,7 @@ def word_problem(rng):
         change, c = rng.choice([f"{who} gives {b} to {other}", f"{who} loses {b}", f"{who} gives away {b}"]), a - b
     if 1 in (a, c):  # "1 apples"
         return word_problem(rng)
-    return f"{who} has {a} {what}. {change}. How many {what} does {who} have now?", f"{who} has {c} {what}."
+    return f"{who} has {a} {what}. {change}. How many {what} does {who} have now?", f"{who} has{marked(f' {c}')} {what}."
 
 
 def comparing(rng):
@@ -139,7 +141,7 @@ def sentence(rng):
                            f"{who} has {rng.randint(2, 999)} {rng.choice(NOUNS)}s in {rng.choice(CITIES)}!"])
         return text[0].upper() + text[1:]
     if roll < 0.35:
-        return rng.choice(story(rng)[1].replace("\n\n", " ").split(". ")).strip(' ."') + "."
+        return rng.choice("".join(story(rng)[1:]).replace("\n\n", " ").split(". ")).strip(' ."') + "."
     words = []
     plain = rng.random()  # share of ordinary words, different from sentence to sentence
     for _ in range(rng.randint(3, 13)):
@@ -147,6 +149,8 @@ def sentence(rng):
         words.append(rng.choice(rng.choice([COMMON_WORDS, COMMON_WORDS, NOUNS, VERBS, ADJECTIVES])) if rng.random() < plain else
                      pseudo_word(rng, (1, 4)) if kind < 0.35 else spliced_word(rng) if kind < 0.75 else
                      name(rng) if kind < 0.85 else str(rng.randint(0, 9999)) if kind < 0.92 else noise(rng))
+    if rng.random() < 0.4:  # the same word again, with another one after it
+        words.insert(rng.randrange(len(words)), rng.choice(words))
     if rng.random() < 0.3:
         words[rng.randrange(len(words) - 1)] += ","
     text = " ".join(words)
@@ -196,13 +200,6 @@ def naming(rng):
     chosen = rng.sample(words, n)
     spoken = ", ".join(chosen[:-1]) + " and " + chosen[-1] + "."
     return f"Name {NUMBERS[n]} {what}.", spoken[0].upper() + spoken[1:]
-
-
-def spelling(rng):
-    word = rng.choice(NOUNS + ANIMALS + ADJECTIVES) if rng.random() < 0.8 else pseudo_word(rng)
-    if rng.random() < 0.5:
-        return rng.choice([f"Spell the word {word}.", f"How do you spell {word}?", f"Spell {word}."]), "-".join(word)
-    return rng.choice([f"Write {word} in capital letters.", f"Write the word {word} in capital letters."]), word.upper()
 
 
 # ---- reading
@@ -305,8 +302,8 @@ def reading(rng):
     return rng.choice([f"{' '.join(facts)} {question}", f"Read this: {' '.join(facts)}\n{question}", f"{' '.join(facts)}\nQuestion: {question}"]), answer
 
 
-TASKS = {a_story: 6, counting: 13, arithmetic: 10, word_problem: 6, comparing: 3, next_number: 2, capital: 6, small_fact: 5, small_talk: 2,
-         unknown: 2, copying: 17, listing: 7, naming: 1, spelling: 1.5, extraction: 15, reading: 20}
+TASKS = {a_story: 24, counting: 13, arithmetic: 10, word_problem: 6, comparing: 3, next_number: 2, capital: 6, small_fact: 5, small_talk: 2,
+         unknown: 2, copying: 18, listing: 7, naming: 1, extraction: 15, reading: 16}
 
 
 def exchange(rng, short=False):

@@ -124,7 +124,7 @@ def heldout_loss(model, batches, device):
     for i, w in zip(ids.split(8), weights.split(8)):
         i, w = i.to(device), w[:, 1:].flatten()
         losses = F.cross_entropy(model(i[:, :-1]).float().flatten(0, 1), i[:, 1:].flatten(), reduction="none").cpu()
-        answers = w == 1
+        answers = w >= 1
         sums += torch.tensor([losses.sum(), losses.numel(), losses[answers].sum(), answers.sum()])
     return (sums[0] / sums[1]).item(), (sums[2] / sums[3]).item()
 
