@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
+
+MAP_NORESERVE = 0x4000
+"""Of Linux on x86-64; Python's mmap module names it only from 3.13 on."""
 
 BLOCK_SIZE = 16
 """Positions in one key/value block; the kernels compute the scores of a block as one 16-wide product."""
@@ -35,9 +40,16 @@ class KVSpec:
         key_shape = (num_blocks, self.num_kv_heads, self.head_dim, BLOCK_SIZE)
         value_shape = (num_blocks, self.num_kv_heads, BLOCK_SIZE, self.padded_head_dim)
         return [
-            KVBlocks(torch.empty(key_shape, dtype=self.dtype), torch.empty(value_shape, dtype=self.dtype))
-            for _ in range(self.num_layers)
+            KVBlocks(_reserve(key_shape, self.dtype), _reserve(value_shape, self.dtype)) for _ in range(self.num_layers)
         ]
+
+
+def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor whose pages get memory when they are written. Its size does not count against what the system lets processes
+    promise each other, so that a process with a large cache can still fork. Raises OSError where there are no addresses."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True)

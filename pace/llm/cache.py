@@ -42,7 +42,7 @@ class CacheManager:
         if not self._kv:
             try:
                 self._kv = self.spec.allocate(self.num_blocks)
-            except RuntimeError as error:
+            except (OSError, OverflowError, ValueError) as error:
                 raise MemoryError(f"could not reserve {self.num_blocks * self.spec.block_bytes} bytes of address space for the cache: {error}") from None
         return self._kv
 

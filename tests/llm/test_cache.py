@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -217,3 +219,13 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_process_with_a_cache_beyond_its_memory_can_fork():
+    """The pool reserves addresses, not memory: with more than any machine has, fork still works (plain memory refuses it)."""
+    cache = CacheManager(KVSpec(1, 1, 64, torch.float32), 2**40)
+    assert cache.kv[0].k.nbytes + cache.kv[0].v.nbytes > 2**38
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
