@@ -54,11 +54,17 @@ bool spin_until(const Ready& ready, bool may_spin) {
     return ready();
 }
 
-void run_serially(const Phase* phases, int count) {
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void run_serially(const Phase* phases, int count, int64_t* opened) {
     const DefaultFloatState float_state;
     for (int p = 0; p < count; ++p) {
+        if (opened) opened[p] = now_ns();
         for (int64_t chunk = 0; chunk < phases[p].chunks; ++chunk) phases[p].body(phases[p].context, chunk, 0);
     }
+    if (opened) opened[count] = now_ns();
 }
 
 }  // namespace
@@ -74,6 +80,7 @@ struct ThreadPool::State {
     // -- the run: written by the thread that opens a phase, read by owners of chunks
     const Phase* phases = nullptr;
     int num_phases = 0;
+    int64_t* opened = nullptr;         // times, or null
     int phase = 0;
     std::exception_ptr error;          // guarded by `failed` being set once
     std::atomic<bool> failed{false};
@@ -106,9 +113,14 @@ struct ThreadPool::State {
         return false;
     }
 
+    void stamp(int next) {
+        if (opened) opened[next] = now_ns();
+    }
+
     // Opens the first phase with chunks at or after `next`, or ends the run. Only while no chunk is owned.
     void open_phase(int next) {
-        while (next < num_phases && phases[next].chunks <= 0) ++next;
+        stamp(next);
+        while (next < num_phases && phases[next].chunks <= 0) stamp(++next);
         const bool ended = next == num_phases || failed.load(std::memory_order_relaxed);
         const int64_t chunks = ended ? 0 : phases[next].chunks;
         // The stores that a sleeper waits for and the loads of who sleeps are sequentially consistent, and so is the
@@ -160,9 +172,10 @@ struct ThreadPool::State {
         }
     }
 
-    void run(const Phase* new_phases, int count) {
+    void run(const Phase* new_phases, int count, int64_t* times) {
         phases = new_phases;
         num_phases = count;
+        opened = times;
         error = nullptr;
         failed.store(false);
         done.store(false);
@@ -229,11 +242,11 @@ void ThreadPool::set_num_threads(int count) {
     state_->num_threads.store(count);
 }
 
-void ThreadPool::run(const Phase* phases, int count) {
-    if (inside_chunk) return run_serially(phases, count);
+void ThreadPool::run(const Phase* phases, int count, int64_t* opened) {
+    if (inside_chunk) return run_serially(phases, count, opened);
     const std::lock_guard<std::mutex> turn(state_->run_mutex);
     state_->start_workers();
-    state_->run(phases, count);
+    state_->run(phases, count, opened);
 }
 
 // fork() copies only the calling thread. The parent's handlers make it wait for runs in flight; the child forgets the copied

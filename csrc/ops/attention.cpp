@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "pace/attention_ops.h"
 #include "pace/threading.h"
@@ -66,6 +67,7 @@ void AttentionOp::prepare(int threads) {
     const int64_t group = args.group();
     tasks.clear();
     merges.clear();
+    state_floats = 0;
     for (int64_t span = 0; span < spans; ++span) {
         check_span(span);
         const int64_t begin = query_start[span], span_rows = (query_start[span + 1] - begin) * group;
@@ -76,49 +78,42 @@ void AttentionOp::prepare(int threads) {
             const int rows = int(std::min<int64_t>(kMaxQueryRows, span_rows - first_row));
             for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
                 const int32_t* const blocks = block_table + span * table_stride;
-                tasks.push_back({{begin, first_position, blocks, head, first_row, rows}, -1, nullptr});
+                tasks.push_back({{begin, first_position, blocks, head, first_row, rows}, -1, 0});
             }
         }
     }
     if (int64_t(tasks.size()) >= kChunksPerThread * threads || threads == 1) return;
 
-    const std::vector<Task> whole = std::move(tasks);
+    std::swap(tasks, whole_tasks);
     tasks.clear();
-    int64_t state_rows = 0;
-    for (const Task& task : whole) {
-        const PartitionRange range = partitions_of(args, task.rows);
-        if (range.last - range.first > 1) state_rows += (range.last - range.first) * task.rows.rows;
-    }
-    states.reset(new float[state_rows * partial_floats(args.kv)]);
-    float* next_state = states.get();
-    for (const Task& task : whole) {
+    for (const Task& task : whole_tasks) {
         const PartitionRange range = partitions_of(args, task.rows);
         if (range.last - range.first <= 1) {
             tasks.push_back(task);
             continue;
         }
-        merges.push_back({task.rows, range.last - range.first, next_state});
+        merges.push_back({task.rows, range.last - range.first, state_floats});
         for (int64_t partition = range.first; partition < range.last; ++partition) {
-            tasks.push_back({task.rows, partition, next_state});
-            next_state += task.rows.rows * partial_floats(args.kv);
+            tasks.push_back({task.rows, partition, state_floats});
+            state_floats += task.rows.rows * partial_floats(args.kv);
         }
     }
 }
 
 int64_t AttentionOp::chunks(int phase) const { return phase == 0 ? int64_t(tasks.size()) : int64_t(merges.size()); }
 
-void AttentionOp::run(int phase, int64_t chunk) const {
+void AttentionOp::run(int phase, int64_t chunk, int) const {
     float* const scratch = static_cast<float*>(thread_scratch(attention_scratch_floats(args.kv) * sizeof(float)));
     if (phase == 1) {
         const Merge& merge = merges[chunk];
-        table->attention_merge(args, merge.rows, merge.partitions, merge.states, scratch);
+        table->attention_merge(args, merge.rows, merge.partitions, states + merge.state, scratch);
         return;
     }
     const Task& task = tasks[chunk];
     if (task.partition < 0) {
         table->attention(args, task.rows, scratch);
     } else {
-        table->attention_partition(args, task.rows, task.partition, task.states, scratch);
+        table->attention_partition(args, task.rows, task.partition, states + task.state, scratch);
     }
 }
 
@@ -126,7 +121,7 @@ namespace {
 constexpr int64_t kStoreTokens = 16;
 }
 
-void StoreKvOp::prepare(int) {
+void check_slots(const int64_t* slots, int64_t tokens, const KvView& kv) {
     for (int64_t t = 0; t < tokens; ++t) {
         if (slots[t] < 0 || slots[t] >= kv.num_blocks * kBlockPositions) {
             throw std::invalid_argument("slot " + std::to_string(slots[t]) + " of token " + std::to_string(t) +
@@ -135,9 +130,11 @@ void StoreKvOp::prepare(int) {
     }
 }
 
+void StoreKvOp::prepare(int) { check_slots(slots, tokens, kv); }
+
 int64_t StoreKvOp::chunks(int) const { return divide_up(tokens, kStoreTokens); }
 
-void StoreKvOp::run(int, int64_t chunk) const {
+void StoreKvOp::run(int, int64_t chunk, int) const {
     const auto store = kernels().store_kv;
     const int64_t end = std::min(tokens, (chunk + 1) * kStoreTokens);
     for (int64_t t = chunk * kStoreTokens; t < end; ++t) {

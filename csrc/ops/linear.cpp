@@ -29,9 +29,12 @@ constexpr int64_t kGemmPanels = 8;
 constexpr int64_t kMinPanels = 4, kMaxPanels = 64, kBlocksPerThread = 12;
 constexpr int64_t kFewRows = 16;
 
-// Up to this many rows, every chunk rounds its inputs anew instead of waiting for a phase of its own: 2 K roundings
-// beside at least 64 * K products.
-constexpr int64_t kMaxInlineRounding = 2;
+// Up to this many rows, every thread prepares its inputs itself instead of waiting for a phase of their own: a norm of K
+// elements takes some K / 8 ns, a barrier 200 ns or more.
+constexpr int64_t kMaxRowsPerThread = 4;
+
+// Elements of a chunk that prepares inputs: some 4 us of work.
+constexpr int64_t kInputElements = 16 * 1024;
 
 }  // namespace
 
@@ -78,18 +81,52 @@ void LinearOp::prepare(int threads) {
     }
     panel_blocks = divide_up(panels, panels_per_block);
 
-    const bool separate = rounds && rows > kMaxInlineRounding;
-    rows_per_round = std::max<int64_t>(1, 16 * 1024 / std::max<int64_t>(1, k));
-    round_chunks = separate ? divide_up(rows, rows_per_round) : 0;
-    workspace = separate ? static_cast<BF16*>(thread_workspace(workspace_bytes())) : nullptr;
+    inputs = !rounds && !norm ? Inputs::Plain : rows > kMaxRowsPerThread ? Inputs::Shared : Inputs::PerThread;
+    rows_per_input_chunk = std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, k));
+    input_chunks = inputs == Inputs::Shared ? divide_up(rows, rows_per_input_chunk) : 0;
+    prepared.assign(inputs == Inputs::PerThread ? threads : 0, false);  // and again by set_workspace(), before every run
 }
 
-void LinearOp::run(int phase, int64_t chunk) const {
+// One copy of the prepared inputs, in whole cache lines so that threads do not share any.
+size_t LinearOp::copy_bytes() const {
+    const size_t bytes = size_t(rows) * k_padded * (rounds ? sizeof(BF16) : sizeof(float));
+    return (bytes + 63) / 64 * 64;
+}
+
+size_t LinearOp::workspace_bytes() const {
+    return inputs == Inputs::Plain ? 0 : copy_bytes() * std::max<size_t>(1, prepared.size());
+}
+
+// Rows [first_row, end_row) of x, normalised and rounded, to their places in `copy`.
+void LinearOp::prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const {
+    const auto normalise = norm.kind == Norm::Kind::Layer ? table->layer_norm : table->rms_norm;
+    for (int64_t row = first_row; row < end_row; ++row) {
+        const float* source = x + row * x_stride;
+        if (norm) {
+            float* const y = rounds ? static_cast<float*>(thread_scratch(size_t(k) * sizeof(float)))
+                                    : reinterpret_cast<float*>(copy) + row * k_padded;
+            normalise({source, nullptr, norm.weight, norm.bias, nullptr, y}, k, norm.eps);
+            source = y;
+        }
+        if (rounds) table->round_to_bf16(source, reinterpret_cast<BF16*>(copy) + row * k_padded, k, k_padded);
+    }
+}
+
+// The copy that this thread reads, complete.
+const char* LinearOp::prepared_inputs(int thread) const {
+    if (inputs == Inputs::Shared) return workspace;
+    char* const copy = workspace + thread * copy_bytes();
+    if (!prepared[thread]) {
+        prepare_inputs(0, rows, copy);
+        prepared[thread] = true;
+    }
+    return copy;
+}
+
+void LinearOp::run(int phase, int64_t chunk, int thread) const {
     if (phase == 0) {
-        const int64_t end = std::min(rows, (chunk + 1) * rows_per_round);
-        for (int64_t row = chunk * rows_per_round; row < end; ++row)
-            table->round_to_bf16(x + row * x_stride, workspace + row * k_padded, k, k_padded);
-        return;
+        const int64_t first_row = chunk * rows_per_input_chunk;
+        return prepare_inputs(first_row, std::min(rows, first_row + rows_per_input_chunk), workspace);
     }
     // Neighbouring chunks share panels, so that the weights of one block are read from memory once.
     const int64_t first_row = chunk % row_blocks * rows_per_block;
@@ -98,22 +135,12 @@ void LinearOp::run(int phase, int64_t chunk) const {
     const int64_t panel_count = std::min(panels_per_block, panels - first_panel);
 
     const int64_t sums_stride = panel_count * kPanelRows;
-    const size_t sums_bytes = size_t(row_count) * sums_stride * sizeof(float);
-    const bool rounds_here = rounds && !workspace;
-    const size_t inputs_bytes = rounds_here ? size_t(row_count) * k_padded * sizeof(BF16) : 0;
-    char* scratch = static_cast<char*>(thread_scratch(sums_bytes + inputs_bytes));
-
     LinearArgs a = {};
-    a.x = x + first_row * x_stride;
-    a.x_stride = x_stride;
-    if (rounds_here) {
-        BF16* inputs = reinterpret_cast<BF16*>(scratch + sums_bytes);
-        for (int64_t row = 0; row < row_count; ++row)
-            table->round_to_bf16(x + (first_row + row) * x_stride, inputs + row * k_padded, k, k_padded);
-        a.x = inputs;
-        a.x_stride = k_padded;
-    } else if (rounds) {
-        a.x = workspace + first_row * k_padded;
+    if (inputs == Inputs::Plain) {
+        a.x = x + first_row * x_stride;
+        a.x_stride = x_stride;
+    } else {
+        a.x = prepared_inputs(thread) + first_row * k_padded * int64_t(rounds ? sizeof(BF16) : sizeof(float));
         a.x_stride = k_padded;
     }
     a.rows = row_count;
@@ -121,7 +148,7 @@ void LinearOp::run(int phase, int64_t chunk) const {
                first_panel * kPanelRows * k_padded * int64_t(dtype_bytes(dtype));
     a.panel_count = panel_count;
     a.k_padded = k_padded;
-    a.sums = reinterpret_cast<float*>(scratch);
+    a.sums = static_cast<float*>(thread_scratch(size_t(row_count) * sums_stride * sizeof(float)));
     a.sums_stride = sums_stride;
     table->linear[size_t(dtype)](a);
 
@@ -141,16 +168,6 @@ void LinearOp::run(int phase, int64_t chunk) const {
     e.out = out + first_row * n_out + first_column;
     e.out_stride = n_out;
     table->linear_epilogue(e);
-}
-
-void ActivationOp::prepare(int) {
-    elements_per_chunk = 16 * 1024;
-    chunk_count = divide_up(count, elements_per_chunk);
-}
-
-void ActivationOp::run(int, int64_t chunk) const {
-    const int64_t begin = chunk * elements_per_chunk;
-    kernels().activation(activation, x + begin, y + begin, std::min(elements_per_chunk, count - begin));
 }
 
 }  // namespace pace

@@ -14,17 +14,17 @@ void NormOp::prepare(int) {
     chunk_count = (rows + rows_per_chunk - 1) / rows_per_chunk;
 }
 
-void NormOp::run(int, int64_t chunk) const {
-    const auto norm = layer ? kernels().layer_norm : kernels().rms_norm;
+void NormOp::run(int, int64_t chunk, int) const {
+    const auto normalise = norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm;
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
         const NormRow row = {x + r * x_stride,
                              residual ? residual + r * k : nullptr,
-                             weight,
-                             bias,
+                             norm.weight,
+                             norm.bias,
                              residual ? sum + r * k : nullptr,
                              y + r * k};
-        norm(row, k, eps);
+        normalise(row, k, norm.eps);
     }
 }
 
@@ -33,7 +33,7 @@ void HeadNormOp::prepare(int) {
     chunk_count = (tokens + tokens_per_chunk - 1) / tokens_per_chunk;
 }
 
-void HeadNormOp::run(int, int64_t chunk) const {
+void HeadNormOp::run(int, int64_t chunk, int) const {
     const auto norm = kernels().rms_norm;
     const int64_t end = std::min(tokens, (chunk + 1) * tokens_per_chunk);
     for (int64_t t = chunk * tokens_per_chunk; t < end; ++t) {

@@ -14,7 +14,7 @@ void RotaryOp::prepare(int) {
     chunk_count = (tokens + tokens_per_chunk - 1) / tokens_per_chunk;
 }
 
-void RotaryOp::run(int, int64_t chunk) const {
+void RotaryOp::run(int, int64_t chunk, int) const {
     const auto rotate = kernels().rotary;
     const int64_t end = std::min(tokens, (chunk + 1) * tokens_per_chunk);
     for (int64_t t = chunk * tokens_per_chunk; t < end; ++t) {

@@ -9,9 +9,9 @@
 
 namespace pace {
 
-void ArgmaxOp::run(int, int64_t row) const { indices[row] = kernels().argmax(logits + row * row_stride, n); }
+void ArgmaxOp::run(int, int64_t row, int) const { indices[row] = kernels().argmax(logits + row * row_stride, n); }
 
-void SoftmaxOp::run(int, int64_t row) const {
+void SoftmaxOp::run(int, int64_t row, int) const {
     const KernelTable& table = kernels();
     const float* const x = logits + row * row_stride;
     const ExpSum total = table.exp_sum(x, n);
@@ -114,7 +114,7 @@ void cut_to_nucleus(Candidates& candidates, double mass) {
 
 }  // namespace
 
-void TopKTopPOp::run(int, int64_t row) const {
+void TopKTopPOp::run(int, int64_t row, int) const {
     float* const x = logits + row * row_stride;
     const bool limit_k = top_k[row] > 0 && top_k[row] < n;
     const bool limit_p = top_p[row] < 1.0f;

@@ -83,7 +83,7 @@ void PackOp::prepare(int) {
     chunk_count = (rows + rows_per_chunk - 1) / rows_per_chunk;
 }
 
-void PackOp::run(int, int64_t chunk) const {
+void PackOp::run(int, int64_t chunk, int) const {
     const PackedHeader& h = packed_header(weight);
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end;) {
@@ -111,20 +111,21 @@ void PackOp::run(int, int64_t chunk) const {
 void GatherOp::prepare(int) {
     const PackedHeader& h = packed_header(weight);
     for (int64_t t = 0; ids && t < count; ++t)
-        if (ids[t] < 0 || ids[t] >= h.n)
-            throw std::invalid_argument("ids must be in 0.." + std::to_string(h.n - 1) + "; got " +
-                                        std::to_string(ids[t]) + " at index " + std::to_string(t));
+        if (ids[t] < -offset || ids[t] >= h.n - offset)
+            throw std::invalid_argument("ids must be in " + std::to_string(-offset) + ".." +
+                                        std::to_string(h.n - offset - 1) + "; got " + std::to_string(ids[t]) +
+                                        " at index " + std::to_string(t));
     if (!ids && count > h.n) throw std::invalid_argument("more rows than the weight has");
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = (count + rows_per_chunk - 1) / rows_per_chunk;
 }
 
-void GatherOp::run(int, int64_t chunk) const {
+void GatherOp::run(int, int64_t chunk, int) const {
     const PackedHeader& h = packed_header(weight);
     const int64_t row_bytes = h.k * int64_t(widen ? 4 : dtype_bytes(h.dtype));
     const int64_t end = std::min(count, (chunk + 1) * rows_per_chunk);
     for (int64_t t = chunk * rows_per_chunk; t < end; ++t) {
-        const Place place = place_of(h, ids ? ids[t] : t);
+        const Place place = place_of(h, ids ? ids[t] + offset : t);
         kernels().unpack_row(h.layout, panel_at(h, weight, place.panel), place.row, h.k, (char*)out + t * row_bytes,
                              widen);
     }

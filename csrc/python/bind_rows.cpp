@@ -8,13 +8,10 @@ namespace {
 void norm(bool layer, Address x, int64_t x_stride, Address residual, Address weight, Address bias, float eps, int64_t rows,
           int64_t k, Address sum, Address y) {
     pace::NormOp op = {};
-    op.layer = layer;
+    op.norm = {layer ? pace::Norm::Kind::Layer : pace::Norm::Kind::Rms, at<const float>(weight), at<const float>(bias), eps};
     op.x = at<const float>(x);
     op.x_stride = x_stride;
     op.residual = at<const float>(residual);
-    op.weight = at<const float>(weight);
-    op.bias = at<const float>(bias);
-    op.eps = eps;
     op.rows = rows;
     op.k = k;
     op.sum = at<float>(sum);

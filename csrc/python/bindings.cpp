@@ -36,4 +36,5 @@ PYBIND11_MODULE(_C, m) {
     bind_linear(m);
     bind_attention(m);
     bind_rows(m);
+    bind_program(m);
 }

@@ -20,3 +20,4 @@ T* at(Address address) {
 void bind_linear(py::module_& m);
 void bind_attention(py::module_& m);
 void bind_rows(py::module_& m);
+void bind_program(py::module_& m);

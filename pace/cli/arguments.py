@@ -26,7 +26,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
     group.add_argument("--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says")
     group.add_argument("--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for")
-    group.add_argument("--backend", choices=("native", "torch"), default=argparse.SUPPRESS, help="native kernels (default), or plain torch to check them")
+    group.add_argument("--backend", choices=("native", "native-eager", "torch"), default=argparse.SUPPRESS, help="native kernels (default), the same op by op, or plain torch to check them")
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
     group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")

@@ -17,7 +17,7 @@ from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
-from pace.llm.models.model_utils import load_model, parse_dtype, select_ops
+from pace.llm.models.model_utils import executable, load_model, parse_dtype, select_ops
 from pace.llm.outputs import GenerateOutput, MemoryReport
 from pace.llm.session import Session, score
 
@@ -54,7 +54,8 @@ class LLMModel:
 
         `tokenizer_name_or_path`: where the tokenizer is, if not with the model. A model without one takes token ids.
         `dtype`: of weights and cache (bfloat16, float16, float32, or their names), whatever the checkpoint's own.
-        `backend`: "native" for the C++ kernels, "torch" for their specification in plain torch.
+        `backend`: "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
+        from Python; "torch" for their specification in plain torch. The first two give the same bits.
         `num_threads`: of this process's kernels; None for the physical cores that this process may use.
         `max_seq_len`: the longest a sequence, prompt included, may get; None for what the model's config allows.
         `progress`: a bar while loading, on a terminal only.
@@ -79,7 +80,7 @@ class LLMModel:
             found = find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
             self.tokenizer = load_tokenizer(found, self._model.vocab_size)
         budget = int(available_memory_bytes() * CACHE_SHARE)
-        self._engine: Engine | None = Engine.create(self._model, ops, budget, max_seq_len=max_seq_len)
+        self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, max_seq_len=max_seq_len)
         self._generator: Generator | None = Generator(self._engine, self.tokenizer, self._defaults(directory))
         self.config = self._model.config
         """The model's config, read from config.json, with that architecture's defaults."""

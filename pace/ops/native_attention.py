@@ -39,7 +39,7 @@ def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
     """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounded to nearest even in the cache's dtype.
 
     k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError for a slot outside."""
-    view, kv_heads, head_dim = _view(kv)
+    view, kv_heads, head_dim = kv_view(kv)
     for name, tensor in (("k", k), ("v", v)):
         if check_heads(name, tensor)[1:] != (kv_heads, head_dim):
             raise ValueError(f"{name} must be [T, {kv_heads}, {head_dim}] for this cache; got {describe(tensor)}")
@@ -63,7 +63,7 @@ def attention(
 
     Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it came in, the
     other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own lengths or the cache."""
-    view, kv_heads, head_dim = _view(kv)
+    view, kv_heads, head_dim = kv_view(kv)
     tokens, heads, query_dim = check_heads("q", q)
     if query_dim != head_dim or heads == 0 or heads % kv_heads:
         raise ValueError(
@@ -98,7 +98,7 @@ def attention(
     return out
 
 
-def _view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
+def kv_view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
     """The cache as C++ sees it, its heads and their size; raises unless k and v have the layout of docs/architecture.md."""
     k, v = kv.k, kv.v
     if k.dtype not in CACHE_DTYPES or v.dtype != k.dtype:

@@ -80,8 +80,10 @@ struct Problem {
         op.block_table = table.data();
         op.table_stride = blocks;
         op.prepare(threads);
+        std::vector<char> workspace(op.workspace_bytes());
+        op.set_workspace(workspace.data());
         for (int phase = 0; phase < AttentionOp::kPhases; ++phase) {
-            for (int64_t chunk = op.chunks(phase) - 1; chunk >= 0; --chunk) op.run(phase, chunk);
+            for (int64_t chunk = op.chunks(phase) - 1; chunk >= 0; --chunk) op.run(phase, chunk, 0);
         }
         return out;
     }

@@ -1,27 +1,44 @@
 // Ops: checks, and how work is cut into chunks that may run in any order on any thread.
 //
-// An op is a struct that holds its arguments. prepare() validates them and fixes the cut; phase p then has chunks(p)
-// independent chunks, and all of phase p is done before phase p + 1 begins. run(phase, chunk) does one of them; it may
-// use thread_scratch(). execute() runs an op on the thread pool; the Program executor runs the same structs.
+// An op is a struct that holds its arguments. prepare(threads) validates them and fixes the cut; phase p then has chunks(p)
+// independent chunks, and all of phase p is done before phase p + 1 begins. run(phase, chunk, thread) does one of them on
+// one of these threads; it may use thread_scratch(). What an op leaves from one phase to the next lies in a workspace, which
+// the executor provides before every run and which ops that run one after the other share. execute() runs an op on the
+// thread pool; Program (pace/program.h) runs the same structs, a whole step of a model at once.
 #pragma once
 
+#include <concepts>
 #include <vector>
 
 #include "pace/kernels.h"
+#include "pace/row_ops.h"
 #include "pace/threading.h"
 #include "pace/types.h"
 
 namespace pace {
 
+// What the pool calls for one phase of an op.
+template <class Op>
+struct PhaseBody {
+    const Op* op;
+    int phase;
+    void operator()(int64_t chunk, int thread) const { op->run(phase, chunk, thread); }
+};
+
+template <class Op>
+concept HasWorkspace = requires(Op op, void* memory) {
+    { op.workspace_bytes() } -> std::same_as<size_t>;
+    op.set_workspace(memory);
+};
+
+// A buffer of the calling thread that outlives its own chunks.
+void* thread_workspace(size_t bytes);
+
 template <class Op>
 void execute(Op& op) {
     op.prepare(ThreadPool::instance().num_threads());
-    struct Body {
-        const Op* op;
-        int phase;
-        void operator()(int64_t chunk, int) const { op->run(phase, chunk); }
-    };
-    Body bodies[Op::kPhases];
+    if constexpr (HasWorkspace<Op>) op.set_workspace(thread_workspace(op.workspace_bytes()));
+    PhaseBody<Op> bodies[Op::kPhases];
     Phase phases[Op::kPhases];
     for (int p = 0; p < Op::kPhases; ++p) {
         bodies[p] = {&op, p};
@@ -55,35 +72,41 @@ struct PackOp {
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Rows of a weight: ids[t] -> out [count, K]; fp32 if widen, else the weight's dtype. ids = null means rows 0..count-1.
+// Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen, else the weight's dtype. ids = null means rows
+// 0..count-1.
 struct GatherOp {
     static constexpr int kPhases = 1;
     const void* weight;
     const int64_t* ids;
+    int64_t offset;
     int64_t count;
     void* out;
     bool widen;
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 
     int64_t chunk_count, rows_per_chunk;
 };
 
 // ---- Linear (ops/linear.cpp)
 
-// out [rows, N] = residual + act(x W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
+// out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
+//
+// Inputs that are normalised, or rounded to bf16 because the table wants that, are prepared first: by a phase of its own, or,
+// where there are so few rows that a barrier would cost more, by every thread for itself before its first product.
 struct LinearOp {
-    static constexpr int kPhases = 2;  // round the inputs to bf16, where the table wants that; multiply
+    static constexpr int kPhases = 2;  // prepare the inputs; multiply
     const float* x;
     int64_t x_stride;  // elements between rows
     int64_t rows;
+    Norm norm;         // of x
     const void* weight;
     const float* bias;  // [N], or null
     Activation activation;
@@ -91,19 +114,30 @@ struct LinearOp {
     float* out;             // contiguous
 
     void prepare(int threads);  // throws std::invalid_argument for a weight of another table's layout
-    int64_t chunks(int phase) const { return phase == 0 ? round_chunks : row_blocks * panel_blocks; }
-    void run(int phase, int64_t chunk) const;
+    int64_t chunks(int phase) const { return phase == 0 ? input_chunks : row_blocks * panel_blocks; }
+    void run(int phase, int64_t chunk, int thread) const;
 
-    // Where phase 0 leaves the rounded inputs: rows * k_padded bf16, if workspace_bytes() > 0.
-    size_t workspace_bytes() const { return round_chunks ? size_t(rows) * k_padded * sizeof(BF16) : 0; }
-    BF16* workspace;
+    // Prepared inputs, [rows][k_padded] of bf16 or fp32: one copy, or one for each thread.
+    size_t workspace_bytes() const;
+    void set_workspace(void* memory) {
+        workspace = static_cast<char*>(memory);
+        prepared.assign(prepared.size(), false);
+    }
 
 private:
+    enum class Inputs { Plain, Shared, PerThread };  // x as it is; prepared by phase 0; prepared by each thread
     const KernelTable* table;
     int64_t k, k_padded, n_out, panels;
     DType dtype;
     bool glu, rounds;
-    int64_t round_chunks, rows_per_round, row_blocks, rows_per_block, panel_blocks, panels_per_block;
+    Inputs inputs;
+    int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block, panel_blocks, panels_per_block;
+    char* workspace;
+    mutable std::vector<char> prepared;  // by thread, with Inputs::PerThread
+
+    size_t copy_bytes() const;
+    void prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const;
+    const char* prepared_inputs(int thread) const;
 };
 
 // Elementwise y = act(x); x may equal y.
@@ -116,12 +150,9 @@ struct ActivationOp {
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 
     int64_t chunk_count, elements_per_chunk;
 };
-
-// A buffer of the calling thread that outlives its own chunks: for what phase 0 of an op leaves to phase 1.
-void* thread_workspace(size_t bytes);
 
 }  // namespace pace

@@ -5,23 +5,30 @@
 
 namespace pace {
 
-// csrc/ops/norm.cpp. y = norm(x + residual), sum = x + residual; see kernels/norm.inl.
+// A norm of rows and its parameters; see kernels/norm.inl.
+struct Norm {
+    enum class Kind : int { None, Rms, Layer } kind;
+    const float* weight;  // [k]; may be null for Layer
+    const float* bias;    // [k], Layer only; or null
+    float eps;
+
+    explicit operator bool() const { return kind != Kind::None; }
+};
+
+// csrc/ops/norm.cpp. y = norm(x + residual), sum = x + residual.
 struct NormOp {
     static constexpr int kPhases = 1;
-    bool layer;             // layer_norm, else rms_norm
+    Norm norm;
     const float* x;         // [rows][k], x_stride floats between rows
     int64_t x_stride;
     const float* residual;  // [rows][k], or null
-    const float* weight;    // [k]; may be null for layer_norm
-    const float* bias;      // [k], layer_norm only; or null
-    float eps;
     int64_t rows, k;
     float* sum;             // [rows][k], where there is a residual
     float* y;               // [rows][k]
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 
     int64_t chunk_count, rows_per_chunk;
 };
@@ -36,7 +43,7 @@ struct HeadNormOp {
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 
     int64_t chunk_count, tokens_per_chunk;
 };
@@ -52,9 +59,38 @@ struct RotaryOp {
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 
     int64_t chunk_count, tokens_per_chunk;
+};
+
+// csrc/ops/elementwise.cpp. y = a + b, all [count].
+struct AddOp {
+    static constexpr int kPhases = 1;
+    const float *a, *b;
+    float* y;  // may be a or b
+    int64_t count;
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count;
+};
+
+// csrc/ops/elementwise.cpp. y [count][k] = rows `indices` of x [..][k].
+struct GatherRowsOp {
+    static constexpr int kPhases = 1;
+    const float* x;
+    const int64_t* indices;
+    int64_t x_rows, count, k;
+    float* y;
+
+    void prepare(int threads);  // throws std::invalid_argument for an index outside of x
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk;
 };
 
 // csrc/ops/sampling.cpp. indices[r] = where row r is largest, the lowest index among equals; -1 for a row with NaN.
@@ -66,7 +102,7 @@ struct ArgmaxOp {
 
     void prepare(int) {}
     int64_t chunks(int) const { return rows; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 };
 
 // csrc/ops/sampling.cpp. y = softmax or log_softmax of every row.
@@ -79,7 +115,7 @@ struct SoftmaxOp {
 
     void prepare(int) {}
     int64_t chunks(int) const { return rows; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 };
 
 // csrc/ops/sampling.cpp. Sets to -inf in every row all but the top_k largest (and what equals the last of them), then all but
@@ -94,7 +130,7 @@ struct TopKTopPOp {
 
     void prepare(int) {}
     int64_t chunks(int) const { return rows; }
-    void run(int phase, int64_t chunk) const;
+    void run(int phase, int64_t chunk, int thread) const;
 };
 
 }  // namespace pace

@@ -44,7 +44,9 @@ public:
     // Runs the phases in order and returns when the last chunk is done; the caller works too. Callers from several threads
     // take turns. Called from inside a chunk, the phases run on the calling thread alone (thread = 0).
     // If a chunk throws, no further chunk is begun and the first exception is rethrown here, when all begun chunks ended.
-    void run(const Phase* phases, int count);
+    // Where `opened` is given, opened[p] becomes the time at which phase p was opened, in nanoseconds of a steady clock, and
+    // opened[count] that of the end (count + 1 entries).
+    void run(const Phase* phases, int count, int64_t* opened = nullptr);
 
     template <class F, class = std::enable_if_t<std::is_invocable_v<const F&, int64_t, int>>>
     void run(int64_t chunks, const F& f) {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pace.llm.batch import ForwardBatch, KVSpec
 from pace.llm.layers import Embedding, Layer, LayerNorm, LMHead, NoNorm, NoRotary, RMSNorm, Rotary, Slot, TiedLMHead
+from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import ModelConfig
 
 logger = logging.getLogger("pace")
@@ -91,11 +92,16 @@ class BaseModelForCausalLM(Layer):
         return KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype)
 
     def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
-        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
+        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
+        return self.compute(ops, batch, self.angles(batch))
 
-        Everything that looks at `tokens`, `positions` or `rope_lengths` with plain torch happens before the first layer; from
-        there on, `ops` and views only. The final norm and the head run on the wanted rows alone."""
-        angles = self.rotary.angles(batch.positions, batch.rope_lengths)
+    def angles(self, batch: ForwardBatch) -> Angles:
+        """Of every token of the step; plain torch, the same for all layers."""
+        return self.rotary.angles(batch.positions, batch.rope_lengths)
+
+    def compute(self, ops: ModuleType, batch: ForwardBatch, angles: Angles) -> Tensor:
+        """`forward` without its preparation: `ops`, views, sums and the choice of rows only, so that it can be recorded
+        (pace/graph). The final norm and the head run on the wanted rows alone."""
         x = self.embed(ops, batch)
         for layer, kv in zip(self.layers, batch.kv, strict=True):
             x = layer(ops, x, angles, batch, kv)

@@ -16,14 +16,15 @@ import torch
 
 from pace import _C, env
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
 
 logger = logging.getLogger("pace")
 
-BACKENDS = {"native": "pace.ops.native", "torch": "pace.ops.reference"}
-"""What the user calls a backend -> its implementation of `pace.ops`."""
+BACKENDS = {"native": "pace.ops.native", "native-eager": "pace.ops.native", "torch": "pace.ops.reference"}
+"""What the user calls a backend -> its implementation of `pace.ops`. "native" runs it as a recorded program, the others op by op."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -50,8 +51,8 @@ def load_model(
 ) -> BaseModelForCausalLM:
     """The model of a checkpoint, ready to run; where it comes from is told in `find_checkpoint`.
 
-    `dtype` is how the weights are held, whatever they are stored as. `backend` "native" runs the C++ kernels, "torch" their
-    plain-torch specification. `num_threads` sets the threads of this process's kernels, and of loading; by default the
+    `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++ kernels,
+    "torch" their plain-torch specification. `num_threads` sets the threads of this process's kernels, and of loading; by default the
     physical cores that this process may use. `progress` shows a bar, on a terminal only.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
@@ -94,6 +95,11 @@ def select_ops(backend: str) -> ModuleType:
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
     return importlib.import_module(BACKENDS[backend])
+
+
+def executable(model: BaseModelForCausalLM, backend: str) -> BaseModelForCausalLM | CompiledModel:
+    """What the engine runs: the loaded model itself, or a recording of it, as the backend says."""
+    return CompiledModel(model) if backend == "native" else model
 
 
 def use_threads(num_threads: int | None) -> int:

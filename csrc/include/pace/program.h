@@ -1,0 +1,158 @@
+// A model's forward pass as a list of instructions, recorded once and run in one call per step.
+//
+//   record   linear(...), attention(...), ... append instructions over *values*: rows of fp32 in numbered buffers
+//   run      binds each instruction to this step's memory, cuts it into phases, and hands all phases of all instructions to
+//            the thread pool at once: one parallel region, a barrier between phases, nothing allocated while shapes repeat
+//
+// The instructions are the ops of pace/ops.h, so a program computes bit for bit what the ops computed one by one do. Which
+// value lives in which buffer was planned by the recorder (pace/graph); a program believes it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "pace/attention.h"
+#include "pace/ops.h"
+#include "pace/row_ops.h"
+#include "pace/threading.h"
+
+namespace pace {
+
+// What one step gives to a program; the arrays are those of ForwardBatch in pace/llm/batch.py.
+struct Step {
+    int64_t tokens;            // T
+    int64_t logit_rows;        // R
+    const int64_t* ids;        // [T]
+    const int64_t* positions;  // [T]
+    const float *cos, *sin;    // [T][half], where the program rotates
+    const int64_t* slots;      // [T]
+    const int64_t* rows;       // [R], ascending
+    int64_t spans;             // S
+    const int32_t* query_start;  // [S + 1]
+    const int32_t* kv_len;       // [S]
+    const int32_t* block_table;  // [S][table_stride]
+    int64_t table_stride;
+    float* logits;             // [R][vocabulary], written
+};
+
+// [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its buffer.
+struct Value {
+    static constexpr int kLogits = -1;  // the buffer of the result, Step::logits
+    int buffer;
+    int64_t columns;
+    bool per_token;
+};
+
+// Heads [rows][count][head_dim] within the rows of a value, from `column` on.
+struct HeadsOf {
+    Value value;
+    int64_t column, count;
+};
+
+class Program {
+public:
+    // Buffer i has room for `widths[i]` floats of each token.
+    explicit Program(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
+
+    enum class Ids { Tokens, Positions };
+
+    // -- recording; weights and parameters must outlive the program
+    void embedding(Value out, const void* weight, Ids ids, int64_t offset);
+    void gather_rows(Value out, Value x);
+    void add(Value out, Value a, Value b);
+    void norm(Value out, Value x, const Norm& norm);
+    void linear(Value out, Value x, const Norm& norm, const void* weight, const float* bias, Activation activation,
+                const Value* residual);
+    void prepare_heads(HeadsOf q, HeadsOf k, HeadsOf v, const Norm& query_norm, const Norm& key_norm, int64_t half,
+                       bool interleaved, int layer);
+    void attention(Value out, HeadsOf q, int layer, float scale, int64_t window, float softcap);
+
+    // -- running
+    // The cache of every layer. The views must stay valid for as long as the program runs on them.
+    void set_cache(std::vector<KvView> layers);
+
+    // Computes one step. Callers from several threads take turns. Throws std::invalid_argument, before anything is computed,
+    // for what an instruction refuses: an id outside of the vocabulary, a slot outside of the cache, ...
+    void run(const Step& step);
+
+    // -- looking
+    struct Timing {
+        std::string name;
+        int64_t runs;
+        double seconds;  // from the opening of its first phase to the end of its last, over all runs
+    };
+    void set_profiling(bool on);  // forgets earlier timings
+    std::vector<Timing> timings() const;
+    int64_t num_instructions() const { return int64_t(instructions_.size()); }
+    int64_t barriers() const { return int64_t(phases_.size()); }  // of the last run
+    size_t buffer_bytes() const { return arena_.bytes + workspace_.bytes; }
+
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+
+private:
+    struct Memory {  // zero-filled pages that grow, and are given back when they go
+        char* data = nullptr;
+        size_t bytes = 0;
+        bool grow(size_t wanted);  // whether it moved
+        Memory() = default;
+        ~Memory();
+    };
+
+    // Where this step's values are.
+    struct Frame {
+        const Program& program;
+        const Step& step;
+        float* at(Value value) const;
+        float* at(HeadsOf heads) const { return at(heads.value) + heads.column; }
+        int64_t rows_of(Value value) const { return value.per_token ? step.tokens : step.logit_rows; }
+    };
+
+    // One op, and how a step's memory becomes its arguments.
+    class Instruction {
+    public:
+        Instruction(std::string name, bool varies) : name(std::move(name)), varies(varies) {}
+        virtual ~Instruction() = default;
+        virtual void bind(const Frame& frame, int threads) = 0;
+        virtual size_t workspace_bytes() const = 0;
+        virtual void set_workspace(void* memory) = 0;
+        virtual void append_phases(std::vector<Phase>& phases) const = 0;
+
+        const std::string name;
+        const bool varies;  // bound for every step; others only when the number of rows or threads changes
+        int64_t runs = 0, nanoseconds = 0;
+    };
+    template <class Op, class Bind>
+    class Recorded;
+    template <class Op, class Bind>
+    void record(std::string name, bool varies, Bind bind);
+
+    // What instructions that do not vary were bound for.
+    struct Shape {
+        int64_t tokens = -1, logit_rows = -1;
+        int threads = 0;
+        const KernelTable* table = nullptr;
+        bool operator==(const Shape&) const = default;
+    };
+
+    void lay_out(const Step& step);
+    void bind(const Step& step);
+    void collect_phases();
+    void add_timings(const std::vector<int64_t>& opened);
+
+    const std::vector<int64_t> widths_;
+    std::vector<std::unique_ptr<Instruction>> instructions_;
+    std::vector<KvView> cache_;
+    std::vector<float*> buffers_;
+    Memory arena_, workspace_;
+    Shape bound_;
+    std::vector<Phase> phases_;
+    std::vector<int> first_phase_;  // of each instruction, in phases_
+    bool profiling_ = false;
+    mutable std::mutex mutex_;
+};
+
+}  // namespace pace

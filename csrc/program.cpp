@@ -1,0 +1,250 @@
+// The executor of recorded programs. What each instruction computes is in csrc/ops.
+#include "pace/program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "pace/attention_ops.h"
+
+namespace pace {
+
+// ---- Memory
+
+Program::Memory::~Memory() {
+    if (data) munmap(data, bytes);
+}
+
+bool Program::Memory::grow(size_t wanted) {
+    if (wanted <= bytes) return false;
+    constexpr size_t kPage = 4096;
+    const size_t rounded = (wanted + kPage - 1) / kPage * kPage;
+    void* const memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    if (data) munmap(data, bytes);
+    data = static_cast<char*>(memory);
+    bytes = rounded;
+    return true;
+}
+
+float* Program::Frame::at(Value value) const {
+    return value.buffer == Value::kLogits ? step.logits : program.buffers_[value.buffer];
+}
+
+// ---- Recording
+
+template <class Op, class Bind>
+class Program::Recorded final : public Instruction {
+public:
+    Recorded(std::string name, bool varies, Bind bind) : Instruction(std::move(name), varies), bind_(std::move(bind)) {
+        for (int p = 0; p < Op::kPhases; ++p) bodies_[p] = {&op_, p};
+    }
+    void bind(const Frame& frame, int threads) override {
+        bind_(op_, frame);
+        op_.prepare(threads);
+    }
+    size_t workspace_bytes() const override {
+        if constexpr (HasWorkspace<Op>) return op_.workspace_bytes();
+        return 0;
+    }
+    void set_workspace(void* memory) override {
+        if constexpr (HasWorkspace<Op>) op_.set_workspace(memory);
+    }
+    void append_phases(std::vector<Phase>& phases) const override {
+        for (int p = 0; p < Op::kPhases; ++p) {
+            if (op_.chunks(p) > 0) phases.push_back(make_phase(op_.chunks(p), bodies_[p]));
+        }
+    }
+
+private:
+    Op op_ = {};
+    PhaseBody<Op> bodies_[Op::kPhases];
+    const Bind bind_;
+};
+
+template <class Op, class Bind>
+void Program::record(std::string name, bool varies, Bind bind) {
+    instructions_.push_back(std::make_unique<Recorded<Op, Bind>>(std::move(name), varies, std::move(bind)));
+    bound_ = {};
+}
+
+void Program::embedding(Value out, const void* weight, Ids ids, int64_t offset) {
+    record<GatherOp>("embedding", true, [=](GatherOp& op, const Frame& frame) {
+        op.weight = weight;
+        op.ids = ids == Ids::Tokens ? frame.step.ids : frame.step.positions;
+        op.offset = offset;
+        op.count = frame.rows_of(out);
+        op.out = frame.at(out);
+        op.widen = true;
+    });
+}
+
+void Program::gather_rows(Value out, Value x) {
+    record<GatherRowsOp>("gather rows", true, [=](GatherRowsOp& op, const Frame& frame) {
+        op.x = frame.at(x);
+        op.indices = frame.step.rows;
+        op.x_rows = frame.rows_of(x);
+        op.count = frame.rows_of(out);
+        op.k = x.columns;
+        op.y = frame.at(out);
+    });
+}
+
+void Program::add(Value out, Value a, Value b) {
+    record<AddOp>("add", false, [=](AddOp& op, const Frame& frame) {
+        op.a = frame.at(a);
+        op.b = frame.at(b);
+        op.y = frame.at(out);
+        op.count = frame.rows_of(out) * out.columns;
+    });
+}
+
+void Program::norm(Value out, Value x, const Norm& norm) {
+    record<NormOp>("norm", false, [=](NormOp& op, const Frame& frame) {
+        op.norm = norm;
+        op.x = frame.at(x);
+        op.x_stride = x.columns;
+        op.rows = frame.rows_of(x);
+        op.k = x.columns;
+        op.y = frame.at(out);
+    });
+}
+
+void Program::linear(Value out, Value x, const Norm& norm, const void* weight, const float* bias, Activation activation,
+                     const Value* residual) {
+    const bool varies = out.buffer == Value::kLogits;
+    const bool adds = residual != nullptr;
+    const Value added = adds ? *residual : out;
+    const std::string name = "linear " + std::to_string(out.columns) + " x " + std::to_string(x.columns);
+    record<LinearOp>(name, varies, [=](LinearOp& op, const Frame& frame) {
+        op.x = frame.at(x);
+        op.x_stride = x.columns;
+        op.rows = frame.rows_of(x);
+        op.norm = norm;
+        op.weight = weight;
+        op.bias = bias;
+        op.activation = activation;
+        op.residual = adds ? frame.at(added) : nullptr;
+        op.out = frame.at(out);
+    });
+}
+
+void Program::prepare_heads(HeadsOf q, HeadsOf k, HeadsOf v, const Norm& query_norm, const Norm& key_norm, int64_t half,
+                            bool interleaved, int layer) {
+    record<PrepareHeadsOp>("prepare heads", true, [=](PrepareHeadsOp& op, const Frame& frame) {
+        op.q = frame.at(q);
+        op.k = frame.at(k);
+        op.v = frame.at(v);
+        op.token_stride = q.value.columns;
+        op.query_heads = q.count;
+        op.tokens = frame.step.tokens;
+        op.query_norm = query_norm;
+        op.key_norm = key_norm;
+        op.cos = frame.step.cos;
+        op.sin = frame.step.sin;
+        op.half = half;
+        op.interleaved = interleaved;
+        op.kv = frame.program.cache_[layer];
+        op.slots = frame.step.slots;
+    });
+}
+
+void Program::attention(Value out, HeadsOf q, int layer, float scale, int64_t window, float softcap) {
+    record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
+        const Step& step = frame.step;
+        const KvView& kv = frame.program.cache_[layer];
+        op.args = {frame.at(q), q.value.columns, kv.head_dim, kv, q.count, scale, window, softcap, frame.at(out)};
+        op.tokens = step.tokens;
+        op.spans = step.spans;
+        op.query_start = step.query_start;
+        op.kv_len = step.kv_len;
+        op.block_table = step.block_table;
+        op.table_stride = step.table_stride;
+    });
+}
+
+// ---- Running
+
+void Program::set_cache(std::vector<KvView> layers) {
+    const std::lock_guard<std::mutex> turn(mutex_);
+    cache_ = std::move(layers);
+}
+
+void Program::run(const Step& step) {
+    const std::lock_guard<std::mutex> turn(mutex_);
+    bind(step);
+    std::vector<int64_t> opened(profiling_ ? phases_.size() + 1 : 0);
+    ThreadPool::instance().run(phases_.data(), int(phases_.size()), profiling_ ? opened.data() : nullptr);
+    if (profiling_) add_timings(opened);
+}
+
+// Places the buffers one after the other, each at a cache line.
+void Program::lay_out(const Step& step) {
+    const auto rounded = [&](int64_t width) { return (width * step.tokens * int64_t(sizeof(float)) + 63) / 64 * 64; };
+    size_t total = 0;
+    for (const int64_t width : widths_) total += rounded(width);
+    arena_.grow(total);
+    buffers_.clear();
+    char* next = arena_.data;
+    for (const int64_t width : widths_) {
+        buffers_.push_back(reinterpret_cast<float*>(next));
+        next += rounded(width);
+    }
+}
+
+void Program::bind(const Step& step) {
+    const int threads = ThreadPool::instance().num_threads();
+    const Shape shape = {step.tokens, step.logit_rows, threads, &kernels()};
+    const bool reshaped = shape != bound_;
+    bound_ = {};  // until all instructions are bound: some of them may throw
+    if (reshaped) lay_out(step);
+    const Frame frame = {*this, step};
+    size_t workspace = 0;
+    for (const auto& instruction : instructions_) {
+        if (reshaped || instruction->varies) instruction->bind(frame, threads);
+        workspace = std::max(workspace, instruction->workspace_bytes());
+    }
+    workspace_.grow(workspace);
+    for (const auto& instruction : instructions_) instruction->set_workspace(workspace_.data);
+    collect_phases();
+    bound_ = shape;
+}
+
+void Program::collect_phases() {
+    phases_.clear();
+    first_phase_.clear();
+    for (const auto& instruction : instructions_) {
+        first_phase_.push_back(int(phases_.size()));
+        instruction->append_phases(phases_);
+    }
+    first_phase_.push_back(int(phases_.size()));
+}
+
+// ---- Looking
+
+void Program::set_profiling(bool on) {
+    const std::lock_guard<std::mutex> turn(mutex_);
+    profiling_ = on;
+    for (const auto& instruction : instructions_) instruction->runs = instruction->nanoseconds = 0;
+}
+
+void Program::add_timings(const std::vector<int64_t>& opened) {
+    for (size_t i = 0; i < instructions_.size(); ++i) {
+        instructions_[i]->runs += 1;
+        instructions_[i]->nanoseconds += opened[first_phase_[i + 1]] - opened[first_phase_[i]];
+    }
+}
+
+std::vector<Program::Timing> Program::timings() const {
+    const std::lock_guard<std::mutex> turn(mutex_);
+    std::vector<Timing> timings;
+    for (const auto& instruction : instructions_) {
+        timings.push_back({instruction->name, instruction->runs, 1e-9 * double(instruction->nanoseconds)});
+    }
+    return timings;
+}
+
+}  // namespace pace

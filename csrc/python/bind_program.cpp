@@ -1,0 +1,71 @@
+// Recorded programs (pace/program.h). Weights, parameters and caches are kept alive by the Python side.
+#include "bindings.h"
+#include "pace/program.h"
+
+namespace {
+
+using pace::HeadsOf;
+using pace::Norm;
+using pace::Program;
+using pace::Value;
+
+Norm make_norm(const std::string& kind, Address weight, Address bias, float eps) {
+    return {kind == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms, at<const float>(weight), at<const float>(bias), eps};
+}
+
+void linear(Program& program, Value out, Value x, const Norm* norm, Address weight, Address bias, int activation,
+            const Value* residual) {
+    program.linear(out, x, norm ? *norm : Norm{}, at<const void>(weight), at<const float>(bias), pace::Activation(activation),
+                   residual);
+}
+
+void prepare_heads(Program& program, HeadsOf q, HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm,
+                   int64_t half, bool interleaved, int layer) {
+    program.prepare_heads(q, k, v, query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved, layer);
+}
+
+void attention(Program& program, Value out, HeadsOf q, int layer, float scale, int64_t window, float softcap) {
+    program.attention(out, q, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
+}
+
+void run(Program& program, int64_t tokens, int64_t logit_rows, Address ids, Address positions, Address cos, Address sin,
+         Address slots, Address rows, int64_t spans, Address query_start, Address kv_len, Address block_table,
+         int64_t table_stride, Address logits) {
+    program.run({tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions), at<const float>(cos),
+                 at<const float>(sin), at<const int64_t>(slots), at<const int64_t>(rows), spans,
+                 at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table), table_stride,
+                 at<float>(logits)});
+}
+
+py::list timings(const Program& program) {
+    py::list out;
+    for (const Program::Timing& timing : program.timings()) out.append(py::make_tuple(timing.name, timing.runs, timing.seconds));
+    return out;
+}
+
+}  // namespace
+
+void bind_program(py::module_& m) {
+    const py::call_guard<py::gil_scoped_release> release;
+    py::class_<Value>(m, "Value").def(py::init<int, int64_t, bool>(), py::arg("buffer"), py::arg("columns"), py::arg("per_token"));
+    py::class_<HeadsOf>(m, "Heads").def(py::init<Value, int64_t, int64_t>(), py::arg("value"), py::arg("column"), py::arg("count"));
+    py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"), py::arg("eps"));
+    py::class_<Program>(m, "Program")
+        .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
+        .def("embedding", [](Program& program, Value out, Address weight, bool positions, int64_t offset) {
+            program.embedding(out, at<const void>(weight), positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
+        })
+        .def("gather_rows", &Program::gather_rows)
+        .def("add", &Program::add)
+        .def("norm", &Program::norm)
+        .def("linear", linear)
+        .def("prepare_heads", prepare_heads)
+        .def("attention", attention)
+        .def("set_cache", &Program::set_cache)
+        .def("run", run, release)
+        .def("set_profiling", &Program::set_profiling)
+        .def("timings", timings)
+        .def_property_readonly("num_instructions", &Program::num_instructions)
+        .def_property_readonly("barriers", &Program::barriers)
+        .def_property_readonly("buffer_bytes", &Program::buffer_bytes);
+}

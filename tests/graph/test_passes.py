@@ -1,0 +1,144 @@
+"""The rewrites keep what must be kept, and no two living values share a buffer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from pace.graph.instructions import Add, Attention, Embedding, Heads, Linear, Norm, NormHeads, NormParameters, PrepareHeads, RotateHeads, Rotation, Value
+from pace.graph.passes import fuse_heads, fuse_norms, plan_buffers
+from pace.graph.tracer import LogitRows, SymbolicAngles, Tracer
+from pace.ops.weight import PackedWeight
+
+RMS = NormParameters("rms", torch.ones(8), None, 1e-5)
+TURN = Rotation(2, False)
+
+
+def weight(n=8, k=8):
+    return PackedWeight(n, k, torch.float32)
+
+
+def linear(x, residual=None, columns=8):
+    return Linear(Value(columns), x, weight(columns, x.columns), None, None, residual)
+
+
+def test_a_norm_that_only_linears_read_becomes_part_of_them():
+    x = Value(8)
+    norm = Norm(Value(8), x, RMS)
+    first, second = linear(norm.out), linear(norm.out, residual=x)
+    fused = fuse_norms([norm, first, second])
+    assert [(i.x, i.norm, i.residual, i.out) for i in fused] == [(x, RMS, None, first.out), (x, RMS, x, second.out)]
+
+
+@pytest.mark.parametrize("also", ["residual", "add", "attention"])
+def test_a_norm_that_others_read_too_stays(also):
+    norm = Norm(Value(8), Value(8), RMS)
+    other = {
+        "residual": linear(Value(8), residual=norm.out),
+        "add": Add(Value(8), norm.out, Value(8)),
+        "attention": Attention(Value(8), Heads(norm.out, 0, 2, 4), 0, 1.0, None, None),
+    }[also]
+    instructions = [norm, linear(norm.out), other]
+    assert fuse_norms(instructions) == instructions
+
+
+def test_norms_of_norms_are_not_fused_twice():
+    inner = Norm(Value(8), Value(8), RMS)
+    outer = Norm(Value(8), inner.out, RMS)
+    fused = fuse_norms([inner, outer, linear(outer.out)])
+    assert fused[0] is inner and fused[1].x is inner.out and len(fused) == 2
+
+
+def heads_of(value):
+    return Heads(value, 0, 2, 4), Heads(value, 8, 1, 4), Heads(value, 12, 1, 4)
+
+
+def store(value):
+    _, k, v = heads_of(value)
+    return PrepareHeads(Heads(value, 8, 0, 4), k, v, layer=0)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("rotates", [False, True])
+def test_what_happens_to_heads_becomes_one_instruction(norms, rotates):
+    value = Value(16)
+    q, k, _ = heads_of(value)
+    before = [NormHeads(q, RMS), NormHeads(k, RMS)] * norms + [RotateHeads(q, TURN), RotateHeads(k, TURN)] * rotates
+    (fused,) = fuse_heads([*before, store(value)])
+    assert (fused.query_norm, fused.key_norm, fused.rotation) == (norms and RMS or None, norms and RMS or None, rotates and TURN or None)
+    assert fused.k == k and (fused.q == q if before else fused.q.count == 0)
+
+
+def test_heads_in_another_order_stay_as_they_are():
+    value, other = Value(16), Value(16)
+    q, k, _ = heads_of(value)
+    for before in (
+        [RotateHeads(q, TURN), NormHeads(q, RMS), RotateHeads(k, TURN)],  # rotated before the norm
+        [RotateHeads(q, TURN)],  # the keys are not
+        [RotateHeads(q, TURN), RotateHeads(k, Rotation(2, True))],  # in two ways
+        [NormHeads(q, RMS), NormHeads(q, RMS)],  # twice
+    ):
+        instructions = [*before, store(value)]
+        assert fuse_heads(instructions) == instructions
+    foreign = RotateHeads(heads_of(other)[0], TURN)
+    assert fuse_heads([foreign, store(value)])[0] is foreign
+
+
+def check_plan(instructions, result):
+    """Runs the plan on names instead of numbers: each read must find what was last written to that value."""
+    plan = plan_buffers(instructions, result)
+    content = {}
+    for instruction in instructions:
+        for value in instruction.reads():
+            assert value is result or content[plan.number[value]] is value, "overwritten while it was needed"
+        for value in instruction.writes():
+            if value is not result:
+                assert plan.widths[plan.number[value]] >= value.columns
+                content[plan.number[value]] = value
+    return plan
+
+
+def source():
+    return Embedding(Value(8), weight(), False, 0)
+
+
+def test_no_living_values_share_a_buffer():
+    for seed in range(300):
+        rng = random.Random(seed)
+        instructions = [source()]
+        for _ in range(rng.randint(1, 12)):
+            values = [instruction.out for instruction in instructions]
+            x, residual = rng.choice(values), rng.choice([None, *values])
+            columns = residual.columns if residual else rng.choice([4, 8, 32])
+            instructions.append(rng.choice([linear(x, residual, columns), Add(Value(x.columns), x, x)]))
+        check_plan(instructions, instructions[-1].out)
+
+
+def test_a_chain_needs_two_buffers_and_a_residual_none():
+    chain = [source()]
+    for _ in range(6):
+        chain.append(linear(chain[-1].out))
+    assert len(check_plan(chain, chain[-1].out).widths) == 2
+
+    start = source()
+    inner = linear(start.out, columns=32)
+    last = linear(inner.out, residual=start.out)
+    end = linear(last.out)
+    plan = check_plan([start, inner, last, end], end.out)
+    assert plan.number[last.out] == plan.number[start.out] and plan.widths == [8, 32]
+
+
+def test_a_tracer_refuses_what_it_cannot_record():
+    tracer = Tracer()
+    rows = tracer.rms_norm(tracer.linear(tracer.record(linear(Value(8))), weight()), torch.ones(8), 1e-5)
+    with pytest.raises(NotImplementedError, match="'softmax' cannot be recorded"):
+        tracer.softmax(rows)
+    with pytest.raises(NotImplementedError, match="logit_rows alone"):
+        rows[3]
+    with pytest.raises(NotImplementedError, match="cut into heads only"):
+        rows.unflatten(1, (3, 4))
+    with pytest.raises(NotImplementedError, match="without gaps"):
+        rows.unflatten(1, (4, 2))[:, ::2]
+    assert not rows[LogitRows()].value.per_token and SymbolicAngles(2).half == 2

@@ -1,0 +1,136 @@
+"""A recorded model gives the bits of the same model run op by op: logits and cache, for every architecture and variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pace import _C
+from pace.llm.batch import ForwardBatch, Spans
+from pace.llm.models.compiled import CompiledModel
+from pace.ops import native
+from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
+from tests.support import Runner, load_model
+
+pytest.importorskip("transformers")
+
+STEPS = [{1: slice(0, 20)}, {3: slice(3, 36), 1: slice(20, PROMPT), 0: slice(0, 7), 2: slice(5, 6)}, {0: slice(7, 8)}, {0: slice(8, 9)}, {0: slice(9, 13), 2: slice(6, 7)}]
+"""Sequences and the parts of the prompt they get: chunks, ragged batches, single tokens (twice the same shape), a few rows."""
+
+
+@pytest.fixture(params=range(len(VARIANTS)), ids=IDS)
+def checkpoint(request, tmp_path):
+    model_type, _, fields = VARIANTS[request.param]
+    save_tiny(tmp_path, model_type, fields)
+    return tmp_path, torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(request.param))
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    """The instruction set and the threads as they were."""
+    isa, threads = _C.isa(), _C.get_num_threads()
+    yield
+    _C.select_isa(isa)
+    _C.set_num_threads(threads)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """torch.equal, where the NaN of a cache position never written equals itself."""
+    integer = {4: torch.int32, 2: torch.int16}[a.element_size()]
+    return a.shape == b.shape and torch.equal(a.view(integer), b.view(integer))
+
+
+def assert_same(folder, ids, dtype):
+    model = load_model(folder, dtype, native)
+    eager, compiled = (Runner(m, native, 4, PROMPT) for m in (model, CompiledModel(model)))
+    for chunks in STEPS:
+        step = {s: ids[part] for s, part in chunks.items()}
+        ours, expected = compiled.step(step), eager.step(step)
+        for s in step:
+            assert torch.isfinite(expected[s]).all()
+            assert torch.equal(ours[s], expected[s]), chunks
+    for ours, expected in zip(compiled.kv, eager.kv):
+        assert same_bits(ours.k, expected.k) and same_bits(ours.v, expected.v)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bits_as_op_by_op(checkpoint, threads):
+    _C.set_num_threads(threads)
+    assert_same(*checkpoint, torch.float32)
+    assert_same(*checkpoint, torch.bfloat16)
+
+
+@pytest.mark.parametrize("isa", _C.available_isas())
+@pytest.mark.parametrize("model_type, fields", [("qwen3", {}), ("gptj", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20})])
+def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
+    _C.select_isa(isa)
+    save_tiny(tmp_path, model_type, fields)
+    assert_same(tmp_path, torch.arange(2, 2 + PROMPT), torch.bfloat16)
+
+
+@pytest.fixture
+def models(tmp_path):
+    save_tiny(tmp_path, "qwen2", {})
+    model = load_model(tmp_path, torch.bfloat16, native)
+    return model, CompiledModel(model)
+
+
+def batch_of(model, tokens, logit_rows, slots=None):
+    count = len(tokens)
+    blocks = -(-max(count, 1) // 16)
+    spans = Spans(torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32), torch.arange(blocks, dtype=torch.int32)[None])
+    positions = torch.arange(count)
+    slots = positions if slots is None else slots
+    return ForwardBatch(tokens, positions, positions + 1, spans, slots, torch.tensor(logit_rows, dtype=torch.int64), model.kv_spec.allocate(blocks))
+
+
+def test_only_the_wanted_rows_get_logits(models):
+    model, compiled = models
+    tokens = torch.arange(2, 40)
+    for rows in ([], [0], [37], [3, 4, 30], list(range(38))):
+        batch = batch_of(model, tokens, rows)
+        ours, expected = compiled.forward(native, batch), model.forward(native, batch)
+        assert ours.shape == (len(rows), model.vocab_size) and torch.equal(ours, expected)
+
+
+def test_threads_may_change_between_steps(models):
+    model, compiled = models
+    results = []
+    for threads in (1, 3, 2, 1):
+        _C.set_num_threads(threads)
+        results += [compiled.forward(native, batch_of(model, torch.arange(2, 2 + n), [0, n - 1])) for n in (5, 30)]
+    for result in results[2:]:
+        assert any(torch.equal(result, first) for first in results[:2])
+
+
+def test_a_refused_step_harms_nothing(models):
+    model, compiled = models
+    good = batch_of(model, torch.arange(2, 7), [4])
+    expected = compiled.forward(native, good)
+    with pytest.raises(ValueError, match="ids must be in 0..98; got 99 at index 2"):
+        compiled.forward(native, batch_of(model, torch.tensor([2, 3, 99, 5, 6]), [4]))
+    with pytest.raises(ValueError, match="slot 160 of token 4 is outside of the cache of 1 blocks"):
+        compiled.forward(native, batch_of(model, torch.arange(2, 7), [4], torch.tensor([0, 1, 2, 3, 160])))
+    with pytest.raises(ValueError, match="row 5 is wanted of 5"):
+        compiled.forward(native, batch_of(model, torch.arange(2, 7), [5]))
+    assert torch.equal(compiled.forward(native, good), expected)
+
+
+def test_five_barriers_a_layer_or_six(models):
+    model, compiled = models
+    compiled.forward(native, batch_of(model, torch.tensor([5]), [0]))
+    per_layer = ["qkv with its norm", "heads and cache", "attention", "output", "gate and up with their norm", "down"]
+    assert compiled.program.num_barriers == len(per_layer) * model.config.num_hidden_layers + len(["embedding", "row", "head"])
+
+
+def test_timings_name_every_instruction_and_add_up(models):
+    model, compiled = models
+    compiled.program.set_profiling(True)
+    for _ in range(3):
+        compiled.forward(native, batch_of(model, torch.arange(2, 20), [17]))
+    timings = compiled.program.timings()
+    assert len(timings) == len(compiled.program.instructions)
+    assert all(runs == 3 and seconds >= 0 for _, runs, seconds in timings) and sum(seconds for *_, seconds in timings) > 0
+    compiled.program.set_profiling(False)
+    compiled.forward(native, batch_of(model, torch.arange(2, 20), [17]))
+    assert {runs for _, runs, _ in compiled.program.timings()} == {0}
