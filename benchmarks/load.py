@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 DTYPES = ("bfloat16", "float16", "float32")
-KINDS = ("safetensors", "safetensors-sharded", "bin")
+KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-legacy")
 ALLOWED_FACTOR, ALLOWED_BYTES = 1.1, 300_000_000
 
 QWEN = {
@@ -49,8 +49,10 @@ def write_checkpoint(folder: Path, stored: torch.dtype, kind: str, **changes: in
     generator = torch.Generator().manual_seed(0)
     shapes = {name: slot.shape for name, slot in model_class(parsed, torch.float32, reference).slots().items()}
     state = {name: torch.randn(shape, generator=generator).mul_(0.02).to(stored) for name, shape in shapes.items()}
-    if kind == "bin":
-        torch.save(state, folder / "pytorch_model.bin")
+    if kind.startswith("bin"):
+        if parsed.tie_word_embeddings:
+            state["lm_head.weight"] = state["model.embed_tokens.weight"]  # as a model's state_dict has it
+        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=kind == "bin")
     elif kind == "safetensors":
         save_file(state, folder / "model.safetensors")
     else:

@@ -175,10 +175,15 @@ class BaseModelForCausalLM(Layer):
         """As transformers decides: two matrices that are equal are one, as `.bin` files save them."""
         if reader.tensors[head] != reader.tensors[embedding]:
             return True
-        differ = not torch.equal(reader.read(head), reader.read(embedding))
-        reader.release(head)
-        reader.release(embedding)
-        return differ
+        for start, stop in reader.row_ranges(head):
+            a, b = reader.read(head, start, stop), reader.read(embedding, start, stop)
+            differ = a.data_ptr() != b.data_ptr() and not torch.equal(a, b)
+            del a, b
+            reader.release(head, start, stop)
+            reader.release(embedding, start, stop)
+            if differ:
+                return True
+        return False
 
     def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]) -> None:
         """Raises ValueError unless every slot has a tensor of its shape, and every tensor a slot or a reason."""

@@ -26,6 +26,9 @@ logger = logging.getLogger("pace")
 BACKENDS = {"native": "pace.ops.native", "native-eager": "pace.ops.native", "torch": "pace.ops.reference"}
 """What the user calls a backend -> its implementation of `pace.ops`. "native" runs it as a recorded program, the others op by op."""
 
+MAX_LOADING_THREADS = 16
+"""As many pack faster than disks read, and the pieces that they hold (`PIECE_BYTES` each) stay far below 300 MB."""
+
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
@@ -71,7 +74,7 @@ def load_model(
     with CheckpointReader(directory) as reader:
         model = model_class(config, dtype, ops)
         with progress_bar(reader.total_bytes, f"Loading {directory.name}", progress) as report:
-            model.load_weights(reader, threads, report)
+            model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", model_class.__name__, reader.total_bytes / 1e9, directory, seconds)
     return model

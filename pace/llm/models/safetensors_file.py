@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
+from pace.llm.models.files import PAGE_BYTES, copy_in_own_pages, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
 
 # About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at most
 # a few thousand. The limit bounds what a hostile header can cost in memory.
@@ -81,7 +81,7 @@ class SafetensorsFile:
             flat = torch.frombuffer(self._mapping, dtype=info.dtype, count=prod(shape), offset=begin)
         else:
             raw = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=begin)
-            flat = raw.clone().view(info.dtype)
+            flat = copy_in_own_pages(raw).view(info.dtype)
         return flat.reshape(shape)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:

@@ -1,27 +1,31 @@
 """Reading one `pytorch_model*.bin`: a pickled dictionary of tensors, as `torch.save` writes it.
 
 A pickle is a program. It is only ever run by torch's `weights_only` unpickler, which knows how to rebuild tensors and
-refuses everything else. The zip format (torch 1.6 and later) is mapped into memory; the older format cannot be, and is
-loaded whole.
+refuses everything else. The file is mapped into memory, and the tensors are views of it: in the zip format (torch 1.6 and
+later) as `torch.load` makes them; in the older format, which `torch.load` only reads whole, as `_load_legacy` does.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import threading
+import struct
 import zipfile
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
+from torch import _weights_only_unpickler
 
 from pace import _C
-from pace.llm.models.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
+from pace.llm.models.files import copy_in_own_pages, git_lfs_message, is_git_lfs_pointer, open_regular, read_at
 from pace.llm.models.safetensors_file import TensorInfo
 
 # The pickle only names the tensors (about 200 bytes each); their data lies beside it in the archive.
 MAX_PICKLE_BYTES = 64 << 20
+
+LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 ADVICE = "Use the checkpoint's safetensors files, or convert it in an environment that you trust"
 
@@ -43,38 +47,28 @@ class TorchFile:
             os.close(descriptor)
         if is_git_lfs_pointer(start):
             raise ValueError(git_lfs_message(path))
-        self.is_mapped = start.startswith(b"PK\x03\x04")
-        if self.is_mapped:
+        load = _load_legacy
+        if start.startswith(b"PK\x03\x04"):
             _check_archive(path)
-        self._tensors = self._load()
+            load = _load_archive
+        self._tensors = _check_entries(path, _unpickle(path, load))
         self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in self._tensors.items()}
-        self._lock = threading.Lock()
-        self._released_rows = Counter()  # of an unmapped file
-
-    def _load(self) -> dict[str, torch.Tensor]:
-        return _check_entries(self.path, _unpickle(self.path, self.is_mapped))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor along its first dimension, without a copy where the file has them contiguous."""
-        with self._lock:
-            if name not in self._tensors:  # released and wanted again, or closed
-                self._tensors[name] = self._load()[name]
-            tensor = self._tensors[name]
-        return (tensor[start:stop] if tensor.dim() else tensor).contiguous()
+        """Rows [start, stop) of a tensor along its first dimension, without a copy where the file has them contiguous and
+        aligned for their dtype. Not to be written to. Raises ValueError once closed."""
+        if name not in self._tensors:
+            raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
+        tensor = self._tensors[name]
+        rows = tensor[start:stop] if tensor.dim() else tensor
+        return rows if rows.is_contiguous() and rows.data_ptr() % rows.itemsize == 0 else copy_in_own_pages(rows)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Gives back the memory of rows [start, stop). An unmapped tensor is given back once all its rows are."""
-        with self._lock:
-            tensor = self._tensors.get(name)
-            if tensor is None or tensor.numel() == 0:
-                return
-            rows = tensor[start:stop] if tensor.dim() else tensor.reshape(1)
-            if not self.is_mapped:
-                self._released_rows[name] += len(rows)
-                if self._released_rows[name] >= (len(tensor) if tensor.dim() else 1):
-                    del self._tensors[name], self._released_rows[name]
-            elif tensor.is_contiguous():
-                _C.release_pages(rows.data_ptr(), rows.nbytes)
+        """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
+        tensor = self._tensors.get(name)
+        if tensor is not None and tensor.numel() and tensor.is_contiguous():
+            rows = tensor[start:stop] if tensor.dim() else tensor
+            _C.release_pages(rows.data_ptr(), rows.nbytes)
 
     def close(self) -> None:
         self._tensors = {}
@@ -97,9 +91,69 @@ def _check_archive(path: Path) -> None:
             raise ValueError(f"{path} holds a pickle of {entry.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are allowed")
 
 
-def _unpickle(path: Path, is_mapped: bool) -> object:
+def _load_archive(path: Path) -> object:
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def _load_legacy(path: Path) -> object:
+    """What `torch.load(path, weights_only=True)` gives, as views of the mapped file. In the file stand
+
+        magic number, protocol version, about the machine     three pickles of plain values
+        the dictionary                                        a pickle that names storages by key, dtype and number of elements
+        the keys                                              a pickle of a list
+        per key: number of elements (int64), elements
+
+    Where the elements of a key begin depends on the dtypes of those before it, which only the dictionary tells: it is
+    unpickled twice, first over storages at the wrong place."""
+    size = path.stat().st_size
+    mapping = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
+    declared: dict[str, tuple[torch.dtype, int]] = {}
+    begins: dict[str, int] = {}
+
+    def storage(key: str, dtype: torch.dtype, numel: int) -> torch.TypedStorage:
+        declared[key] = dtype, numel * dtype.itemsize
+        begin = begins.get(key, 0)
+        view = mapping[begin : begin + numel * dtype.itemsize]  # cannot grow: a tensor that exceeds it is an error
+        return torch.TypedStorage(wrap_storage=view, dtype=dtype, _internal=True)
+
+    with open(path, "rb") as file:
+        if (_next_pickle(file), _next_pickle(file)) != (LEGACY_MAGIC, LEGACY_PROTOCOL):
+            raise ValueError("it does not start as torch.save's files do")
+        _next_pickle(file)
+        dictionary_start = file.tell()
+        _next_pickle(file, storage)
+        for key in _next_pickle(file):
+            dtype, nbytes = declared[key]
+            (numel,) = struct.unpack("<q", file.read(8))
+            begins[key] = file.tell()
+            if numel * dtype.itemsize != nbytes or begins[key] + nbytes > size:
+                raise ValueError(f"it is truncated, or storage {key} has not the {nbytes:,} bytes that its tensors need")
+            file.seek(nbytes, os.SEEK_CUR)
+        if missing := declared.keys() - begins.keys():
+            raise ValueError(f"storage {min(missing)} has no elements")
+        file.seek(dictionary_start)
+        return _next_pickle(file, storage)
+
+
+def _next_pickle(file: BinaryIO, storage: Callable[[str, torch.dtype, int], torch.TypedStorage] | None = None) -> object:
+    """The value of the next pickle of a file, by torch's restricted unpickler; `storage(key, dtype, number of elements)` where
+    it may name storages."""
+    unpickler = _weights_only_unpickler.Unpickler(file, encoding="utf-8")
+
+    def persistent_load(saved: tuple) -> torch.TypedStorage:
+        _, kind, key, _, numel, view = saved
+        if view is not None:
+            raise ValueError("it holds views of storages, which torch has not written since version 0.4")
+        return storage(key, kind.dtype, numel)
+
+    if storage is not None:
+        unpickler.persistent_load = persistent_load
+    return unpickler.load()
+
+
+def _unpickle(path: Path, load: Callable[[Path], object]) -> object:
     try:
-        return torch.load(path, map_location="cpu", mmap=is_mapped, weights_only=True)
+        return load(path)
     except Exception as error:  # a damaged pickle can fail in any way that Python has
         text = str(error)
         wanted = re.search(r"GLOBAL (\S+)", text)

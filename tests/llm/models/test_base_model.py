@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from pace.llm.layers import TiedLMHead
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from tests.support import TensorDict, prefill
@@ -118,6 +119,31 @@ def test_tied_weights_as_transformers_reads_them(caplog):
     assert "not tied" in caplog.text
     with pytest.raises(ValueError, match=r"missing \(1\): lm_head.weight"):
         logits(state)
+
+
+def test_a_head_and_an_embedding_are_compared_in_pieces():
+    """Either can be most of the checkpoint; mapped as a whole, both would count as resident memory."""
+    state = random_state(make(tie_word_embeddings=True))
+    held: set[tuple[str, int]] = set()
+
+    class Reader(TensorDict):
+        def read(self, name, start=0, stop=None):
+            rows = super().read(name, start, stop)
+            assert len(rows) <= 24
+            held.add((name, start))
+            assert len(held) <= 2
+            return rows
+
+        def release(self, name, start=0, stop=None):
+            held.remove((name, start))
+
+    for changed, tied in ((slice(0, 0), True), (slice(30, 31), False)):
+        head = state["model.embed_tokens.weight"].clone()
+        head[changed] += 1
+        model = make(tie_word_embeddings=True)
+        model.load_weights(Reader({**state, "lm_head.weight": head}))
+        assert isinstance(model.lm_head, TiedLMHead) == tied
+        assert not held
 
 
 def test_float16_refuses_what_it_cannot_hold():

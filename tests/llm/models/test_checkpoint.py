@@ -316,21 +316,61 @@ def test_hostile_pickles(kind, hostile, tmp_path, monkeypatch):
         ({"w": torch.ones(2, 2).to_sparse()}, "'w'.*not a plain dense tensor"),
     ],
 )
-def test_other_contents_of_bin_files(content, message, tmp_path):
-    torch.save(content, tmp_path / "pytorch_model.bin")
+@pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
+def test_other_contents_of_bin_files(kind, content, message, tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(mutate.dump(kind, content))
     with pytest.raises(ValueError, match=message):
-        TorchFile(tmp_path / "pytorch_model.bin")
+        TorchFile(path)
+    write(tmp_path, kind)
+    assert torch.equal(torch.load(path, weights_only=True)["a.weight"], STATE["a.weight"]), "torch.load is as it was"
 
 
-def test_views_and_parameters_in_bin_files(tmp_path):
+@pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
+def test_views_and_parameters_in_bin_files(kind, tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     state = {"transposed": base.t(), "parameter": torch.nn.Parameter(base), "expanded": torch.ones(1).expand(3, 2), "row": base[1]}
-    torch.save(state, tmp_path / "pytorch_model.bin")
+    write(tmp_path, kind, state)
     file = TorchFile(tmp_path / "pytorch_model.bin")
     for name, tensor in state.items():
         assert torch.equal(file.read(name), tensor) and file.read(name).is_contiguous()
         file.release(name)
         assert torch.equal(file.read(name), tensor)
+
+
+@pytest.mark.parametrize("padding", range(4))
+def test_legacy_data_may_start_at_any_byte(padding, tmp_path):
+    state = {"n" + "a" * padding: torch.arange(40.0).reshape(20, 2), "b": torch.arange(5.0, dtype=torch.float64)}
+    write(tmp_path, "bin-legacy", state)
+    file = TorchFile(tmp_path / "pytorch_model.bin")
+    for name, tensor in state.items():
+        assert torch.equal(file.read(name), tensor)
+        assert file.read(name).data_ptr() % tensor.itemsize == 0
+        assert torch.equal(file.read(name, 1, 3), tensor[1:3])
+
+
+def test_legacy_tensors_that_share_a_storage(tmp_path):
+    base = torch.arange(12.0)
+    write(tmp_path, "bin-legacy", {"head": base, "embedding": base, "tail": base[6:]})
+    file = TorchFile(tmp_path / "pytorch_model.bin")
+    assert torch.equal(file.read("head"), base) and torch.equal(file.read("tail"), base[6:])
+    assert (tmp_path / "pytorch_model.bin").stat().st_size < 2000
+
+
+def test_damaged_legacy_files(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    data = mutate.dump("bin-legacy", {"w": torch.arange(7.0), "v": torch.ones(3, 2, dtype=torch.bfloat16)})
+    first_key = data.rindex(b"]q\0(X") + 9
+    cases = {f"cut to {length} bytes": data[:length] for length in range(len(data))}
+    cases |= {f"a storage of {n} elements": data.replace(b"\7" + bytes(7), n.to_bytes(8, "little", signed=True)) for n in (6, 8, -7, 2**62)}
+    cases["a key that nothing names"] = data[:first_key] + b"x" + data[first_key + 1 :]
+    cases["more elements than the storage has"] = data.replace(b"K\7\x85", b"K\x7f\x85")
+    cases["a negative number of elements"] = data.replace(b"K\7Nt", b"J\xf9\xff\xff\xffNt")
+    for what, content in cases.items():
+        assert content != data, what
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="pytorch_model.bin"):
+            TorchFile(path)
 
 
 def test_a_compressed_archive_is_refused(tmp_path):
@@ -353,24 +393,14 @@ def test_bin_files_that_are_something_else(tmp_path):
             TorchFile(path)
 
 
-def test_unmapped_tensors_are_given_back_when_all_rows_are(tmp_path):
-    write(tmp_path, "bin-legacy")
-    file = TorchFile(tmp_path / "pytorch_model.bin")
-    file.release("b.weight", 0, 30)
-    assert "b.weight" in file._tensors
-    file.release("b.weight", 30, 70)
-    assert "b.weight" not in file._tensors
-
-
-def test_release_lowers_resident_memory(tmp_path):
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "bin-legacy"])
+def test_release_lowers_resident_memory(kind, tmp_path):
     size = 64 << 20
-    for kind in ("safetensors", "bin"):
-        write(tmp_path, kind, {"w": torch.ones(1024, size // 4096)})
-    for file in (SafetensorsFile(tmp_path / "model.safetensors"), TorchFile(tmp_path / "pytorch_model.bin")):
-        assert float(file.read("w").sum()) == size / 4
-        full = resident_bytes()
-        file.release("w")
-        assert full - resident_bytes() > size * 0.9
+    reader = CheckpointReader(write(tmp_path, kind, {"w": torch.ones(1024, size // 4096)}))
+    assert float(reader.read("w").sum()) == size / 4
+    full = resident_bytes()
+    reader.release("w")
+    assert full - resident_bytes() > size * 0.9
 
 
 def resident_bytes():
