@@ -49,7 +49,7 @@ void pack_rows(Address weight, int64_t row, int64_t rows, Address source, int so
 }
 
 void gather_rows(Address weight, Address ids, int64_t count, Address out, bool widen) {
-    pace::GatherOp op = {at<const void>(weight), at<const int64_t>(ids), 0, count, at<void>(out), widen, 0, 0};
+    pace::GatherOp op = {at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, 0, 0};
     pace::execute(op);
 }
 

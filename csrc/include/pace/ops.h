@@ -83,10 +83,10 @@ struct GatherOp {
     static constexpr int kPhases = 1;
     const void* weight;
     const int64_t* ids;
-    int64_t offset;
     int64_t count;
     void* out;
     bool widen;
+    int64_t offset;
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
