@@ -52,7 +52,7 @@ class Rotary:
 
     def __init__(self, config: RopeConfig):
         self.config = config
-        self.half = config.dim // 2
+        self.half = -(-config.dim // 2)
         self.frequencies = FREQUENCIES[config.kind](config)
         self._tables = torch.empty(0, self.half), torch.empty(0, self.half)  # of positions 0, 1, ..., where lengths do not matter
 

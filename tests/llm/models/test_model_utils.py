@@ -163,7 +163,7 @@ def test_dtypes():
 def test_backends():
     assert select_ops("native") is native and select_ops("torch") is reference
     for wrong in ("cuda", "", None, ["native"]):
-        with pytest.raises(ValueError, match="'native', 'torch'"):
+        with pytest.raises(ValueError, match="'native', 'native-eager', 'torch'"):
             select_ops(wrong)
 
 

@@ -122,6 +122,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
         ),
     ),
     ("phi3", "partial", rope({"rope_type": "default", "partial_rotary_factor": 0.5})),
+    ("phi3", "partial-odd", rope({"rope_type": "default", "partial_rotary_factor": 0.7})),  # 5 of 8 elements: 3 pairs
     ("opt", "default", {}),
     ("opt", "350m", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
     ("opt", "post-norm", {"do_layer_norm_before": False}),
