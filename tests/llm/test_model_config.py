@@ -135,6 +135,25 @@ def test_length_before_extension():
     assert top.rope.original_max_positions == 256
 
 
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (None, 4096),
+        ({"type": "linear", "factor": 4.0}, 16384),  # lmsys/vicuna-7b-v1.5-16k
+        ({"type": "linear", "factor": 0.5}, 4096),
+        ({"type": "dynamic", "factor": 2.0}, 2**31 - 1),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),  # as Qwen2.5 tells its users to write
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "linear", "factor": 1e6}, 2**31 - 1),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 4096),
+    ],
+)
+def test_how_long_a_text_may_be(scaling, longest):
+    model_class, config = read_config({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "rope_scaling": scaling})
+    assert model_class(config, torch.float32, reference).max_position_embeddings == longest
+    assert config.max_position_embeddings == 4096
+
+
 def test_gptj_names_of_both_kinds():
     config = config_of("GPTJForCausalLM", n_embd=64, n_head=4, n_layer=2, n_positions=128, rotary_dim=8)
     assert (config.hidden_size, config.head_dim, config.num_hidden_layers, config.max_position_embeddings) == (64, 16, 2, 128)

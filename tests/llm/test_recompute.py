@@ -66,7 +66,7 @@ def test_a_session_keeps_what_it_has():
         assert model.num_calls == calls + 5
 
 
-@pytest.mark.parametrize(("model_type", "special"), [("phi3", "longrope-long"), ("phi3", "phi-4-mini"), ("llama", "longrope-long")])
+@pytest.mark.parametrize(("model_type", "special"), [("phi3", "longrope-long"), ("phi3", "phi-4-mini"), ("llama", "longrope-long"), ("llama", "dynamic-beyond")])
 def test_greedy_text_across_the_switch_is_that_of_transformers(tmp_path, model_type, special):
     fields = next(fields for name, what, fields in VARIANTS if (name, what) == (model_type, special))
     theirs = save_tiny(tmp_path, model_type, fields)

@@ -78,7 +78,7 @@ class BaseModelForCausalLM(Layer):
     @property
     def max_position_embeddings(self) -> int:
         """The longest sequence that the model's config allows."""
-        return self.config.max_position_embeddings
+        return self.config.max_length
 
     @property
     def recompute_length(self) -> int | None:

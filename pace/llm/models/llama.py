@@ -37,7 +37,7 @@ from pace.llm.models.model_config import (
     number,
     token_ids,
 )
-from pace.llm.models.rope_config import ROPE_FIELDS, read_rope
+from pace.llm.models.rope_config import ROPE_FIELDS, longest_text, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,10 @@ class LlamaConfig(ModelConfig):
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return read_rope(fields, head_dim, self.max_position_embeddings)
+
+    @property
+    def max_length(self) -> int:
+        return longest_text(self.rope)
 
     @property
     def qkv_bias(self) -> bool:

@@ -258,6 +258,11 @@ class ModelConfig:
     def check(self) -> None:
         """Raises ValueError where declared fields contradict each other."""
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest text that the config allows."""
+        return self.max_position_embeddings
+
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Values of this class's fields that follow from others, or from several entries of config.json."""
         return {}
