@@ -17,7 +17,7 @@ from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
-from pace.llm.models.model_utils import executable, load_model, parse_dtype, select_ops
+from pace.llm.models.model_utils import executable, fill_model, make_model, parse_dtype, select_ops, use_threads
 from pace.llm.outputs import GenerateOutput, MemoryReport
 from pace.llm.session import Session, score
 
@@ -69,19 +69,22 @@ class LLMModel:
                 raise NotImplementedError(f"{name} is not implemented yet; leave it None")
         if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
             raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
-        dtype, ops = parse_dtype(dtype), select_ops(backend)
+        dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
         directory = find_checkpoint(model_name_or_path, **hub)
-        self._model = load_model(directory, dtype, backend, progress=progress, num_threads=num_threads)
+        # What can be wrong with the small files and the arguments is found before gigabytes of weights are read.
+        self._model = make_model(directory, dtype, ops)
         self._check_length(max_seq_len)
         if tokenizer_name_or_path is None:
             self.tokenizer = load_tokenizer(directory, self._model.vocab_size, required=False)
         else:
             found = find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
             self.tokenizer = load_tokenizer(found, self._model.vocab_size)
+        defaults = self._defaults(directory)
+        fill_model(self._model, directory, threads, progress)
         budget = int(available_memory_bytes() * CACHE_SHARE)
         self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, max_seq_len=max_seq_len)
-        self._generator: Generator | None = Generator(self._engine, self.tokenizer, self._defaults(directory))
+        self._generator: Generator | None = Generator(self._engine, self.tokenizer, defaults)
         self.config = self._model.config
         """The model's config, read from config.json, with that architecture's defaults."""
 

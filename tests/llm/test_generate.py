@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import queue
+import shutil
 import threading
 
 import numpy as np
@@ -14,6 +15,8 @@ from transformers import TextIteratorStreamer
 from transformers import TextStreamer as HFTextStreamer
 
 from pace.llm import BaseStreamer, CallbackStreamer, GenerateOutput, LLMModel, SamplingConfig, TextStreamer
+from pace.llm.models import model_utils
+from pace.llm.models.checkpoint import CheckpointReader
 from tests.support import backends
 
 BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
@@ -353,6 +356,29 @@ def test_max_seq_len_bounds_a_sequence(checkpoint) -> None:
     assert model.generate([5], GREEDY).output_token_ids.shape == (1, 20)
     with pytest.raises(ValueError, match="20"):
         model.generate([5] * 20, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "error"),
+    [
+        ("generation_config.json", '{"temperature": -1}', {}, ValueError),
+        ("tokenizer.json", "{", {}, ValueError),
+        ("chat_template.json", "[]", {}, ValueError),
+        ("unused", "", {"max_seq_len": 10**6}, ValueError),
+        ("unused", "", {"num_threads": 0}, ValueError),
+        ("unused", "", {"tokenizer_name_or_path": "./nowhere"}, FileNotFoundError),
+    ],
+)
+def test_small_things_are_checked_before_weights_are_read(checkpoint, tmp_path, monkeypatch, name, content, arguments, error) -> None:
+    folder = shutil.copytree(checkpoint("llama")[0], tmp_path / "model")
+    (folder / name).write_text(content)
+    reads = []
+    monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: reads.append(directory) or CheckpointReader(directory))
+    with pytest.raises(error):
+        LLMModel(folder, progress=False, **arguments)
+    assert not reads
+    LLMModel(checkpoint("llama")[0], progress=False).close()
+    assert reads
 
 
 def test_a_model_without_a_tokenizer_takes_ids(checkpoint, tmp_path) -> None:

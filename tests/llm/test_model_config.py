@@ -295,6 +295,13 @@ def test_the_class_is_found_by_its_usual_names():
         found(architectures=["LlamaForSequenceClassification"], model_type="llama")
 
 
+def test_architecture_and_model_type_must_agree():
+    """transformers goes by model_type, so one of the two readings would be another model."""
+    with pytest.raises(ValueError, match="LlamaForCausalLM.*qwen2"):
+        read_config({"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"})
+    assert read_config({"architectures": ["LlamaForCausalLM"], "model_type": "Yi"})[0].__name__ == "LlamaForCausalLM"
+
+
 def test_unknown_architecture_lists_the_known_ones():
     with pytest.raises(NotImplementedError, match="MambaForCausalLM.*LlamaForCausalLM"):
         read_config({"architectures": ["MambaForCausalLM"]})

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Slot, Vectors
 
-FLOAT16_MAX = torch.finfo(torch.float16).max
-
-
 class Linear(Layer):
     """`residual + activation(x [T, K] W' + b)`, `W [N, K]`.
 
@@ -62,12 +59,16 @@ class GatedLinear(Linear):
 
 
 def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
-    """Raises ValueError where float16 would turn a finite weight into infinity."""
-    if dtype != torch.float16 or source.dtype == torch.float16 or source.numel() == 0:
+    """Raises ValueError where `dtype` would turn a finite weight into infinity; those that are infinite or NaN stay so.
+    Of the pairs of dtypes only float16 and, as source, float64 differ enough for that."""
+    narrower = source.dtype != dtype and (dtype == torch.float16 or source.dtype == torch.float64)
+    if not narrower or source.numel() == 0:
         return
-    low, high = (float(bound) for bound in source.aminmax())
-    if max(-low, high) > FLOAT16_MAX:
-        raise ValueError(
-            f"{tensor} reaches {max(-low, high):.4g}, which float16 (at most {FLOAT16_MAX:.0f}) cannot hold; "
-            "load with dtype=bfloat16 or float32"
-        )
+    limit = torch.finfo(dtype).max
+    low, high = source.aminmax()
+    if low >= -limit and high <= limit:  # false where there is a NaN
+        return
+    finite = source[source.isfinite()].abs()
+    if finite.numel() and finite.max() > limit:
+        advice = "; load with dtype=bfloat16 or float32" if dtype == torch.float16 else ""
+        raise ValueError(f"{tensor} reaches {finite.max():.4g}, which {str(dtype)[6:]} (at most {limit:.5g}) cannot hold{advice}")

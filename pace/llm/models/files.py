@@ -128,7 +128,7 @@ def copy_in_own_pages(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kind(value) -> str:
-    return "null" if value is None else f"a {type(value).__name__}"
+    return {list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
 def is_git_lfs_pointer(data: bytes) -> bool:

@@ -65,19 +65,27 @@ def load_model(
     (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type). Nothing else, whatever the
     files hold: a file that shrinks while it is read is the one exception (the system ends the process with SIGBUS).
     """
-    dtype = parse_dtype(dtype)
-    ops = select_ops(backend)
-    threads = use_threads(num_threads)
+    dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads)
     directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
+    model = make_model(directory, dtype, ops)
+    fill_model(model, directory, threads, progress)
+    return model
+
+
+def make_model(directory: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelForCausalLM:
+    """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet."""
     model_class, config = read_config(read_config_json(directory))
+    return model_class(config, dtype, ops)
+
+
+def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progress: bool) -> None:
+    """Loads the weights of a directory."""
     started = time.perf_counter()
     with CheckpointReader(directory) as reader:
-        model = model_class(config, dtype, ops)
         with progress_bar(reader.total_bytes, f"Loading {directory.name}", progress) as report:
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
-        logger.info("%s: %.2f GB from %s in %.1f s", model_class.__name__, reader.total_bytes / 1e9, directory, seconds)
-    return model
+        logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, directory, seconds)
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -77,14 +77,35 @@ def test_values_beyond_float16_are_refused(dtype, tiny, tmp_path):
     load_model(folder, "bfloat16")
 
 
-def test_infinite_and_nan_weights_are_loaded_as_they_are(tiny, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_infinite_and_nan_weights_are_loaded_as_they_are(dtype, tiny, tmp_path):
     def spoil(state):
         state["model.layers.0.mlp.up_proj.weight"][0, :2] = torch.tensor([torch.nan, -torch.inf])
+        state["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.inf
         return state
 
-    model = load_model(copy_as(tiny, tmp_path, change=spoil), "float32")
+    model = load_model(copy_as(tiny, tmp_path, change=spoil), dtype)
     assert sum(int(matrix.isnan().sum()) for matrix in matrices(model)) == 1
-    assert sum(int(matrix.isinf().sum()) for matrix in matrices(model)) == 1
+    assert sum(int(matrix.isinf().sum()) for matrix in matrices(model)) == 2
+
+
+def test_values_beyond_float16_are_refused_next_to_nan(tiny, tmp_path):
+    def spoil(state):
+        state["model.layers.0.mlp.up_proj.weight"][0, :3] = torch.tensor([torch.nan, -torch.inf, 70000.0])
+        return state
+
+    with pytest.raises(ValueError, match=r"up_proj.weight reaches 7e\+04, which float16 \(at most 65504\)"):
+        load_model(copy_as(tiny, tmp_path, change=spoil), "float16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_values_of_float64_that_nothing_else_holds_are_refused(dtype, tiny, tmp_path):
+    def enlarge(state):
+        state["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e200
+        return state
+
+    with pytest.raises(ValueError, match=rf"up_proj.weight reaches 1e\+200, which {dtype}"):
+        load_model(copy_as(tiny, tmp_path, dtype=torch.float64, change=enlarge), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
