@@ -117,7 +117,8 @@ def _find_on_hub(
     where = f"{repo!r}" + (f" at revision {revision!r}" if revision else "")
     common = {"revision": revision, "cache_dir": cache_dir}
 
-    def cached(reason: str, cause: Exception | None) -> Path:
+    def cached(reason: str, cause: Exception | None = None) -> Path:
+        """The cached snapshot; a warning says so where the Hub was asked (`cause`: how it failed)."""
         try:
             found = huggingface_hub.snapshot_download(repo, **common, local_files_only=True, allow_patterns=["config.json"])
         except (errors.LocalEntryNotFoundError, FileNotFoundError):
@@ -129,7 +130,7 @@ def _find_on_hub(
         return Path(found)
 
     if local_files_only:
-        return cached("local_files_only=True forbids to download it", None)
+        return cached("local_files_only=True forbids to download it")
 
     class Bar(utils.tqdm):
         def __init__(self, *args, **kwargs):
@@ -155,8 +156,8 @@ def _find_on_hub(
             f"{where} is neither a directory here{_hint_of_directory(repo)} nor a repository on the Hub that you may see. Check the "
             "spelling; for a private repository log in with `hf auth login` or pass token="
         ) from error
-    except errors.OfflineModeIsEnabled as error:
-        return cached("HF_HUB_OFFLINE forbids to download it", error)
+    except errors.OfflineModeIsEnabled:
+        return cached("HF_HUB_OFFLINE forbids to download it")
     except (ValueError, PermissionError, FileNotFoundError) as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
             return cached(f"the Hub cannot be reached ({_one_line(error)})", error)

@@ -141,6 +141,7 @@ def test_without_network_the_cache_is_used(hub, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         assert find_checkpoint("org/single", cache_dir=tmp_path) == directory
+        assert not caplog.records, "offline is what the user asked for"
         with pytest.raises(FileNotFoundError, match="'org/bin' is neither.*cache.*HF_HUB_OFFLINE"):
             find_checkpoint("org/bin", cache_dir=tmp_path)
     hub.close()
