@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace.llm.layers.rotary import RopeConfig
+from pace.llm.models.model_config import MAX_HEAD_DIM
 from pace.llm.models.model_list import MODEL_LIST, read_config
 from pace.llm.models.rope_config import USED
-from pace.ops import reference
+from pace.ops import native_attention, reference
 
 
 def config_of(architecture, **fields):
@@ -168,11 +169,19 @@ def test_unknown_fields_are_named_in_one_warning(caplog):
             strange=1,
             stranger=[2],
             use_cache=True,
+            pretraining_tp=8,  # how the products were split in training; the sums are the same
             _name_or_path="x",
             attention_dropout=0.1,
             rope_scaling={"type": "linear", "factor": 2.0, "odd": 1},
         )
     assert [record.message.split(": ")[-1] for record in caplog.records] == ["strange, stranger", "odd"]
+
+
+def test_heads_are_as_wide_as_the_kernels_hold():
+    assert MAX_HEAD_DIM == native_attention.MAX_HEAD_DIM
+    assert llama(head_dim=MAX_HEAD_DIM).head_dim == MAX_HEAD_DIM
+    with pytest.raises(ValueError, match="head_dim must be an integer in 1..512"):
+        llama(head_dim=MAX_HEAD_DIM + 1)
 
 
 # --------------------------------------------------------------------------------------------------------- what is refused
@@ -258,8 +267,6 @@ def test_wrong_values_are_value_errors_that_name_the_field(architecture, fields,
         ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ("LlamaForCausalLM", {"pretraining_tp": 2}, "pretraining_tp"),
-        ("LlamaForCausalLM", {"pretraining_tp": True}, "pretraining_tp"),
         ("LlamaForCausalLM", {"num_local_experts": 8}, "num_local_experts"),
         ("LlamaForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("LlamaForCausalLM", {"sliding_window": 4096}, "sliding_window"),

@@ -29,8 +29,8 @@ MAX_COUNT = 2**24
 """No size of a real model is larger (the largest vocabulary is 2^18.6, the largest MLP 2^18); positions have their own limit."""
 MAX_LAYERS = 2**12
 """Layers are Python objects that exist before the checkpoint is looked at; the deepest model known has 126."""
-MAX_HEAD_DIM = 2**12
-"""Rotation tables and cache blocks are sized by it before the checkpoint is looked at; the widest known head has 576."""
+MAX_HEAD_DIM = 512
+"""What the attention kernels hold; the widest head of the supported families has 256 (GPT-J)."""
 MAX_POSITIONS = 2**31 - 1
 """Positions are int32 in the kernels."""
 
@@ -42,7 +42,7 @@ HARMLESS = re.compile(
     |prefix|use_bfloat16|tf_legacy_loss|unsloth_.*|temperature|top_[kp]|typical_p|min_p|num_beams|num_beam_groups|do_sample
     |repetition_penalty|length_penalty|diversity_penalty|encoder_no_repeat_ngram_size|no_repeat_ngram_size|bad_words_ids
     |early_stopping|max_length|min_length|num_return_sequences|remove_invalid_values|exponential_decay_length_penalty
-    |chunk_size_feed_forward|neftune_.*""",
+    |chunk_size_feed_forward|neftune_.*|pretraining_tp""",
     re.VERBOSE,
 )
 """Fields that do not change what a forward pass computes, as written by transformers and common training code."""
@@ -158,7 +158,6 @@ class ModelConfig:
         "add_cross_attention": (False,),
         "cross_attention_hidden_size": (None,),
         "pruned_heads": (None, {}),
-        "pretraining_tp": (1, None),
         "attn_logit_softcapping": (None,),
         "attn_logit_softcap": (None,),
         "logit_softcap": (None,),

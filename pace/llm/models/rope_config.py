@@ -56,16 +56,16 @@ def read_rope(
     original_max_positions: int | None = None,
     partial: bool = False,
     default_partial: float = 1.0,
-    default_theta: float = 10000.0,
 ) -> RopeConfig:
     """The rotary embedding that `fields` (a config.json) asks for.
 
-    `kinds` are those that the architecture has; `original_max_positions`, where given, is the architecture's default for
-    original_max_position_embeddings at the top, which wins over the one inside; without `partial`, a partial_rotary_factor other than 1 is refused, because the
-    architecture in transformers ignores it. Raises ValueError or NotImplementedError that name the field."""
+    `kinds` are those that the architecture has, `kind_names` their old names; `original_max_positions`, where given, is the
+    architecture's default for original_max_position_embeddings at the top, which wins over the one inside; without `partial`, a
+    partial_rotary_factor other than 1 is refused, because the architecture in transformers ignores it. Raises ValueError or
+    NotImplementedError that name the field."""
     source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     reader = RopeReader(source, fields.get(source))
-    theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), default_theta), 1e-3, 1e30)
+    theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), 10000.0), 1e-3, 1e30)
     top_factor = first_given(fields.get("partial_rotary_factor"), default_partial)
     factor = reader.number("partial_rotary_factor", top_factor, 0.0, 1.0)
     if factor != 1.0 and not partial:
