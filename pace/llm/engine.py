@@ -57,7 +57,11 @@ class Engine:
         cache: they go on with the next step, computing again what was dropped. Whoever called is expected to `abort` its own.
         """
         with self.turn:
+            self.turn.is_inside = True
             try:
+                if self.turn.was_abandoned:
+                    self.turn.was_abandoned = False
+                    self._recover()
                 self._discard()
                 spans = self.scheduler.schedule()
                 if not spans:
@@ -71,6 +75,8 @@ class Engine:
             except BaseException:
                 self._recover()
                 raise
+            finally:
+                self.turn.is_inside = False
 
     def _advance(self, span: Span, tokens: list[int]) -> None:
         """Keeps what the span computed for accepted tokens, drops the rest, appends `tokens` up to the one that stops."""
@@ -140,8 +146,11 @@ class Engine:
                     self._finish(sequence, "cancelled")
 
     def discard_later(self, sequence: Sequence) -> None:
-        """Has a sequence removed before the next step. Takes no lock, so a finaliser may call it at any moment."""
+        """Has a sequence removed, now or before the next step. Waits for nothing, so a finaliser may call it at any moment."""
         self._discarded.append(sequence)
+        if self.turn.enter_if_free():
+            with self.turn:
+                self._discard()
 
     def _discard(self) -> None:
         while self._discarded:

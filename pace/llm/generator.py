@@ -130,22 +130,27 @@ class Generator:
     def generate(self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the streamer's
         frees what this call held and leaves the calls of other threads running."""
-        prepared = self.prepare_for_generate(inputs, sampling_config)
-        feed = make_feed(streamer, prepared.config, len(prepared.sequences))
-        feed.start([sequence.tokens[:] for sequence in prepared.sequences])
-        events = self._run(prepared.sequences)
         try:
-            for row, token in events:
-                if token is None:
-                    feed.finished(row, prepared.sequences[row].finish_reason)
-                else:
-                    feed.token(row, token)
+            prepared = self.prepare_for_generate(inputs, sampling_config)
+            feed = make_feed(streamer, prepared.config, len(prepared.sequences))
+            self._feed(feed, prepared.sequences)
         except BaseException:
-            events.close()
-            self._end_quietly(feed)
+            self._end_quietly(streamer)
             raise
         feed.end()
         return self._output(prepared)
+
+    def _feed(self, feed: Feed, sequences: list[Sequence]) -> None:
+        """Runs the sequences and tells `feed` as they go. However it ends, nothing of them stays in the engine."""
+        feed.start([sequence.tokens[:] for sequence in sequences])
+        try:
+            for row, token in run(self.engine, sequences):
+                if token is None:
+                    feed.finished(row, sequences[row].finish_reason)
+                else:
+                    feed.token(row, token)
+        finally:
+            self.engine.abort(sequences)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. The model
@@ -155,45 +160,13 @@ class Generator:
         prepared = self.prepare_for_generate(prompt, sampling_config)
         if len(prepared.sequences) != 1:
             raise ValueError(f"stream continues one prompt once, and this call makes {len(prepared.sequences)} texts; use generate with a CallbackStreamer")
-        return self._pieces(prepared)
+        return Stream(self.engine, prepared.sequences[0], TextPieces(self.tokenizer, prepared.config.stop_strings))
 
-    def _pieces(self, prepared: Prepared) -> Iterator[str]:
-        pieces = TextPieces(self.tokenizer, prepared.config.stop_strings)
-        for _, token in self._run(prepared.sequences):
-            piece = pieces.flush() if token is None else pieces.push(token)
-            if piece:
-                yield piece
-
-    def _run(self, sequences: list[Sequence]) -> Iterator[tuple[int, int | None]]:
-        """Steps the engine until the sequences are done; yields (row, token) as they come, and (row, None) as a row ends.
-        However it ends, nothing of these sequences stays in the engine."""
-        num_told = [len(sequence.tokens) for sequence in sequences]
-        live = list(range(len(sequences)))
-        try:
-            self.engine.submit(sequences)
-            while live:
-                self.engine.step()
-                still_live = []
-                for row in live:
-                    sequence = sequences[row]
-                    is_finished = sequence.is_finished  # before the tokens: another thread may be stepping
-                    while num_told[row] < len(sequence.tokens):
-                        num_told[row] += 1
-                        yield row, sequence.tokens[num_told[row] - 1]
-                    if sequence.error is not None:
-                        raise sequence.error
-                    if is_finished:
-                        yield row, None
-                    else:
-                        still_live.append(row)
-                live = still_live
-        finally:
-            self.engine.abort(sequences)
-
-    def _end_quietly(self, feed: Feed) -> None:
+    def _end_quietly(self, streamer: Any) -> None:
         """Lets whoever reads from the streamer know that nothing more comes; the generation's own error is the one to tell."""
         try:
-            feed.end()
+            if streamer is not None:
+                streamer.end()
         except Exception as error:
             logger.debug("the streamer's end() failed after a failed generation: %s", error)
 
@@ -220,3 +193,64 @@ class Generator:
         if config.pad_token_id is not None:
             return config.pad_token_id
         return config.eos_token_id[0] if config.eos_token_id else 0
+
+
+class Stream:
+    """The text of one generation, piece by piece. Closing or dropping it ends the generation.
+
+    No generator function: one that is dropped in a reference cycle is closed wherever the garbage collector strikes, be it in
+    the middle of a step, and there it must not wait for the engine's lock.
+    """
+
+    def __init__(self, engine: Engine, sequence: Sequence, pieces: TextPieces) -> None:
+        self._engine = engine
+        self._sequence = sequence
+        self._pieces = pieces
+        self._events = run(engine, [sequence])
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            for _, token in self._events:
+                piece = self._pieces.flush() if token is None else self._pieces.push(token)
+                if piece:
+                    return piece
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the generation, if it has not ended. Closing twice is harmless."""
+        self._events = iter(())
+        self._engine.abort([self._sequence])
+
+    def __del__(self) -> None:
+        self._engine.discard_later(self._sequence)
+
+
+def run(engine: Engine, sequences: list[Sequence]) -> Iterator[tuple[int, int | None]]:
+    """Submits the sequences and steps the engine until they are done; yields (row, token) as they come, and (row, None) as a
+    row ends. To be followed by `engine.abort(sequences)`, however it ends."""
+    num_told = [len(sequence.tokens) for sequence in sequences]
+    live = list(range(len(sequences)))
+    engine.submit(sequences)
+    while live:
+        engine.step()
+        still_live = []
+        for row in live:
+            sequence = sequences[row]
+            is_finished = sequence.is_finished  # before the tokens: another thread may be stepping
+            while num_told[row] < len(sequence.tokens):
+                num_told[row] += 1
+                yield row, sequence.tokens[num_told[row] - 1]
+            if sequence.error is not None:
+                raise sequence.error
+            if is_finished:
+                yield row, None
+            else:
+                still_live.append(row)
+        live = still_live

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import deque
 from types import TracebackType
+
+_WAKE_SECONDS = 0.1
+"""How often a waiting thread looks for itself, should Ctrl-C have struck between the handing over and the waking."""
 
 
 class TurnLock:
@@ -14,17 +19,23 @@ class TurnLock:
     thread would learn of its finished sequences only at the end of the other's. Here a release hands the lock to the thread
     that has waited longest.
 
-    Not re-entrant. Ctrl-C may strike between any two instructions of this file: a waiting thread leaves the queue, and a
-    holder that could not release is taken to have released when the same thread asks again, as `Engine.abort` then does.
+    Ctrl-C may strike between any two instructions of this file: a waiting thread leaves the queue, and a holder that could
+    not release is taken to have released when the same thread asks again, as `Engine.abort` then does. Not re-entrant: a
+    holder says with `is_inside` that it truly is inside, and asking again is then a ValueError.
+
+    A fork while another thread holds the lock leaves the child a free one, with `was_abandoned` set.
     """
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._owner: int | None = None
-        self._queue: deque[tuple[threading.Lock, int]] = deque()
+        self.is_inside = False
+        self.was_abandoned = False
+        self._forget_threads()
+        _locks.add(self)
 
     def __enter__(self) -> TurnLock:
         me = threading.get_ident()
+        if self.is_inside and self._owner == me:
+            raise ValueError("the model was called from within its own step (by a logits processor, say), where it cannot run; call it after generate")
         ticket = threading.Lock()
         ticket.acquire()
         try:
@@ -33,11 +44,11 @@ class TurnLock:
                     self._owner = me
                     return self
                 self._queue.append((ticket, me))
-            ticket.acquire()
+            while self._owner != me:
+                ticket.acquire(timeout=_WAKE_SECONDS)
+            self._leave_queue(ticket)
         except BaseException:
-            with self._mutex:
-                if (ticket, me) in self._queue:
-                    self._queue.remove((ticket, me))
+            self._leave_queue(ticket)
             self._release()
             raise
         return self
@@ -45,12 +56,50 @@ class TurnLock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._release()
 
+    def enter_if_free(self) -> bool:
+        """Takes the lock if nobody has it, without waiting for a turn. A finaliser may ask, wherever it strikes: in the middle
+        of a step, or of this file, of the same thread."""
+        if self._mutex.locked():
+            return False
+        with self._mutex:
+            if self._owner is None:
+                self._owner = threading.get_ident()
+                return True
+        return False
+
     def _release(self) -> None:
         """Hands over, if this thread is the owner."""
         with self._mutex:
             if self._owner != threading.get_ident():
                 return
-            self._owner = None
             if self._queue:
-                ticket, self._owner = self._queue.popleft()
+                ticket, self._owner = self._queue[0]  # who leaves the queue when awake
                 ticket.release()
+            else:
+                self._owner = None
+
+    def _leave_queue(self, ticket: threading.Lock) -> None:
+        with self._mutex:
+            self._queue = deque(entry for entry in self._queue if entry[0] is not ticket)
+
+    def _forget_threads(self) -> None:
+        self._mutex = threading.Lock()
+        self._owner: int | None = None
+        self._queue: deque[tuple[threading.Lock, int]] = deque()
+
+
+_locks: weakref.WeakSet[TurnLock] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Only the thread that forked lives on; what others held or waited for is gone."""
+    for lock in _locks:
+        owner = lock._owner
+        lock._forget_threads()
+        if owner == threading.get_ident():
+            lock._owner = owner
+        elif owner is not None:
+            lock.was_abandoned, lock.is_inside = True, False
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import threading
 
@@ -205,6 +207,63 @@ def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> 
         for sequence, num_tokens in zip(others, (30, 25)):
             assert_greedy(model, sequence, num_tokens)
         engine.check_idle()
+
+
+def test_a_model_called_by_its_own_processor_says_so() -> None:
+    generator = make_generator()
+    expected = generator.generate([1, 2]).generated_token_ids
+    config = SamplingConfig(logits_processors=[lambda ids, logits: generator.generate([3, 4]) and logits])
+    with pytest.raises(ValueError, match="within its own step"):
+        generator.generate([1, 2], config)
+    generator.engine.check_idle()
+    assert generator.generate([1, 2]).generated_token_ids == expected
+
+
+def test_a_stream_dropped_in_a_cycle_is_collected_inside_a_step() -> None:
+    """The collection closes the stream within a step of the same thread, which must neither wait for the lock nor lose it."""
+    model = FakeModel(eos_bias=-50.0)
+    generator = make_generator(model)
+    engine, config = generator.engine, SamplingConfig(max_new_tokens=8)
+    expected = generator.generate([1, 2], config).generated_token_ids
+    cycle = [generator.stream([5] * 40)]
+    next(cycle[0])
+    cycle.append(cycle)
+    del cycle
+
+    def collect(batch) -> None:
+        gc.collect()
+        assert not engine.turn.enter_if_free(), "the step goes on without its lock"
+
+    model.hook = collect
+    assert generator.generate([1, 2], config).generated_token_ids == expected
+    engine.check_idle()
+
+
+def test_a_child_forked_during_a_step_of_another_thread_can_generate() -> None:
+    model = FakeModel()
+    generator = make_generator(model)
+    expected = generator.generate([1, 2]).generated_token_ids
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def hold(batch) -> None:
+        is_inside.set()
+        assert may_go_on.wait(60)
+
+    model.hook = hold
+    other = threading.Thread(target=generator.generate, args=([1, 2],))
+    other.start()
+    is_inside.wait(60)
+    child = os.fork()
+    if not child:
+        threading.Timer(30, os._exit, (2,)).start()
+        model.hook = lambda batch: None
+        model._busy = threading.Lock()  # whose holder stayed behind
+        os._exit(0 if generator.generate([1, 2]).generated_token_ids == expected else 1)
+    may_go_on.set()
+    other.join(60)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    model.hook = lambda batch: None
+    assert generator.generate([1, 2]).generated_token_ids == expected
 
 
 class ScriptedDrafter:

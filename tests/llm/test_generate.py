@@ -313,13 +313,25 @@ def test_a_stream_left_early_frees_its_blocks(model: LLMModel) -> None:
     stream.close()
     model._engine.check_idle()
     assert model._engine.cache.used_bytes == 0
+    stream = model.stream([5], GREEDY)
+    next(stream)
+    del stream
+    assert model._engine.cache.used_bytes == 0
 
 
-def test_the_reader_of_a_streamer_is_released_when_generation_fails(model: LLMModel) -> None:
+@pytest.mark.parametrize(
+    "inputs, config, message",
+    [
+        ([5, 6], SamplingConfig(logits_processors=[lambda ids, logits: logits * float("nan")]), "no token is left"),
+        ([5] * 1000, None, "shorten it"),
+        ([[5], [6]], None, "streams one sequence"),
+    ],
+    ids=["in the run", "before it", "a batch"],
+)
+def test_the_reader_of_a_streamer_is_released_when_generation_fails(model: LLMModel, inputs, config, message: str) -> None:
     streamer = TextIteratorStreamer(model.tokenizer, timeout=20)
-    config = SamplingConfig(logits_processors=[lambda ids, logits: logits * float("nan")])
-    with pytest.raises(ValueError, match="no token is left"):
-        model.generate([5, 6], config, streamer)
+    with pytest.raises(ValueError, match=message):
+        model.generate(inputs, config, streamer)
     try:
         list(streamer)
     except queue.Empty:

@@ -82,8 +82,8 @@ def test_a_session_forgotten_gives_its_blocks_back() -> None:
     session = Session(engine)
     session.append([1] * 40)
     del session
+    assert engine.cache.used_bytes == 0, "at once: nobody is at work"
     engine.check_idle()
-    assert engine.cache.used_bytes == 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 import threading
 import time
+from collections.abc import Callable
+
+import pytest
 
 from pace.llm.turns import TurnLock
 
@@ -37,3 +42,58 @@ def test_a_lock_that_could_not_be_released_is_taken_over_by_its_owner() -> None:
     other.start()
     other.join(10)
     assert not other.is_alive(), "the other thread has it"
+
+
+def interrupted_before_line(number: int, function: Callable[[], None]) -> bool:
+    """Runs `function` with a KeyboardInterrupt before the number-th line of turns.py that it comes to; False where it comes to
+    fewer. `with` lines do not count: between a C lock's call and its block Python lets no signal through."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        if not frame.f_code.co_filename.endswith("turns.py"):
+            return None
+        if event == "line" and "with " not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+            count += 1
+            if count == number:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_interrupted_release_loses_no_one_who_waits() -> None:
+    number, goes_on = 0, True
+    while goes_on:
+        number += 1
+        lock = TurnLock()
+        lock.__enter__()
+        other = threading.Thread(target=lambda: lock.__enter__() and lock.__exit__(None, None, None), daemon=True)
+        other.start()
+        while not lock._queue:
+            time.sleep(0.001)
+        goes_on = interrupted_before_line(number, lambda: lock.__exit__(None, None, None))
+        if goes_on:
+            lock.__enter__()  # asks again, as Engine.abort does
+            lock.__exit__(None, None, None)
+        other.join(10)
+        assert not other.is_alive(), f"lost by an interrupt before line {number} of the release"
+    assert number > 4
+
+
+def test_asking_from_inside_is_an_error_and_keeps_the_lock() -> None:
+    lock = TurnLock()
+    with lock:
+        lock.is_inside = True
+        with pytest.raises(ValueError, match="within its own step"), lock:
+            pass
+        assert not lock.enter_if_free()
+        lock.is_inside = False
+    assert lock.enter_if_free() and not lock.enter_if_free()
