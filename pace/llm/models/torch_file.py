@@ -111,7 +111,8 @@ def _load_legacy(path: Path) -> object:
     begins: dict[str, int] = {}
 
     def storage(key: str, dtype: torch.dtype, numel: int) -> torch.TypedStorage:
-        declared[key] = dtype, numel * dtype.itemsize
+        if declared.setdefault(key, (dtype, numel * dtype.itemsize)) != (dtype, numel * dtype.itemsize):
+            raise ValueError(f"storage {key} is named with different sizes")
         begin = begins.get(key, 0)
         view = mapping[begin : begin + numel * dtype.itemsize]  # cannot grow: a tensor that exceeds it is an error
         return torch.TypedStorage(wrap_storage=view, dtype=dtype, _internal=True)

@@ -365,6 +365,8 @@ def test_damaged_legacy_files(tmp_path):
     cases |= {f"a storage of {n} elements": data.replace(b"\7" + bytes(7), n.to_bytes(8, "little", signed=True)) for n in (6, 8, -7, 2**62)}
     cases["a key that nothing names"] = data[:first_key] + b"x" + data[first_key + 1 :]
     cases["more elements than the storage has"] = data.replace(b"K\7\x85", b"K\x7f\x85")
+    shared = mutate.dump("bin-legacy", {"w": (base := torch.arange(7.0)), "view": base[:]})
+    cases["a storage of two sizes"] = shared.replace(b"K\7Nt", b"K\x08Nt", 1)
     cases["a negative number of elements"] = data.replace(b"K\7Nt", b"J\xf9\xff\xff\xffNt")
     for what, content in cases.items():
         assert content != data, what
