@@ -28,9 +28,11 @@
 //     generic  16 registers, 4 vectors a panel:  2 rows x 1 panel   ( 8 sums)
 //     avx2     16 registers, 2 vectors a panel:  6 rows x 1 panel   (12 sums, 2 weights, 1 input: 8 loads for 12 FMA)
 //     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
-//                                          or:  12 rows x 2 panels  (14 loads for 24 FMA, but half the passes over
-//                                          weights)
-//   Fewer rows take more panels, so that a GEMV still has independent sums; they are bound by memory anyway.
+//   These serve many rows, from weights in cache. As long as one pass over the weights serves all rows, a tile takes one panel:
+//   memory is then read front to back as one stream, which is what the processor's own prefetch is best at. Share of the
+//   bandwidth of plain reading that one Zen 4 core got, K = 896 (and 4864): 1 row on avx512_bf16 1.00 (1.03) with one panel
+//   and 0.79 (0.90) with four, 4 rows 0.94 (0.94) and 0.66 (0.80); on avx2 1 row 0.92 (0.91) and 0.72 (0.86), 4 rows 0.64
+//   (0.59) with one. The few sums of a tile of one row wait for each other, 4 to 6 cycles for 32 to 64 bytes: 25 to 40 GB/s.
 //   K blocks keep a tile's weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half
 //   of a 32 KB cache to inputs and sums.
 //
@@ -96,8 +98,8 @@ struct WeightBF16 {
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
 // Weights come from memory, and a tile with many multiply-adds per byte looks only a few lines ahead out of order:
-// without the prefetch 6 rows on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114 (peak 132;
-// Zen 5). With four panels at a time 2 KB is best: 33 to 38 GB/s of one core, against 26 to 31 without, or 4 KB ahead.
+// without the prefetch 6 rows x 1 panel on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114 (peak
+// 132; Zen 5).
 //
 // Every loop over `sum` is unrolled, else g++ keeps the array in memory (three times slower).
 template <class W, int R, int P>
@@ -116,7 +118,7 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
             for (int v = 0; v < P * kVectors; ++v) sum[r][v] = load(sums + r * sums_stride + v * kLanes);
     }
 
-    constexpr int kPrefetchBytes = P >= 4 ? 2048 : 4096;
+    constexpr int kPrefetchBytes = P == 1 ? 4096 : 2048;
     for (int64_t step = 0; step < steps; ++step) {
         typename W::Vector weights[P * kVectors];
 #pragma GCC unroll 16
@@ -142,19 +144,14 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
 
 // ---- A range of rows and panels, cut into tiles.
 
-// Rows of a tile: `kManyRows` while weights are in cache, up to `kMaxTileRows` where one or two passes over them are
-// the point.
+// Rows of a tile: `kManyRows` while weights are in cache, up to `kMaxTileRows` where one pass over them is the point.
 constexpr int kMaxTileRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 6 : 12;
 constexpr int kManyRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
 
-// Panels of a tile with R rows: as many as registers hold; see WHY THESE SIZES.
-constexpr int tile_panels(int rows) {
-    if (PACE_ISA_LEVEL == 0) return rows == 1 ? 2 : 1;
-    if (PACE_ISA_LEVEL == 1) return rows == 1 ? 4 : rows == 2 ? 2 : 1;
-    return rows <= 6 ? 4 : 2;
-}
+// Panels of a tile that finds its weights in cache: as many as registers hold; see WHY THESE SIZES.
+constexpr int kCachedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 4;
 
-template <class W, int R>
+template <class W, int R, int P>
 static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels, int64_t k_begin,
                         int64_t k_count) {
     using Input = typename W::Input;
@@ -164,7 +161,6 @@ static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, i
     const Element* w = (const Element*)a.panels + first_panel * panel_stride + 16 * k_begin;
     float* sums = a.sums + row * a.sums_stride + first_panel * 16;
     const int64_t steps = k_count / W::kStep;
-    constexpr int P = tile_panels(R);
     int64_t p = 0;
     for (; p + P <= panels; p += P)
         linear_tile<W, R, P>(x, a.x_stride, w + p * panel_stride, panel_stride, steps, sums + p * 16, a.sums_stride,
@@ -175,31 +171,31 @@ static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, i
                                  k_begin == 0);
 }
 
-// linear_rows with R = rows, which is in [R, kMaxTileRows].
-template <class W, int R>
+// linear_rows with R = rows, which is in [R, kMaxRows].
+template <class W, int P, int kMaxRows, int R = 1>
 static void linear_rows_of(int64_t rows, const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels,
                            int64_t k_begin, int64_t k_count) {
-    if constexpr (R < kMaxTileRows)
-        if (rows != R) return linear_rows_of<W, R + 1>(rows, a, row, first_panel, panels, k_begin, k_count);
-    linear_rows<W, R>(a, row, first_panel, panels, k_begin, k_count);
+    if constexpr (R < kMaxRows)
+        if (rows != R) return linear_rows_of<W, P, kMaxRows, R + 1>(rows, a, row, first_panel, panels, k_begin, k_count);
+    linear_rows<W, R, P>(a, row, first_panel, panels, k_begin, k_count);
 }
 
 template <class W>
 static void linear(const LinearArgs& a) {
+    // The weights pass by once, and K needs no blocks.
+    if (a.rows <= kMaxTileRows) return linear_rows_of<W, 1, kMaxTileRows>(a.rows, a, 0, 0, a.panel_count, 0, a.k_padded);
+
     // Rows in groups of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
-    const int64_t tile_rows = a.rows <= 2 * kMaxTileRows ? kMaxTileRows : kManyRows;
-    const int64_t groups = (a.rows + tile_rows - 1) / tile_rows;
-    // With one group the weights pass by once, and K needs no blocks.
-    constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * tile_panels(kManyRows));
-    const int64_t k_block = groups == 1 ? a.k_padded : kBlock;
+    const int64_t groups = (a.rows + kManyRows - 1) / kManyRows;
+    constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * kCachedPanels);
     constexpr int64_t kPanelGroup = 4;
-    for (int64_t k = 0; k < a.k_padded; k += k_block) {
-        const int64_t k_count = a.k_padded - k < k_block ? a.k_padded - k : k_block;
+    for (int64_t k = 0; k < a.k_padded; k += kBlock) {
+        const int64_t k_count = a.k_padded - k < kBlock ? a.k_padded - k : kBlock;
         for (int64_t panel = 0; panel < a.panel_count; panel += kPanelGroup) {
             const int64_t panels = a.panel_count - panel < kPanelGroup ? a.panel_count - panel : kPanelGroup;
             for (int64_t group = 0, row = 0; group < groups; ++group) {
                 const int64_t rows = (a.rows - row + groups - group - 1) / (groups - group);
-                linear_rows_of<W, 1>(rows, a, row, panel, panels, k, k_count);
+                linear_rows_of<W, kCachedPanels, kManyRows>(rows, a, row, panel, panels, k, k_count);
                 row += rows;
             }
         }

@@ -96,14 +96,17 @@ class Sampler:
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
-        sums = logits.sum(-1)  # one pass over the logits: NaN or infinity anywhere shows in the sum
-        all_finite = bool(torch.isfinite(sums).all()) if sums.shape[0] > 1 else abs(sums.item()) < float("inf")
-        if all_finite and all(span.sequence.policy.wants_argmax_only for span in spans):
-            return self._largest(logits, spans)
+        if all(span.sequence.policy.wants_argmax_only for span in spans):
+            largest = self.ops.argmax(logits).tolist()
+            if all(self._is_finite(logits, row, token) for row, token in enumerate(largest)):
+                return self._largest(largest, spans)
         return self._one_by_one(logits, spans)
 
-    def _largest(self, logits: Tensor, spans: list[Span]) -> list[list[int]]:
-        largest = self.ops.argmax(logits).tolist()
+    def _is_finite(self, logits: Tensor, row: int, token: int) -> bool:
+        """Whether a row whose largest logit is that of `token` is free of NaN (argmax gives -1, or where it stands) and +inf."""
+        return token >= 0 and math.isfinite(logits[row, token])
+
+    def _largest(self, largest: list[int], spans: list[Span]) -> list[list[int]]:
         tokens, row = [], 0
         for span in spans:
             tokens.append(accept_drafts(largest[row : row + span.num_rows], span.drafts))
