@@ -69,10 +69,14 @@ void run_serially(const Phase* phases, int count, int64_t* opened) {
 
 }  // namespace
 
-// How a run works. One phase is open at a time. `unclaimed` counts its chunks that nobody has begun: a thread that lowers it
-// by one owns a chunk, and while it owns one the phase cannot end, so that everything about the phase and the run may be
-// read without a lock. The thread whose chunk is the last to finish opens the next phase, or ends the run. A thread that
-// owns nothing looks at the two atomics only, and so may be anywhere, asleep or far behind, without holding anything up.
+// How a run works. One phase is open at a time. Each thread has a range of its chunks, next to each other, which it takes from
+// the front; when it is used up, it takes from the back of the others' ranges. So a thread reads memory in one stream for as
+// long as it keeps up, and the same chunks fall to the same thread in every run.
+//
+// Whoever shortens a range by one owns a chunk, and while it owns one the phase cannot end, so that everything about the
+// phase and the run may be read without a lock. The thread whose chunk is the last to finish opens the next phase, or ends
+// the run. A thread that owns nothing looks at the atomics only, and so may be anywhere, asleep or far behind, without
+// holding anything up: at worst it takes, late, a chunk of a later phase.
 struct ThreadPool::State {
     // -- one run at a time
     std::mutex run_mutex;
@@ -86,8 +90,14 @@ struct ThreadPool::State {
     std::atomic<bool> failed{false};
     std::atomic<bool> done{true};
 
-    alignas(64) std::atomic<int64_t> unclaimed{0};
+    // Chunks [begin, end) that nobody has begun, begin in the low half; one for each thread.
+    struct alignas(64) Range {
+        std::atomic<uint64_t> bounds{0};
+    };
+    std::vector<Range> ranges{1};
+
     alignas(64) std::atomic<int64_t> unfinished{0};
+    alignas(64) std::atomic<uint64_t> openings{0};  // counts open_phase(): what a thread without work waits for
 
     // -- sleep
     alignas(64) std::mutex sleep_mutex;
@@ -102,15 +112,37 @@ struct ThreadPool::State {
     bool may_spin = true;              // no spinning where threads outnumber processors: it would steal from the workers
     std::vector<std::thread> workers;
 
-    bool claim(int64_t* chunk) {
-        int64_t left = unclaimed.load(std::memory_order_relaxed);
-        while (left > 0) {
-            if (unclaimed.compare_exchange_weak(left, left - 1, std::memory_order_acquire, std::memory_order_relaxed)) {
-                *chunk = phases[phase].chunks - left;
+    // Takes one chunk off the front or the back of a range.
+    bool take(Range& range, bool front, int64_t* chunk) {
+        uint64_t bounds = range.bounds.load(std::memory_order_relaxed);
+        for (;;) {
+            const uint64_t begin = uint32_t(bounds), end = bounds >> 32;
+            if (begin >= end) return false;
+            const uint64_t shorter = front ? bounds + 1 : bounds - (uint64_t(1) << 32);
+            if (range.bounds.compare_exchange_weak(bounds, shorter, std::memory_order_acquire, std::memory_order_relaxed)) {
+                *chunk = int64_t(front ? begin : end - 1);
                 return true;
             }
         }
+    }
+
+    bool claim(int thread, int64_t* chunk) {
+        if (take(ranges[thread], true, chunk)) return true;
+        const int count = int(ranges.size());
+        for (int i = 1; i < count; ++i) {
+            if (take(ranges[(thread + i) % count], false, chunk)) return true;
+        }
         return false;
+    }
+
+    // Deals out chunks: a single one to the thread that opens the phase, and is awake.
+    void deal(int64_t chunks, int opener) {
+        const int count = int(ranges.size());
+        const auto first = [&](int t) { return uint64_t(chunks * t / count); };
+        for (int t = 0; t < count; ++t) {
+            const uint64_t begin = chunks == 1 ? 0 : first(t), end = chunks == 1 ? t == opener : first(t + 1);
+            ranges[t].bounds.store(begin | end << 32);
+        }
     }
 
     void stamp(int next) {
@@ -118,7 +150,7 @@ struct ThreadPool::State {
     }
 
     // Opens the first phase with chunks at or after `next`, or ends the run. Only while no chunk is owned.
-    void open_phase(int next) {
+    void open_phase(int next, int thread) {
         stamp(next);
         while (next < num_phases && phases[next].chunks <= 0) stamp(++next);
         const bool ended = next == num_phases || failed.load(std::memory_order_relaxed);
@@ -130,8 +162,9 @@ struct ThreadPool::State {
         } else {
             phase = next;
             unfinished.store(chunks, std::memory_order_relaxed);
-            unclaimed.store(chunks);
+            deal(chunks, thread);
         }
+        openings.fetch_add(1);
         const bool wake_workers = chunks > 1 && sleeping_workers.load() > 0;
         const bool wake_caller = caller_sleeps.load();
         if (wake_workers || wake_caller) {
@@ -151,18 +184,20 @@ struct ThreadPool::State {
             }
             inside_chunk = false;
         }
-        if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) open_phase(phase + 1);
+        if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) open_phase(phase + 1, thread);
     }
 
     void work_until_nothing_is_left(int thread) {
         int64_t chunk;
-        while (claim(&chunk)) run_chunk(chunk, thread);
+        while (claim(thread, &chunk)) run_chunk(chunk, thread);
     }
 
     void worker_main(int thread) {
         const DefaultFloatState float_state;
-        const auto awaited = [this] { return unclaimed.load() > 0 || stop.load(); };
+        uint64_t seen;
+        const auto awaited = [&] { return openings.load() != seen || stop.load(); };
         while (!stop.load()) {
+            seen = openings.load();
             work_until_nothing_is_left(thread);
             if (spin_until(awaited, may_spin)) continue;
             std::unique_lock<std::mutex> lock(sleep_mutex);
@@ -181,9 +216,11 @@ struct ThreadPool::State {
         done.store(false);
         {
             const DefaultFloatState float_state;
-            open_phase(0);
-            const auto awaited = [this] { return done.load() || unclaimed.load() > 0; };
+            open_phase(0, 0);
+            uint64_t seen;
+            const auto awaited = [&] { return done.load() || openings.load() != seen; };
             while (!done.load()) {
+                seen = openings.load();
                 work_until_nothing_is_left(0);
                 if (spin_until(awaited, may_spin)) continue;
                 std::unique_lock<std::mutex> lock(sleep_mutex);
@@ -198,6 +235,7 @@ struct ThreadPool::State {
     void start_workers() {
         const int wanted = num_threads.load() - 1;
         if (int(workers.size()) == wanted) return;
+        if (workers.empty()) ranges = std::vector<Range>(wanted + 1);
         may_spin = num_threads.load() <= int(affinity_cpus().size());
         try {
             for (int w = int(workers.size()); w < wanted; ++w) workers.emplace_back([this, w] { worker_main(w + 1); });
@@ -215,6 +253,7 @@ struct ThreadPool::State {
         }
         for (std::thread& worker : workers) worker.join();
         workers.clear();
+        ranges = std::vector<Range>(1);
         stop.store(false);
     }
 };

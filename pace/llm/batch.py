@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 
 import torch
 
-MAP_NORESERVE = 0x4000
-"""Of Linux on x86-64; Python's mmap module names it only from 3.13 on."""
+from pace.memory import reserve
 
 BLOCK_SIZE = 16
 """Positions in one key/value block; the kernels compute the scores of a block as one 16-wide product."""
@@ -45,11 +43,8 @@ class KVSpec:
 
 
 def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor whose pages get memory when they are written. Its size does not count against what the system lets processes
-    promise each other, so that a process with a large cache can still fork. Raises OSError where there are no addresses."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    """A tensor whose pages get memory when they are written. Raises OSError where there are no addresses."""
+    return torch.frombuffer(reserve(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True)

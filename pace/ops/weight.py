@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-import mmap
+import threading
+import weakref
 
 import torch
 from torch import Tensor
 
 from pace import _C
+from pace.memory import reserve
 
 # Numbers of DType in csrc/include/pace/types.h.
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+CACHE_LINE = 64
+
+
+class Slabs:
+    """Memory for weights, cut from large pieces so that small weights lie on huge pages too: with pages of 4 KB, reading a
+    weight of 2 MB spent a quarter of its time in page-table walks (a virtual machine on Zen 4)."""
+
+    SLAB_BYTES = 256 << 20
+
+    def __init__(self) -> None:
+        self._slab = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> Tensor:
+        """uint8 zeros at a cache line. A slab goes when nothing of it is in use any more; what was taken is not taken again."""
+        with self._lock:
+            if self._used + num_bytes > len(self._slab):
+                memory = reserve(max(self.SLAB_BYTES, num_bytes), huge_pages=True)
+                self._slab, self._used = torch.frombuffer(memory, dtype=torch.uint8), 0
+            taken = self._slab[self._used : self._used + num_bytes]
+            self._used += -(-num_bytes // CACHE_LINE) * CACHE_LINE
+            return taken
+
+
+_slabs = Slabs()
 
 
 class PackedWeight:
     """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use.
 
     With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts header and
-    padding. The memory is private and untouched at first: pages become resident as rows are packed into them.
+    padding. The memory is private and untouched at first: pages become resident as rows are packed into them, and are given back
+    when the weight goes.
 
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
-    __slots__ = ("n", "k", "dtype", "glu", "nbytes", "address", "n_out", "_memory", "_buffer")
+    __slots__ = ("n", "k", "dtype", "glu", "nbytes", "address", "n_out", "_buffer", "__weakref__")
 
     def __init__(self, n: int, k: int, dtype: torch.dtype, glu: bool = False):
         if dtype not in DTYPE_CODES:
@@ -33,11 +63,9 @@ class PackedWeight:
         self.n, self.k, self.dtype, self.glu = n, k, dtype, glu
         self.n_out = n // 2 if glu else n
         self.nbytes = _C.packed_bytes(n, k, DTYPE_CODES[dtype], glu)
-        self._memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if self.nbytes >= 4 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)  # reading a weight is a long stream: fewer page-table walks
-        self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._buffer = _slabs.take(self.nbytes)
         self.address = self._buffer.data_ptr()
+        weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
         _C.init_packed(self.address, n, k, DTYPE_CODES[dtype], glu)
 
     def __repr__(self) -> str:

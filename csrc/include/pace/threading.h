@@ -2,8 +2,9 @@
 //
 //   phase 0: chunks 0..n0-1   |barrier|   phase 1: chunks 0..n1-1   |barrier| ...
 //
-// Chunks are claimed one by one, so a slow or shared core takes fewer of them. A barrier waits for chunks, never for threads:
-// a worker that the operating system holds back between two chunks delays nobody. Results must not depend on which thread
+// Each thread takes the chunks of a range of its own one by one, in order, and then what others have left over: a thread reads
+// memory in one stream, and a slow or shared core takes fewer chunks. A barrier waits for chunks, never for threads: a worker
+// that the operating system holds back between two chunks delays nobody. Results must not depend on which thread
 // runs a chunk; kernels keep to that by construction.
 #pragma once
 
@@ -14,7 +15,7 @@
 
 namespace pace {
 
-// One phase: body(context, chunk, thread) for chunk in [0, chunks). `thread` is in [0, num_threads) and unique among the
+// One phase: body(context, chunk, thread) for chunk in [0, chunks), at most 2^32 - 1 of them. `thread` is in [0, num_threads) and unique among the
 // threads that are inside this run at the same time.
 struct Phase {
     int64_t chunks;
