@@ -13,8 +13,6 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
-import torch
-
 # JSON of n bytes grows to at most about 20 n bytes of Python objects ("[],[],[]"), so these limits keep a hostile file
 # under 100 MB. The largest config.json of the supported families is 5 KB.
 MAX_CONFIG_BYTES = 4 << 20
@@ -116,15 +114,6 @@ def parse_json(data: bytes, where: str):
         raise ValueError(f"{where} is nested too deeply to be a valid file of this kind") from None
     except ValueError as error:  # includes JSONDecodeError, UnicodeDecodeError and integers of too many digits
         raise ValueError(f"{where} is not valid JSON: {error}") from None
-
-
-def copy_in_own_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous, aligned copy whose memory goes back to the system when it is freed; of pieces of megabytes from several
-    threads, malloc would keep many."""
-    if tensor.numel() == 0:
-        return torch.empty_like(tensor)
-    pages = mmap.mmap(-1, tensor.nbytes)
-    return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _kind(value) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from pace.llm.models.files import PAGE_BYTES, copy_in_own_pages, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
+from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
 
 # About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at most
 # a few thousand. The limit bounds what a hostile header can cost in memory.
@@ -44,6 +44,15 @@ class TensorInfo(NamedTuple):
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+
+def copy_in_own_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous, aligned copy whose memory goes back to the system when it is freed; of pieces of megabytes from several
+    threads, malloc would keep many."""
+    if tensor.numel() == 0:
+        return torch.empty_like(tensor)
+    pages = mmap.mmap(-1, tensor.nbytes)
+    return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 class SafetensorsFile:
