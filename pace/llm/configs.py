@@ -282,7 +282,7 @@ class SamplingConfig:
             raise ValueError(f"{source} must hold a JSON object of fields, got {type(values).__name__}")
         config = cls()
         for name, value in values.items():
-            if name not in _CHECKS or value is None or (name == "pad_token_id" and value == -1):
+            if name not in _CHECKS or value is None or (name in ("eos_token_id", "pad_token_id") and value == -1):
                 continue
             try:
                 setattr(config, name, value)

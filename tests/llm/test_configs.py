@@ -131,6 +131,13 @@ def test_from_pretrained(tmp_path, caplog) -> None:
     assert SamplingConfig.from_pretrained(tmp_path / "generation_config.json") == config
 
 
+def test_a_file_may_say_none_with_minus_one() -> None:
+    """Conversions of the first Llama wrote it for tokens that there are none of; a caller says ignore_eos."""
+    assert SamplingConfig.from_dict({"eos_token_id": -1, "pad_token_id": -1}).explicit_fields == set()
+    with pytest.raises(ValueError, match="eos_token_id"):
+        SamplingConfig.from_dict({"eos_token_id": -2})
+
+
 def test_a_file_of_transformers_is_read(tmp_path) -> None:
     from transformers import GenerationConfig
 
