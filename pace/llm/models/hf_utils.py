@@ -254,7 +254,9 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(directory), config=_config_for_tokenizer(directory), trust_remote_code=False, local_files_only=True
+        )
         num_ids = len(tokenizer)
     except ImportError:
         raise
@@ -273,3 +275,19 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
             "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used", directory, num_ids, vocab_size, vocab_size
         )
     return tokenizer
+
+
+def _config_for_tokenizer(directory: Path):
+    """A config with what AutoTokenizer reads of it where tokenizer_config.json names the tokenizer's class. It then does not
+    import the model's own config class, and with that a second's worth of torch. None: let it find out by itself."""
+    if not all(os.path.lexists(directory / name) for name in ("tokenizer_config.json", "config.json")):
+        return None
+    tokenizer_config, model_config = read_json_object(directory / "tokenizer_config.json"), read_config_json(directory)
+    model_type = model_config.get("model_type")
+    if "auto_map" in tokenizer_config or not isinstance(tokenizer_config.get("tokenizer_class"), str) or not isinstance(model_type, str):
+        return None
+    from transformers import PretrainedConfig
+
+    config = PretrainedConfig(name_or_path=str(directory), **{name: model_config[name] for name in ("model_name",) if name in model_config})
+    config.model_type = model_type
+    return config

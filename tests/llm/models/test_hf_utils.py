@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from pace.assets import TINY
 from pace.llm.models import hf_utils
 from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, needed_files, read_config_json, read_generation_config
 from tests.fuzz import mutate
 from tests.llm.models.fake_hub import FakeHub
+from tests.llm.tokenizer_zoo import ZOO
 
 STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
 TOKENIZER = mutate.tokenizer_files()
@@ -268,6 +272,38 @@ def test_tokenizer(tmp_path, caplog):
     tokenizer = load_tokenizer(with_tokenizer(tmp_path), vocab_size=30)
     assert tokenizer.decode(tokenizer.encode("hello")).replace(" ", "") == "hello"
     assert not caplog.records
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "unheard-of"])
+@pytest.mark.parametrize("kind", ZOO)
+def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, kind, model_type):
+    """Of the same class, with the same ids, texts and special tokens, whatever class the checkpoint names."""
+    from transformers import AutoTokenizer
+
+    ZOO[kind]().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    classes = ["PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast", "GPT2TokenizerFast", "CodeGenTokenizer", "Unheard", None]
+    for name in classes:
+        named = {"tokenizer_class": name} if name else {}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: value for key, value in settings.items() if key != "tokenizer_class"} | named))
+        expected, found = AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
+        assert type(found) is type(expected), name
+        text = "<s>Once  upon a café, 日本🦊</s><end>\n"
+        ids = expected(text)["input_ids"]
+        assert found(text)["input_ids"] == ids
+        for options in ({}, {"skip_special_tokens": True}):
+            assert found.decode(ids, **options) == expected.decode(ids, **options)
+        assert found.special_tokens_map == expected.special_tokens_map and found.all_special_ids == expected.all_special_ids
+        assert found.chat_template == expected.chat_template and found.padding_side == expected.padding_side
+        assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+
+
+def test_loading_a_tokenizer_imports_no_compiler():
+    """torch._dynamo and torch.distributed take a second, which transformers spends where it imports a model's config class."""
+    program = "import sys; from pace.llm.models.hf_utils import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program, TINY], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, caplog):
