@@ -40,7 +40,7 @@ def logits(state, architecture="LlamaForCausalLM", **fields):
 
 
 def test_a_model_costs_nothing_before_its_checkpoint_fits():
-    model = make(hidden_size=2**20, num_attention_heads=2**10, vocab_size=2**20)
+    model = make(hidden_size=2**20, num_attention_heads=2**11, vocab_size=2**20)
     state = random_state(make())
     assert model.nbytes == 0
     with pytest.raises(ValueError, match="shape"):
