@@ -53,7 +53,10 @@ def _number(minimum: float, maximum: float = math.inf, exclusive: bool = False, 
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}){hint}")
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:  # an int beyond the largest float
+            value = math.inf
         if not math.isfinite(value) or value < minimum or value > maximum or (exclusive and value == minimum):
             raise ValueError(f"{name} must be {allowed}, got {value!r}{hint}")
         return value
@@ -134,7 +137,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "min_new_tokens": _integer(0),
     "do_sample": _flag,
     "temperature": _number(0.0),
-    "top_k": _integer(0, hint="; 0 turns it off"),
+    "top_k": _integer(0, 2**63 - 1, hint="; 0 turns it off"),
     "top_p": _number(0.0, 1.0, hint="; 1.0 turns it off"),
     "min_p": _number(0.0, 1.0, hint="; 0.0 turns it off"),
     "typical_p": _number(0.0, 1.0, exclusive=True, hint="; 1.0 turns it off"),
@@ -156,6 +159,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "ignore_eos": _flag,
     "logits_processors": _callables,
 }
+
+_LEAST_TEMPERATURE = 1e-30
+"""Logits, which stay far below 1e8, divided by less would leave the range of fp32."""
 
 _NOT_IMPLEMENTED = (
     "min_length", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
@@ -205,8 +211,12 @@ class SamplingConfig:
     no_repeat_ngram_size: int = 0
     """No run of this many tokens occurs twice in prompt and output; 0 is off."""
     num_beams: int = 1
+    """Hypotheses that beam search follows. Only 1, which is no beam search, is implemented."""
     length_penalty: float = 1.0
+    """In beam search, the power of a hypothesis' length that its score is divided by; without beams it has no effect."""
     early_stopping: bool | str = False
+    """In beam search, whether to end with num_beams finished hypotheses, or "never" before none better is possible; without beams
+    it has no effect."""
     num_return_sequences: int = 1
     """Samples per prompt."""
     eos_token_id: int | list[int] | None = None
@@ -237,7 +247,7 @@ class SamplingConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _CHECKS:
-            nearest = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.0)
+            nearest = [known for known in _CHECKS if known.startswith(name)] or difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.0)
             raise TypeError(f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}")
         if value is None:
             self.explicit_fields.discard(name)
@@ -245,6 +255,9 @@ class SamplingConfig:
             return
         self.__dict__[name] = _CHECKS[name](name, value)
         self.explicit_fields.add(name)
+
+    def __delattr__(self, name: str) -> None:
+        setattr(self, name, None)
 
     def __repr__(self) -> str:
         return f"SamplingConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in _CHECKS if name in self.explicit_fields)})"
@@ -263,6 +276,8 @@ class SamplingConfig:
         duplicate = SamplingConfig()
         duplicate.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
         return duplicate
+
+    __copy__ = copy
 
     def merge_from(self, other: SamplingConfig) -> SamplingConfig:
         """Takes from `other` what is set there and not here; modifies and returns self. What is set here wins."""
@@ -313,8 +328,8 @@ class SamplingConfig:
         """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without effect."""
         if self.num_beams > 1:
             raise NotImplementedError(f"num_beams={self.num_beams}: beam search is not implemented yet; use num_beams=1 (greedy or sampling)")
-        if self.do_sample and self.temperature == 0.0:
-            raise ValueError("temperature=0 with do_sample=True divides by zero; for the most likely token set do_sample=False")
+        if self.do_sample and self.temperature < _LEAST_TEMPERATURE:
+            raise ValueError(f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely token set do_sample=False")
         if self.num_return_sequences > 1 and not self.do_sample:
             raise ValueError(
                 f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; set do_sample=True"

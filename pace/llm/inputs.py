@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +43,8 @@ def read_prompts(inputs: Any, tokenizer: Any, vocab_size: int) -> Prompts:
     """
     if isinstance(inputs, Mapping):
         prompts = _from_mapping(inputs)
-    elif isinstance(inputs, Tensor) or hasattr(inputs, "__array__"):
-        prompts = _from_tensor(torch.as_tensor(inputs), None)
+    elif _is_array(inputs):
+        prompts = _from_tensor(_tensor(inputs), None)
     elif isinstance(inputs, str):
         prompts = Prompts([_encode(inputs, tokenizer)], None)
     elif isinstance(inputs, (list, tuple)):
@@ -59,13 +60,13 @@ def _from_list(items: list[Any], tokenizer: Any) -> Prompts:
         raise ValueError("inputs is an empty list: there is no prompt to continue; give at least one")
     if all(isinstance(item, str) for item in items):
         return Prompts([_encode(item, tokenizer) for item in items], None)
+    items = [item.tolist() if _is_array(item) else item for item in items]
     if all(_is_token(item) for item in items):
         return Prompts([[int(item) for item in items]], None)
-    rows = [item.tolist() if hasattr(item, "tolist") and not _is_token(item) else item for item in items]
-    for index, row in enumerate(rows):
+    for index, row in enumerate(items):
         if not isinstance(row, (list, tuple)) or not all(_is_token(token) for token in row):
             raise TypeError(f"inputs must be {_KINDS}; item {index} of the list is {row!r:.100}")
-    return Prompts([[int(token) for token in row] for row in rows], None)
+    return Prompts([[int(token) for token in row] for row in items], None)
 
 
 def _from_mapping(inputs: Mapping) -> Prompts:
@@ -75,17 +76,27 @@ def _from_mapping(inputs: Mapping) -> Prompts:
     if unknown:
         raise ValueError(f"inputs hold {', '.join(unknown)}, which pace does not take; give input_ids and attention_mask alone")
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-    if isinstance(ids, Tensor) or hasattr(ids, "__array__"):
-        return _from_tensor(torch.as_tensor(ids), None if mask is None else torch.as_tensor(mask))
+    if _is_array(ids):
+        return _from_tensor(_tensor(ids), None if mask is None else _tensor(mask))
+    if not isinstance(ids, (list, tuple)) or any(isinstance(item, str) for item in ids):
+        raise TypeError(f"input_ids must be token ids: an integer tensor, a list, or a list of lists; got {ids!r:.100}")
     prompts = _from_list(list(ids), tokenizer=None)
-    if mask is None:
-        return prompts
-    masks = [list(mask)] if len(prompts.rows) == 1 and not isinstance(mask[0], (list, tuple)) else [list(row) for row in mask]
-    if [len(row) for row in masks] != [len(row) for row in prompts.rows]:
+    return prompts if mask is None else _masked(prompts.rows, mask)
+
+
+def _masked(rows: list[list[int]], mask: Any) -> Prompts:
+    """Rows of ids and a mask of the same form; both may be ragged."""
+    masks = mask.tolist() if _is_array(mask) else mask
+    if not isinstance(masks, (list, tuple)):
+        raise TypeError(f"attention_mask must be a tensor or a list of the shape of input_ids, got {mask!r:.100}")
+    masks = [row.tolist() if _is_array(row) else row for row in masks]
+    if len(rows) == 1 and not any(isinstance(row, (list, tuple)) for row in masks):
+        masks = [masks]
+    if [len(row) for row in rows] != [len(row) if isinstance(row, (list, tuple)) else None for row in masks]:
         raise ValueError("attention_mask must have the shape of input_ids: their rows have different lengths")
-    if len({len(row) for row in masks}) == 1:
-        return _from_tensor(torch.tensor(prompts.rows), torch.tensor(masks))
-    return Prompts([_keep(torch.tensor(row), torch.tensor(kept), index) for index, (row, kept) in enumerate(zip(prompts.rows, masks))], None)
+    if len({len(row) for row in rows}) == 1:
+        return _from_tensor(torch.tensor(rows), torch.tensor(masks))
+    return Prompts([_keep(torch.tensor(row), torch.tensor(kept), index) for index, (row, kept) in enumerate(zip(rows, masks))], None)
 
 
 def _from_tensor(ids: Tensor, mask: Tensor | None) -> Prompts:
@@ -119,11 +130,27 @@ def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
 def _encode(text: str, tokenizer: Any) -> list[int]:
     if tokenizer is None:
         raise ValueError("this model has no tokenizer, so it takes token ids; give tokenizer_name_or_path to use text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt is no valid text: it holds half a character, a lone surrogate, at {error.start}") from None
     return list(tokenizer(text)["input_ids"])
 
 
 def _is_token(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool) or (not isinstance(item, (bool, Tensor)) and hasattr(item, "__index__"))
+    return isinstance(item, numbers.Integral) and not isinstance(item, bool)
+
+
+def _is_array(item: Any) -> bool:
+    """A tensor, or what numpy or another library has in its place."""
+    return isinstance(item, Tensor) or hasattr(item, "__array__")
+
+
+def _tensor(array: Any) -> Tensor:
+    try:
+        return torch.as_tensor(array)
+    except TypeError as error:
+        raise TypeError(f"inputs must be {_KINDS}; got an array of something else ({error})") from None
 
 
 def _check_rows(rows: list[list[int]], vocab_size: int) -> None:

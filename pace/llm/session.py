@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -106,7 +107,7 @@ class Session:
     def truncate(self, num_tokens: int) -> None:
         """Forgets all but the first `num_tokens` tokens. Raises ValueError where there are fewer."""
         self._check_open()
-        if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
+        if isinstance(num_tokens, bool) or not isinstance(num_tokens, numbers.Integral):
             raise TypeError(f"truncate takes the number of tokens to keep, an int; got {num_tokens!r}")
         if not 0 <= num_tokens <= len(self):
             raise ValueError(f"truncate takes the number of tokens to keep, 0 to {len(self)}; got {num_tokens}")
@@ -147,15 +148,17 @@ class Session:
             raise ValueError("this session is closed; make a new one with LLMModel.session()")
 
     def _checked_ids(self, ids: Iterable[int] | Tensor) -> list[int]:
-        if isinstance(ids, str):
+        if isinstance(ids, (str, bytes)):
             raise TypeError("append takes token ids, got a string; encode it with the model's tokenizer")
-        if isinstance(ids, Tensor) and (ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() > 1):
-            raise TypeError(f"append takes token ids, an integer tensor [S]; got {ids.dtype} {list(ids.shape)}")
-        ids = ids.reshape(-1).tolist() if isinstance(ids, Tensor) else [ids] if isinstance(ids, int) else list(ids)
+        if hasattr(ids, "tolist"):  # a tensor, or numpy's
+            ids = ids.tolist()
+        if not isinstance(ids, (Iterable, numbers.Integral)):
+            raise TypeError(f"append takes token ids, a list of ints or an integer tensor [S]; got {ids!r:.100}")
+        ids = [ids] if isinstance(ids, numbers.Integral) else [token.tolist() if hasattr(token, "tolist") else token for token in ids]
         vocab_size = self._engine.model.vocab_size
         for token in ids:
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
-                raise TypeError(f"append takes token ids, which are ints; got {token!r}")
+            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+                raise TypeError(f"append takes token ids, a list of ints or an integer tensor [S]; got {token!r:.100} among them")
             if not 0 <= token < vocab_size:
                 raise ValueError(f"append got the token id {token}; this model's ids are 0 to {vocab_size - 1}")
         if not ids:
@@ -168,9 +171,9 @@ class Session:
         named = {"last": 1, "all": num_ids}
         if isinstance(logits, str) and logits in named:
             return named[logits]
-        if isinstance(logits, bool) or not isinstance(logits, int) or not 1 <= logits <= num_ids:
+        if isinstance(logits, bool) or not isinstance(logits, numbers.Integral) or not 1 <= logits <= num_ids:
             raise ValueError(f'logits must be "last", "all", or an int from 1 to the {num_ids} tokens appended; got {logits!r}')
-        return logits
+        return int(logits)
 
     def _cut(self, num_tokens: int) -> None:
         """Forgets tokens from the end; the engine's lock is held, and the sequence is parked."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import logging
 import math
+import pickle
+from dataclasses import fields
 
 import pytest
 import torch
 
+from pace.cli.arguments import field_explanations
 from pace.llm.configs import KVCacheType, SamplingConfig
 
 INTEGERS = ["max_new_tokens", "max_length", "min_new_tokens", "top_k", "no_repeat_ngram_size", "num_beams", "num_return_sequences", "pad_token_id", "seed"]
@@ -52,7 +56,7 @@ def test_a_flag_is_a_flag(name: str, value) -> None:
 
 
 OUT_OF_RANGE = dict(
-    max_new_tokens=[0, -1], max_length=[0], min_new_tokens=[-1], temperature=[-0.1], top_k=[-1], top_p=[-0.1, 1.1], min_p=[-1, 2],
+    max_new_tokens=[0, -1], max_length=[0], min_new_tokens=[-1], temperature=[-0.1, 10**400], top_k=[-1, 2**63], top_p=[-0.1, 1.1], min_p=[-1, 2],
     typical_p=[0.0, 1.5], repetition_penalty=[0.0, -1], frequency_penalty=[-3, 2.5], presence_penalty=[3], no_repeat_ngram_size=[-1],
     num_beams=[0], num_return_sequences=[0], eos_token_id=[-1, [], [5, -2]], pad_token_id=[-1], stop_strings=["", ["a", ""]],
     bad_words_ids=[[], [[]], [[-1]]], logit_bias=[{-1: 0.0}, {1: math.nan}, {1: math.inf}], seed=[-1, 2**64], logprobs=[-1],
@@ -74,7 +78,7 @@ def test_wrong_kinds_are_told(name: str, value) -> None:
         SamplingConfig(**{name: value})
 
 
-@pytest.mark.parametrize("wrong, right", [("max_new_token", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k"), ("stop", "top_p|stop_strings")])
+@pytest.mark.parametrize("wrong, right", [("max_new_token", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k"), ("stop", "stop_strings"), ("max", "max_new_tokens")])
 def test_an_unknown_field_names_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(TypeError, match=f"did you mean '({right})'"):
         SamplingConfig(**{wrong: 1})
@@ -98,6 +102,8 @@ def test_assignment_is_checked_and_none_unsets() -> None:
     assert config.top_k == 50 and config.explicit_fields == set()
     config.top_k = 50
     assert config.explicit_fields == {"top_k"}
+    del config.top_k
+    assert config.explicit_fields == set()
 
 
 def test_the_caller_beats_the_file_beats_the_default() -> None:
@@ -113,11 +119,13 @@ def test_the_two_lengths_are_one_wish(mine: str, other: str) -> None:
     assert getattr(SamplingConfig(**{mine: 10}).merge_from(SamplingConfig(**{other: 20})), other) is None
 
 
-def test_a_copy_is_independent() -> None:
+@pytest.mark.parametrize("duplicate", [SamplingConfig.copy, copy.copy, copy.deepcopy, lambda config: pickle.loads(pickle.dumps(config))])
+def test_a_copy_is_independent(duplicate) -> None:
     config = SamplingConfig(stop_strings=["a"], top_k=3)
-    twin = config.copy()
+    twin = duplicate(config)
     twin.stop_strings.append("b")
-    twin.top_k = 4
+    twin.top_k, twin.top_p = 4, 0.5
+    assert config.explicit_fields == {"stop_strings", "top_k"}
     assert config.stop_strings == ["a"] and config.top_k == 3 and config == SamplingConfig(stop_strings=["a"], top_k=3) != twin
 
 
@@ -164,6 +172,7 @@ def test_a_missing_file_is_told(tmp_path) -> None:
     [
         (dict(num_beams=4), NotImplementedError, "num_beams"),
         (dict(do_sample=True, temperature=0), ValueError, "do_sample=False"),
+        (dict(do_sample=True, temperature=1e-40), ValueError, "do_sample=False"),
         (dict(num_return_sequences=2), ValueError, "do_sample=True"),
         (dict(min_new_tokens=5, max_new_tokens=4), ValueError, "min_new_tokens"),
     ],
@@ -178,6 +187,12 @@ def test_what_has_no_effect_is_told(fields: dict, warned: bool, caplog) -> None:
     with caplog.at_level(logging.WARNING, "pace"):
         SamplingConfig(**fields).check_consistent()
     assert bool(caplog.records) == warned
+
+
+def test_every_field_is_explained() -> None:
+    """Also for the command line, whose help is made of these texts."""
+    explained = field_explanations(SamplingConfig)
+    assert [field.name for field in fields(SamplingConfig) if field.name not in explained] == []
 
 
 def test_the_signature_shows_the_fields() -> None:

@@ -92,6 +92,8 @@ def test_every_kind_of_input_is_the_same_prompt(model: LLMModel) -> None:
     text = "Once upon a time"
     ids = model.tokenizer(text)["input_ids"]
     kinds = [text, [text], ids, tuple(ids), [ids], torch.tensor(ids), torch.tensor([ids]), torch.tensor(ids, dtype=torch.int32), np.array([ids])]
+    kinds += [[torch.tensor(ids)], [np.array(ids)], list(np.array(ids)), list(torch.tensor(ids))]
+    kinds += [{"input_ids": [ids], "attention_mask": mask} for mask in (torch.ones(1, len(ids)), np.ones((1, len(ids))), [torch.ones(len(ids))])]
     kinds += [model.tokenizer(text), model.tokenizer([text]), model.tokenizer(text, return_tensors="pt"), {"input_ids": torch.tensor([ids])}]
     expected = model.generate(text, GREEDY).generated_token_ids
     for kind in kinds:
@@ -151,6 +153,14 @@ BAD_INPUTS = [
     ({"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 0, 0]])}, ValueError, "all 0"),
     ({"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 2, 1]])}, ValueError, "0 and 1"),
     ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, ValueError, "attention_mask"),
+    ({"input_ids": [[1, 2]], "attention_mask": []}, ValueError, "attention_mask"),
+    ({"input_ids": [[1, 2]], "attention_mask": 1}, TypeError, "attention_mask"),
+    ({"input_ids": None}, TypeError, "input_ids must be"),
+    ({"input_ids": "abc"}, TypeError, "input_ids must be"),
+    ({"input_ids": ["abc"]}, TypeError, "input_ids must be"),
+    (np.array(["abc"]), TypeError, "inputs must be"),
+    ([np.array([1.0])], TypeError, "item 0"),
+    ("half a \ud83d", ValueError, "half a character"),
     ([1] * 256, ValueError, "256 tokens"),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -121,6 +122,7 @@ BAD = [
     (([],), ValueError, "no token"), (("abc",), TypeError, "string"), (([50],), ValueError, "token id 50"), (([-1],), ValueError, "token id -1"),
     (([1.0],), TypeError, "ints"), (([True],), TypeError, "ints"), ((torch.ones(2),), TypeError, "integer tensor"), (([1, 2], 0), ValueError, "logits must be"),
     (([1, 2], 3), ValueError, "logits must be"), (([1, 2], "first"), ValueError, "logits must be"), (([1] * 5000,), ValueError, "4096"),
+    ((None,), TypeError, "ints"), ((b"ab",), TypeError, "string"), ((np.ones((1, 2), dtype=np.int64),), TypeError, "ints"), (({"input_ids": [1]},), TypeError, "ints"),
 ]  # fmt: skip
 
 
@@ -130,6 +132,15 @@ def test_bad_arguments_are_told(arguments: tuple, error: type[Exception], messag
     with pytest.raises(error, match=message):
         session.append(*arguments)
     assert session.tokens == []
+
+
+def test_ids_of_any_kind_are_the_same_tokens() -> None:
+    session = Session(make_engine())
+    expected = session.append([3, 4])
+    for ids in ((3, 4), torch.tensor([3, 4]), np.array([3, 4], dtype=np.int32), [np.int64(3), torch.tensor(4)], iter([3, 4])):
+        session.truncate(np.int64(0))
+        assert torch.equal(session.append(ids, np.int64(1)), expected) and session.tokens == [3, 4]
+    assert session.append(np.int64(5)).shape == session.append(torch.tensor(5)).shape == (1, 50)
 
 
 def test_truncate_and_close_are_told() -> None:
