@@ -79,6 +79,9 @@ def test_help_names_every_command(command):
         (["generate", "x", "--logit-bias", "[1]"], "token id"),
         (["generate", "x", "--bad-words-ids", "[["], "JSON"),
         (["generate", "x", "--system", "y"], "--chat"),
+        (["generate", "x", "--logprobs", "2"], "--json"),
+        (["chat", "--logprobs", "2"], "--logprobs"),
+        (["generate", "--x"], "--x"),
         (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -127,6 +130,19 @@ def test_generate(command):
     assert command(*CAPITAL) == (0, "The capital of Japan is Tokyo.\n", "")
     code, out, err = command("generate", "1, 2, 3, 4,", "--max-new-tokens", "8", "--metrics")
     assert code == 0 and out.startswith(" 5, 6, 7") and "tokens/s" in err and err.count("\n") == 1
+
+
+def test_a_prompt_may_look_like_an_option(command):
+    code, out, err = command("generate", "--json", "--max-new-tokens", "3", "--", "--x")
+    assert (code, err, json.loads(out)["prompt"]) == (0, "", "--x")
+    code, out, err = command("generate", "--", "--x")
+    assert (code, err) == (0, "") and out
+
+
+def test_a_setting_without_effect_is_told(command):
+    code, out, err = command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5")
+    assert code == 0 and out and "temperature set, but without effect" in err
+    assert command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5", "--no-do-sample") == (0, out, "")
 
 
 def test_generate_reads_stdin(command):

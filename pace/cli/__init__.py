@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(module_name)
         module.add_arguments(parser)
         parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
-        arguments = parser.parse_args(top.arguments)
+        # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
+        arguments = parser.parse_args(argv[argv.index(top.command) + 1 :])
         top.debug |= arguments.debug
         _show_log(logging.DEBUG if top.debug else logging.WARNING)
         return module.run(arguments)

@@ -31,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         config = sampling_config(arguments)
         if arguments.system is not None and not arguments.chat:
             raise ValueError("--system needs --chat: plain text has no place for it")
+        if config.logprobs is not None and not arguments.json:
+            raise ValueError("--logprobs needs --json: plain text has no place for them")
         prompt = read_prompt(arguments.prompt)
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))

@@ -11,7 +11,7 @@ import logging
 import math
 import numbers
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -324,8 +324,10 @@ class SamplingConfig:
             raise ValueError(f"{file} is not valid JSON: {error}") from None
         return cls.from_dict(values, source=file)
 
-    def check_consistent(self) -> None:
-        """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without effect."""
+    def check_consistent(self, asked: Collection[str] | None = None) -> None:
+        """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without effect, of
+        the fields `asked` for by the caller (by default all that are set)."""
+        asked = self.explicit_fields if asked is None else asked
         if self.num_beams > 1:
             raise NotImplementedError(f"num_beams={self.num_beams}: beam search is not implemented yet; use num_beams=1 (greedy or sampling)")
         if self.do_sample and self.temperature < _LEAST_TEMPERATURE:
@@ -336,10 +338,10 @@ class SamplingConfig:
             )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
-        idle = [name for name in ("length_penalty", "early_stopping") if getattr(self, name) != getattr(SamplingConfig, name)]
-        if not self.do_sample and "do_sample" not in self.explicit_fields:
-            samplers = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-            idle += [name for name in samplers if getattr(self, name) != getattr(SamplingConfig, name)]
+        idle = ["length_penalty", "early_stopping"]
+        if not self.do_sample and "do_sample" not in asked:
+            idle += ["temperature", "top_k", "top_p", "min_p", "typical_p"]
+        idle = [name for name in idle if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
         if idle:
             logger.warning("%s set, but without effect: greedy decoding with one beam does not look at them (do_sample=True samples)", ", ".join(idle))
 

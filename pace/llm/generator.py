@@ -53,8 +53,9 @@ class Generator:
         """Checks everything that can be checked before any work is done. Raises TypeError, ValueError, NotImplementedError."""
         if sampling_config is not None and not isinstance(sampling_config, SamplingConfig):
             raise TypeError(f"sampling_config must be a SamplingConfig, got {type(sampling_config).__name__}")
-        config = (sampling_config or SamplingConfig()).copy().merge_from(self.defaults)
-        config.check_consistent()
+        asked = sampling_config or SamplingConfig()
+        config = asked.copy().merge_from(self.defaults)
+        config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
         prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
         limits = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
