@@ -28,11 +28,11 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
     "BOOL": torch.bool, "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 
-# Formats of less than a byte an element, which torch cannot represent.
-PACKED_DTYPES = ("F4", "F6_E2M3", "F6_E3M2")
+# Formats of quantised weights that torch, or an older one, cannot represent.
+OTHER_DTYPES = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
 
 
 class TensorInfo(NamedTuple):
@@ -165,7 +165,7 @@ def _check_entry(where: str, entry: object) -> tuple[TensorInfo, int, int]:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"{where} must have dtype, shape and data_offsets, but its header entry is {str(entry)[:200]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype in PACKED_DTYPES:
+    if dtype in OTHER_DTYPES:
         raise NotImplementedError(f"{where} is stored as {dtype}, which is not supported; use a checkpoint in BF16, F16 or F32")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{where} has the unknown dtype {str(dtype)[:80]!r}; known are {', '.join(DTYPES)}")
