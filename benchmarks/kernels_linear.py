@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from limits import measure
+from pace.bench.limits import measure
 from pace import _C
 from pace.ops import native as ops
 

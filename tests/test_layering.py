@@ -20,6 +20,7 @@ LAYERS: list[list[str]] = [
     [f"pace.llm.{name}" for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")],
     ["pace.llm.engine", "pace.llm.batching", "pace.llm.prefix_cache"],
     ["pace.llm.generator", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
+    ["pace.bench"],
     ["pace.cli", "pace.server", "pace.__main__"],
 ]
 STRANGERS = ["pace.llm.scheduler", "pace.llm.cache", "pace.llm.drafter", "pace.llm.sampler", "pace.llm.streamer"] + [

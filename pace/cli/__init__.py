@@ -20,6 +20,8 @@ from pace import __version__
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue or answer one prompt"),
     "chat": ("pace.cli.chat", "talk with a model, turn by turn"),
+    "bench": ("pace.cli.bench", "how fast a model runs here, beside the machine's limits"),
+    "plan": ("pace.cli.plan", "what a model needs and how fast it would be, before it is loaded"),
     "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
 }
 """Name of the sub-command: the module that runs it, and its line in `pace --help`."""

@@ -1,8 +1,8 @@
 """The limits of this machine: read bandwidth and fp32 multiply-add peak, through pace's own kernels with all threads.
 
-    python benchmarks/limits.py [--threads N]
+    python -m pace.bench.limits [--threads N]
 
-Other benchmarks import `measure` and compare with limits taken in the same run, because machines differ and are shared."""
+Benchmarks compare with limits taken in the same run, because machines differ and are shared."""
 
 from __future__ import annotations
 

@@ -1,0 +1,298 @@
+"""Prefill and decode of a model on this machine, timed step by step beside the machine's limits."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pace
+from pace import _C
+from pace.bench import limits
+from pace.bench.costs import Costs
+from pace.bench.shapes import SHAPES, RandomWeights
+from pace.graph.instructions import Embedding, Instruction, Linear
+from pace.llm.cache import available_memory_bytes
+from pace.llm.engine import Engine
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.compiled import CompiledModel
+from pace.llm.models.model_list import read_config
+from pace.llm.models.model_utils import executable, load_model, parse_dtype, select_ops, use_threads
+from pace.llm.sampler import Greedy
+from pace.llm.sequence import Sequence
+from pace.llm.stopping_criteria import StoppingCriteria
+
+MIB = 2**20
+CACHE_SHARE = 0.8
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a loaded model and an engine that runs it."""
+
+    name: str
+    model: BaseModelForCausalLM
+    engine: Engine
+    backend: str
+    load_seconds: float
+    load_peak_mib: float
+    """Peak resident memory of the process, right after loading; `rss_before_mib` of it was there before."""
+    rss_before_mib: float
+    resident_mib: float
+
+
+def load(model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", num_threads: int | None = None, **hub: Any) -> Subject:
+    """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that raises."""
+    before, started = memory_mib("VmRSS"), time.perf_counter()
+    if model_or_shape in SHAPES:
+        use_threads(num_threads)
+        model_class, config = read_config(SHAPES[model_or_shape])
+        model = model_class(config, parse_dtype(dtype), select_ops(backend))
+        model.load_weights(RandomWeights(model), _C.get_num_threads())
+    else:
+        model = load_model(model_or_shape, dtype, backend, num_threads=num_threads, **hub)
+    seconds = time.perf_counter() - started
+    engine = Engine.create(executable(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE))
+    name = model_or_shape if model_or_shape in SHAPES else Path(model_or_shape).name
+    return Subject(name, model, engine, backend, seconds, memory_mib("VmHWM"), before, model.nbytes / MIB)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where the time of a step went: seconds per step of each kind of instruction, and what is left outside of the kernels."""
+
+    seconds: float
+    instructions: dict[str, tuple[int, float, float]]
+    """What -> (instructions of this kind in a step, seconds of them all, bytes of weights they read)."""
+
+    @property
+    def outside(self) -> float:
+        return self.seconds - sum(seconds for _, seconds, _ in self.instructions.values())
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the repeats. Seconds, tokens a second, and shares of the limits measured before and after, the better of the two."""
+
+    subject: Subject
+    costs: Costs
+    limits: limits.Limits
+    prompt: int
+    generated: int
+    batch: int
+    repeats: int
+    first_token_seconds: float
+    """From a prompt of `prompt` tokens to its first token."""
+    step_seconds: float
+    """Of a decode step of the whole batch."""
+    prefill: Phase | None
+    decode: Phase | None
+    """None where the backend runs op by op: only a program times its instructions."""
+    peak_mib: float
+    """Peak resident memory of the process while the model ran."""
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        return self.prompt / self.first_token_seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        return self.batch / self.step_seconds
+
+    @property
+    def prefill_mfu(self) -> float:
+        """2 x multiply-adds / time / measured fp32 FMA peak."""
+        return self.costs.prefill_flops(self.prompt) / self.first_token_seconds / (1e9 * self.limits.fma_gflops)
+
+    @property
+    def decode_mfu(self) -> float:
+        pairs = self.batch * self.context * self.costs.attention_flops_per_pair
+        flops = self.batch * (self.costs.layer_flops_per_token + self.costs.head_flops) + pairs
+        return flops / self.step_seconds / (1e9 * self.limits.fma_gflops)
+
+    @property
+    def decode_mbu(self) -> float:
+        """Bytes of weights, keys and values that a step must read / time / measured read bandwidth."""
+        return self.costs.decode_bytes(self.batch, self.context) / self.step_seconds / (1e9 * self.limits.read_gb_s)
+
+    @property
+    def context(self) -> int:
+        """Tokens of each sequence half-way through the decode steps."""
+        return self.prompt + self.generated // 2
+
+    @property
+    def outside_share(self) -> float | None:
+        """Share of a decode step outside of the kernels: Python, dispatch, sampling."""
+        return self.decode.outside / self.decode.seconds if self.decode else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines: plain numbers, units in the names."""
+        subject = self.subject
+        return {
+            "pace": pace.__version__,
+            "model": subject.name,
+            "dtype": str(subject.model.dtype).removeprefix("torch."),
+            "backend": subject.backend,
+            "isa": self.limits.isa,
+            "threads": self.limits.threads,
+            "prompt": self.prompt,
+            "generated": self.generated,
+            "batch": self.batch,
+            "repeats": self.repeats,
+            "prefill_tokens_per_s": self.prefill_tokens_per_second,
+            "decode_tokens_per_s": self.decode_tokens_per_second,
+            "first_token_s": self.first_token_seconds,
+            "step_s": self.step_seconds,
+            "prefill_mfu": self.prefill_mfu,
+            "decode_mfu": self.decode_mfu,
+            "decode_mbu": self.decode_mbu,
+            "outside_kernels_share": self.outside_share,
+            "read_gb_per_s": self.limits.read_gb_s,
+            "fma_gflops": self.limits.fma_gflops,
+            "load_s": subject.load_seconds,
+            "resident_mib": subject.resident_mib,
+            "rss_before_mib": subject.rss_before_mib,
+            "load_peak_rss_mib": subject.load_peak_mib,
+            "peak_rss_mib": self.peak_mib,
+        }
+
+
+def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int = 1, repeats: int = 5) -> Result:
+    """Runs the model `repeats` times after a warm-up.
+
+    Prefill is timed on one prompt alone, decode on `batch` sequences of that length, over those steps in which each of them gets a token.
+    Raises ValueError where the model cannot hold prompt and generated tokens."""
+    length = prompt + generated + WARM_UP_STEPS + 1
+    if length > subject.engine.max_length:
+        raise ValueError(f"{prompt} + {generated} tokens are more than this model, or its cache here, can hold: {subject.engine.max_length}")
+    if min(prompt, generated, batch, repeats) < 1:
+        raise ValueError(f"prompt, generated, batch and repeats must be at least 1; got {prompt}, {generated}, {batch}, {repeats}")
+    before = limits.measure()
+    _forget_peak_memory()
+    _prefill(subject, prompt)
+    with _no_collection():
+        first_token = statistics.median(_prefill(subject, prompt) for _ in range(repeats))
+        steps = [seconds for _ in range(repeats) for seconds in _decode(subject, prompt, generated, batch)]
+        prefill, decode = _phases(subject, prompt, generated, batch)
+    peak_mib = memory_mib("VmHWM")
+    after = limits.measure()
+    best = limits.Limits(before.isa, before.threads, max(before.read_gb_s, after.read_gb_s), max(before.fma_gflops, after.fma_gflops))
+    costs = Costs.of(subject.model, subject.model.dtype)
+    return Result(subject, costs, best, prompt, generated, batch, repeats, first_token, statistics.median(steps), prefill, decode, peak_mib)
+
+
+def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> list[Sequence]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(subject.model.vocab_size, (batch, prompt), generator=generator).tolist()
+    return [Sequence(row, Greedy(), StoppingCriteria(prompt + generated, []), prompt + generated) for row in ids]
+
+
+def _prefill(subject: Subject, prompt: int) -> float:
+    """Seconds until a prompt has its first token."""
+    sequences = _sequences(subject, prompt, 1, 1)
+    started = time.perf_counter()
+    _run(subject.engine, sequences)
+    return time.perf_counter() - started
+
+
+def _decode(subject: Subject, prompt: int, generated: int, batch: int) -> list[float]:
+    """Seconds of each step in which every sequence got one token, the first few left out."""
+    sequences = _sequences(subject, prompt, generated + WARM_UP_STEPS + 1, batch)
+    subject.engine.submit(sequences)
+    try:
+        while any(not sequence.num_generated for sequence in sequences):
+            subject.engine.step()
+        steps = []
+        while not all(sequence.is_finished for sequence in sequences):
+            running = sum(not sequence.is_finished for sequence in sequences)
+            started = time.perf_counter()
+            subject.engine.step()
+            if running == batch:
+                steps.append(time.perf_counter() - started)
+        return steps[WARM_UP_STEPS:] or steps
+    finally:
+        subject.engine.abort(sequences)
+
+
+def _run(engine: Engine, sequences: list[Sequence]) -> None:
+    engine.submit(sequences)
+    try:
+        while not all(sequence.is_finished for sequence in sequences):
+            engine.step()
+    finally:
+        engine.abort(sequences)
+
+
+def _phases(subject: Subject, prompt: int, generated: int, batch: int) -> tuple[Phase | None, Phase | None]:
+    """Once more with the clock on every instruction."""
+    runner = subject.engine.model
+    if not isinstance(runner, CompiledModel):
+        return None, None
+    program = runner.program
+    program.set_profiling(True)
+    seconds = _prefill(subject, prompt)
+    prefill = Phase(seconds, _by_kind(program.instructions, program.timings(), steps=1))
+    sequences = _sequences(subject, prompt, min(generated, 32) + 1, batch)
+    subject.engine.submit(sequences)
+    try:
+        while any(not sequence.num_generated for sequence in sequences):
+            subject.engine.step()
+        program.set_profiling(True)
+        started, steps = time.perf_counter(), 0
+        while not any(sequence.is_finished for sequence in sequences):
+            subject.engine.step()
+            steps += 1
+        seconds = (time.perf_counter() - started) / steps
+        decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps))
+    finally:
+        subject.engine.abort(sequences)
+        program.set_profiling(False)
+    return prefill, decode
+
+
+def _by_kind(instructions: list[Instruction], timings: list[tuple[str, int, float]], steps: int) -> dict[str, tuple[int, float, float]]:
+    kinds: dict[str, tuple[int, float, float]] = {}
+    for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
+        weight = getattr(instruction, "weight", None)
+        num_bytes = weight.nbytes if isinstance(instruction, Linear) and not isinstance(instruction, Embedding) else 0
+        count, total, total_bytes = kinds.get(name, (0, 0.0, 0.0))
+        kinds[name] = count + 1, total + seconds / steps, total_bytes + num_bytes
+    return kinds
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps the garbage collector out of the times."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _forget_peak_memory() -> None:
+    """Has the system count the peak anew: measuring the bandwidth took a large buffer."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        pass
+
+
+def memory_mib(field: str) -> float:
+    """`VmRSS` (now) or `VmHWM` (the peak so far) of this process in MiB; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":")), 0.0)

@@ -1,0 +1,92 @@
+"""A measurement for people: tables, and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pace.bench.measure import Phase, Result
+
+
+def table(result: Result) -> str:
+    """The figures beside the machine's limits."""
+    subject, limits = result.subject, result.limits
+    dtype = str(subject.model.dtype).removeprefix("torch.")
+    lines = [
+        f"{subject.name}, {dtype}, {subject.backend} on {limits.isa}, {limits.threads} threads; {result.batch} x ({result.prompt} + {result.generated}) tokens, "
+        f"median of {result.repeats}",
+        f"limits       {limits.read_gb_s:9.1f} GB/s read      {limits.fma_gflops:8.0f} GFLOPS fp32 FMA",
+        f"prefill      {result.prefill_tokens_per_second:9.1f} tokens/s       MFU {result.prefill_mfu:5.2f}    first token after {result.first_token_seconds * 1e3:,.0f} ms",
+        f"decode       {result.decode_tokens_per_second:9.1f} tokens/s       MBU {result.decode_mbu:5.2f}    MFU {result.decode_mfu:.2f}, {result.step_seconds * 1e3:,.2f} ms a step at {result.context} tokens",
+        f"memory       {subject.resident_mib:9.0f} MiB weights    peak {result.peak_mib:,.0f} MiB resident ({subject.load_peak_mib:,.0f} after loading, {subject.rss_before_mib:,.0f} before)",
+        f"load         {subject.load_seconds:9.2f} s",
+    ]
+    if result.outside_share is not None:
+        lines.append(f"outside      {100 * result.outside_share:9.1f} % of a decode step: Python, dispatch, sampling")
+    return "\n".join(lines)
+
+
+def profile(result: Result) -> str:
+    """Where the time of a prefill and of a decode step goes, instruction by instruction kind, in the order of the program."""
+    if result.decode is None:
+        return "no profile: only backend='native' runs a program whose instructions can be timed"
+    return "\n\n".join(_profile(title, phase) for title, phase in (("prefill", result.prefill), ("decode step", result.decode)))
+
+
+def _profile(title: str, phase: Phase) -> str:
+    lines = [f"{title:<26}{'count':>6}{'ms':>10}{'share':>8}{'GB/s':>8}"]
+    rows = [*phase.instructions.items(), ("outside of the kernels", (0, phase.outside, 0.0))]
+    for name, (count, seconds, num_bytes) in rows:
+        speed = f"{num_bytes / seconds / 1e9:8.1f}" if num_bytes and seconds else ""
+        lines.append(f"  {name:<24}{count or '':>6}{seconds * 1e3:>10.3f}{seconds / phase.seconds:>8.1%}{speed}")
+    lines.append(f"  {'all':<24}{'':>6}{phase.seconds * 1e3:>10.3f}{1:>8.1%}")
+    return "\n".join(lines)
+
+
+def plot(result: Result, path: Path) -> None:
+    """The roofline of this machine with this model on it, and bars of where the time goes. Raises ImportError without matplotlib,
+    ValueError for a file type that it does not write."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (roof, bars) = pyplot.subplots(1, 2, figsize=(12, 4.8), width_ratios=(3, 2))
+    _roofline(roof, result)
+    _bars(bars, result)
+    figure.suptitle(f"{result.subject.name}, {str(result.subject.model.dtype).removeprefix('torch.')}, {result.limits.isa}, {result.limits.threads} threads")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _roofline(axes, result: Result) -> None:
+    limits, costs = result.limits, result.costs
+    intensities = [2.0**exponent for exponent in range(-3, 12)]
+    axes.loglog(intensities, [min(limits.fma_gflops, limits.read_gb_s * x) for x in intensities], color="black", label="limit: read bandwidth, fp32 FMA")
+    prefill_flops = costs.prefill_flops(result.prompt)
+    prefill_bytes = costs.decode_bytes(1, result.prompt)
+    decode_bytes = costs.decode_bytes(result.batch, result.context)
+    decode_flops = result.decode_mfu * result.step_seconds * 1e9 * limits.fma_gflops
+    for label, flops, num_bytes, seconds, marker in (
+        (f"prefill of {result.prompt}: MFU {result.prefill_mfu:.2f}", prefill_flops, prefill_bytes, result.first_token_seconds, "s"),
+        (f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}", decode_flops, decode_bytes, result.step_seconds, "o"),
+    ):
+        axes.loglog([flops / num_bytes], [flops / seconds / 1e9], marker, markersize=9, label=label)
+    axes.set_xlabel("operations per byte read")
+    axes.set_ylabel("GFLOPS")
+    axes.grid(True, which="both", alpha=0.2)
+    axes.legend(loc="lower right")
+
+
+def _bars(axes, result: Result) -> None:
+    phases = [(title, phase) for title, phase in (("prefill", result.prefill), ("decode", result.decode)) if phase]
+    names = list(dict.fromkeys(name for _, phase in phases for name in phase.instructions)) + ["outside"]
+    bottoms = [0.0] * len(phases)
+    for name in names:
+        shares = [(phase.outside if name == "outside" else phase.instructions.get(name, (0, 0.0, 0.0))[1]) / phase.seconds for _, phase in phases]
+        axes.bar([title for title, _ in phases], shares, bottom=bottoms, label=name)
+        bottoms = [bottom + share for bottom, share in zip(bottoms, shares)]
+    axes.set_ylabel("share of the time")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")

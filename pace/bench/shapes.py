@@ -1,0 +1,84 @@
+"""Known model shapes by name, and weights of random numbers in them: what a benchmark runs without a download.
+
+Speed does not depend on the values of the weights, so random ones of a trained scale are as good as real ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pace.llm.models.base_model import BaseModelForCausalLM
+
+_LLAMA = dict(architectures=["LlamaForCausalLM"], model_type="llama", rms_norm_eps=1e-5, hidden_act="silu")
+_LLAMA3 = _LLAMA | dict(vocab_size=128256, rope_theta=5e5, max_position_embeddings=131072)
+_QWEN2 = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", rope_theta=1e6, rms_norm_eps=1e-6, hidden_act="silu", max_position_embeddings=32768)
+_QWEN3 = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=151936, head_dim=128, rope_theta=1e6, rms_norm_eps=1e-6, hidden_act="silu", max_position_embeddings=40960)
+
+
+def _scaled(factor: float) -> dict[str, Any]:
+    return dict(rope_type="llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+
+def _sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, tied: bool) -> dict[str, Any]:
+    return dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+                tie_word_embeddings=tied)
+
+
+# Source: the config.json of each model on the Hub.
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, True) | dict(vocab_size=49152, rope_theta=1e5, max_position_embeddings=8192),
+    "tinyllama-1.1b": _LLAMA | _sizes(2048, 5632, 22, 32, 4, False) | dict(vocab_size=32000, rope_theta=1e4, max_position_embeddings=2048),
+    "llama-3.2-1b": _LLAMA3 | _sizes(2048, 8192, 16, 32, 8, True) | dict(head_dim=64, rope_scaling=_scaled(32.0)),
+    "llama-3.2-3b": _LLAMA3 | _sizes(3072, 8192, 28, 24, 8, True) | dict(head_dim=128, rope_scaling=_scaled(32.0)),
+    "llama-3.1-8b": _LLAMA3 | _sizes(4096, 14336, 32, 32, 8, False) | dict(rope_scaling=_scaled(8.0)),
+    "qwen2.5-0.5b": _QWEN2 | _sizes(896, 4864, 24, 14, 2, True) | dict(vocab_size=151936),
+    "qwen2.5-1.5b": _QWEN2 | _sizes(1536, 8960, 28, 12, 2, True) | dict(vocab_size=151936),
+    "qwen2.5-3b": _QWEN2 | _sizes(2048, 11008, 36, 16, 2, True) | dict(vocab_size=151936),
+    "qwen2.5-7b": _QWEN2 | _sizes(3584, 18944, 28, 28, 4, False) | dict(vocab_size=152064),
+    "qwen3-0.6b": _QWEN3 | _sizes(1024, 3072, 28, 16, 8, True),
+    "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True),
+    "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, 8, True),
+    "qwen3-8b": _QWEN3 | _sizes(4096, 12288, 36, 32, 8, False),
+    "mistral-7b": _LLAMA | _sizes(4096, 14336, 32, 32, 8, False) | dict(architectures=["MistralForCausalLM"], model_type="mistral", vocab_size=32768, rope_theta=1e6,
+                                                                     max_position_embeddings=32768, sliding_window=None),
+    "opt-125m": dict(architectures=["OPTForCausalLM"], model_type="opt", hidden_size=768, ffn_dim=3072, num_hidden_layers=12, num_attention_heads=12,
+                     vocab_size=50272, max_position_embeddings=2048, word_embed_proj_dim=768, activation_function="relu", do_layer_norm_before=True),
+    "opt-1.3b": dict(architectures=["OPTForCausalLM"], model_type="opt", hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32,
+                     vocab_size=50272, max_position_embeddings=2048, word_embed_proj_dim=2048, activation_function="relu", do_layer_norm_before=True),
+    "phi-2": dict(architectures=["PhiForCausalLM"], model_type="phi", hidden_size=2560, intermediate_size=10240, num_hidden_layers=32, num_attention_heads=32,
+                  vocab_size=51200, max_position_embeddings=2048, partial_rotary_factor=0.4, rope_theta=1e4, layer_norm_eps=1e-5, hidden_act="gelu_new"),
+    "gpt-j-6b": dict(architectures=["GPTJForCausalLM"], model_type="gptj", n_embd=4096, n_layer=28, n_head=16, n_positions=2048, rotary_dim=64, vocab_size=50400,
+                     activation_function="gelu_new", tie_word_embeddings=False),
+}
+
+
+class RandomWeights:
+    """A checkpoint (a `TensorReader`) of random numbers for every tensor that a model wants; nothing of it is kept in memory."""
+
+    PIECE_ELEMENTS = 1 << 22
+
+    def __init__(self, model: BaseModelForCausalLM) -> None:
+        self.tensors = {name: (torch.bfloat16, slot.shape) for name, slot in model.slots().items()}
+        generator = torch.Generator().manual_seed(0)
+        self._numbers = torch.randn(self.PIECE_ELEMENTS, generator=generator).mul_(0.02).bfloat16()
+
+    def row_ranges(self, name: str) -> list[tuple[int, int]]:
+        _, shape = self.tensors[name]
+        rows = max(1, self.PIECE_ELEMENTS // shape[1]) if len(shape) > 1 else shape[0]
+        return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Normal numbers with a standard deviation of 0.02 (the usual initialiser_range); ones for the weights of norms."""
+        _, shape = self.tensors[name]
+        rows = (shape[0] if stop is None else stop) - start
+        if len(shape) == 1:
+            return torch.ones(rows, dtype=torch.bfloat16) if name.endswith("weight") else self._numbers[:rows]
+        count = rows * shape[1]
+        numbers = self._numbers if count <= self.PIECE_ELEMENTS else self._numbers.repeat(-(-count // self.PIECE_ELEMENTS))
+        return numbers[:count].view(rows, shape[1])
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        pass

@@ -1,0 +1,41 @@
+"""`pace bench`: how fast a model runs here, beside what this machine could do at most. The last line of its output is one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path or Hub id), or a shape of --list, run with random weights")
+    parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
+    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of a prompt, and so the context of the decode steps (default: 512)")
+    parser.add_argument("--generate", type=int, default=64, metavar="N", help="decode steps (default: 64)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences decoded at once (default: 1)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="medians are taken over so many runs (default: 5)")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    parser.add_argument("--backend", choices=("native", "native-eager", "torch"), default="native")
+    parser.add_argument("--profile", action="store_true", help="also print the time of each instruction")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pace.bench import measure, report
+    from pace.bench.shapes import SHAPES
+
+    if arguments.list:
+        print("\n".join(SHAPES))
+        return 0
+    if arguments.model is None:
+        raise ValueError("say what to measure: a checkpoint, or a shape (see: pace bench --list)")
+    subject = measure.load(arguments.model, arguments.dtype, arguments.backend, arguments.num_threads)
+    result = measure.measure(subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats)
+    print(report.table(result))
+    if arguments.profile:
+        print("\n" + report.profile(result))
+    if arguments.plot:
+        report.plot(result, arguments.plot)
+    print(json.dumps({key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in result.as_dict().items()}))
+    return 0

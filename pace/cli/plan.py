@@ -1,0 +1,52 @@
+"""`pace plan`: what a model would need here, and how fast it would be, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path or Hub id: config.json alone is read), or a shape of `pace bench --list`")
+    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+    parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
+    parser.add_argument("--local-files-only", action="store_true", help="download nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pace.bench import plan
+    from pace.bench.shapes import SHAPES
+    from pace.llm.cache import available_memory_bytes
+    from pace.llm.models.hf_utils import find_checkpoint, read_config_json
+
+    if arguments.prompt < 1:
+        raise ValueError(f"--prompt must be at least 1, got {arguments.prompt}")
+    config = SHAPES.get(arguments.model)
+    if config is None:
+        found = find_checkpoint(
+            arguments.model, arguments.revision, cache_dir=arguments.cache_dir, local_files_only=arguments.local_files_only, weights=False, progress=False
+        )
+        config = read_config_json(found)
+    available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
+    plans = plan.plan(config, limits, available, arguments.prompt)
+    if arguments.json:
+        print(json.dumps({"model": arguments.model, "available_bytes": available, "limits": asdict(limits), "plans": [asdict(p) for p in plans]}))
+        return 0
+    print(f"{arguments.model} on {limits.isa}, {limits.threads} threads: {limits.read_gb_s:.1f} GB/s read, {limits.fma_gflops:.0f} GFLOPS, {_gib(available)} available")
+    print(f"{'dtype':<10}{'weights':>11}{'cache/token':>14}{'longest text':>14}{'prefill':>13}{'decode':>13}")
+    for p in plans:
+        context = f"{p.max_context:,}" if p.fits else "does not fit"
+        print(
+            f"{p.dtype:<10}{_gib(p.weight_bytes):>11}{p.kv_bytes_per_token / 1024:>10.1f} KiB{context:>14}"
+            f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
+        )
+    print(f"speeds are predictions for a prompt of {arguments.prompt} tokens and one sequence; `pace bench` measures them")
+    return 0
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,85 @@
+"""`pace bench` and `pace plan` on the bundled model: the numbers fit together, and what cannot be measured is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pace.assets import TINY
+from pace.bench import limits, measure, report
+from pace.cli import main
+
+FAST = ["--prompt", "20", "--generate", "4", "--repeats", "2"]
+
+
+@pytest.fixture(autouse=True)
+def quick_limits(monkeypatch):
+    """Limits in a moment: a small buffer, a hundredth of a second."""
+    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
+    slow = limits.measure
+    monkeypatch.setattr(limits, "measure", lambda seconds=0.01: slow(0.01))
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return measure.load(str(TINY))
+
+
+def test_numbers_fit_together(subject):
+    result = measure.measure(subject, prompt=20, generated=4, batch=3, repeats=2)
+    assert result.prefill_tokens_per_second == 20 / result.first_token_seconds > 0
+    assert result.decode_tokens_per_second == 3 / result.step_seconds > 0
+    assert result.context == 22
+    for phase in (result.prefill, result.decode):
+        kinds = phase.instructions
+        assert 0 < sum(seconds for _, seconds, _ in kinds.values()) < phase.seconds
+        assert kinds["attention"][0] == kinds["prepare heads"][0] == subject.model.config.num_hidden_layers
+        weights = sum(num_bytes for *_, num_bytes in kinds.values())
+        assert weights == pytest.approx(subject.model.nbytes, rel=0.01)  # tied, and all but the norms
+    assert 0 < result.outside_share < 1
+    subject.engine.check_idle()
+
+
+def test_what_does_not_fit_is_refused(subject):
+    with pytest.raises(ValueError, match=r"1020 \+ 64 tokens are more than this model"):
+        measure.measure(subject, prompt=1020)
+    with pytest.raises(ValueError, match="at least 1"):
+        measure.measure(subject, batch=0)
+
+
+def test_the_command_prints_a_table_and_one_line_of_json(capsys):
+    assert main(["bench", str(TINY), *FAST, "--profile", "--batch", "2", "--dtype", "float32"]) == 0
+    out = capsys.readouterr().out
+    assert "tiny, float32, native on" in out and "outside of the kernels" in out
+    numbers = json.loads(out.splitlines()[-1])
+    assert numbers["batch"] == 2 and numbers["dtype"] == "float32" and numbers["decode_tokens_per_s"] > 0
+
+
+def test_op_by_op_has_no_profile(capsys):
+    assert main(["bench", str(TINY), *FAST, "--profile", "--backend", "native-eager"]) == 0
+    out = capsys.readouterr().out
+    assert "no profile" in out and json.loads(out.splitlines()[-1])["outside_kernels_share"] is None
+
+
+def test_the_picture(subject, tmp_path):
+    pytest.importorskip("matplotlib")
+    report.plot(measure.measure(subject, prompt=20, generated=4, repeats=1), tmp_path / "roof.png")
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_mistakes(capsys):
+    assert main(["bench"]) == 1 and "say what to measure" in capsys.readouterr().err
+    assert main(["bench", "no-such-shape"]) == 1
+    assert main(["bench", "--list"]) == 0 and "qwen2.5-0.5b" in capsys.readouterr().out
+    assert main(["plan", str(TINY), "--prompt", "0"]) == 1 and "--prompt" in capsys.readouterr().err
+
+
+def test_plan_reads_the_config_alone(tmp_path, capsys):
+    (tmp_path / "config.json").write_bytes((TINY / "config.json").read_bytes())
+    assert main(["plan", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {p["dtype"] for p in told["plans"]} == {"bfloat16", "float16", "float32"}
+    assert all(p["max_context"] == 1024 and p["decode_tokens_per_second"] > 0 for p in told["plans"])
+    assert main(["plan", "qwen2.5-0.5b"]) == 0
+    assert "bfloat16" in capsys.readouterr().out
