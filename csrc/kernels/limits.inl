@@ -1,7 +1,7 @@
 // What the machine can do at most: reading memory, and multiply-adds on registers. Results are used, so that nothing is
 // optimised away.
 
-// Reads count floats (a multiple of 64) once, front to back, in eight independent sums.
+// Reads count floats (a multiple of 128) once, front to back, in eight independent sums.
 static float read_floats(const float* p, int64_t count) {
     F32 sum[8];
 #pragma GCC unroll 8

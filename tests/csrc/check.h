@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -17,20 +16,19 @@ namespace check {
 
 struct Test {
     const char* name;
-    std::function<void()> body;
+    void (*body)();
+    void (*table_body)(const pace::KernelTable&);  // of a test of kernels; it has no body
 };
 
 std::vector<Test>& tests();
 
 struct Register {
-    Register(const char* name, std::function<void()> body) { tests().push_back({name, std::move(body)}); }
+    Register(const char* name, void (*body)()) { tests().push_back({name, body, nullptr}); }
+    Register(const char* name, void (*body)(const pace::KernelTable&)) { tests().push_back({name, nullptr, body}); }
 };
 
 // Notes a failure of the running test and goes on. Only the first ten of a test are printed.
 void fail(const char* file, int line, const std::string& message);
-
-// Runs `body` once for each table this CPU can run; failures name the table.
-void for_each_table(const std::function<void(const pace::KernelTable&)>& body);
 
 // The largest excess of |got - expected| over its tolerance, as text; empty if all are within. A NaN or infinity in
 // `got` where `expected` has none is always an error, and so is a non-finite or negative tolerance.
@@ -58,10 +56,11 @@ inline std::vector<float> heavy_tailed(size_t count, uint32_t seed) {
     static const check::Register register_##name{#name, test_##name}; \
     static void test_##name()
 
-// The body sees `const pace::KernelTable& table`.
-#define TEST_TABLES(name)                                                                            \
-    static void test_##name(const pace::KernelTable& table);                                         \
-    static const check::Register register_##name{#name, [] { check::for_each_table(test_##name); }}; \
+// Runs once for each table this CPU can run, or each one asked for: `table` is the table and the one in use. Failures
+// name it.
+#define TEST_TABLES(name)                                             \
+    static void test_##name(const pace::KernelTable& table);          \
+    static const check::Register register_##name{#name, test_##name}; \
     static void test_##name([[maybe_unused]] const pace::KernelTable& table)
 
 #define CHECK(condition)                                               \

@@ -1,6 +1,10 @@
-// pace_tests [PATTERN...]: runs the tests whose name contains one of the patterns, or all. Exit status 1 if any fails.
+// pace_tests [--tables NAME,...] [PATTERN...]: runs the tests whose name contains one of the patterns, or all. With --tables
+// the tests of kernels alone, on these tables. Exit status 1 if any fails or none ran, 2 if a table cannot be had.
+#include <chrono>
 #include <cstring>
 #include <exception>
+#include <set>
+#include <sstream>
 
 #include "check.h"
 
@@ -9,6 +13,7 @@ namespace check {
 namespace {
 int failures_of_test = 0;
 std::string current_table;
+std::set<std::string> tested_tables;
 }  // namespace
 
 std::vector<Test>& tests() {
@@ -21,18 +26,6 @@ void fail(const char* file, int line, const std::string& message) {
     if (++failures_of_test <= 10)
         std::printf("  %s:%d %s%s\n", name ? name + 1 : file, line,
                     current_table.empty() ? "" : ("[" + current_table + "] ").c_str(), message.c_str());
-}
-
-void for_each_table(const std::function<void(const pace::KernelTable&)>& body) {
-    const pace::IsaList isas = pace::available_isas();
-    const std::string before = pace::kernels().name;
-    for (int i = 0; i < isas.count; ++i) {
-        current_table = isas.tables[i]->name;
-        pace::select_isa(isas.tables[i]->name);
-        body(*isas.tables[i]);
-    }
-    current_table.clear();
-    pace::select_isa(before.c_str());
 }
 
 std::string compare(const float* got, const double* expected, const double* tolerance, size_t count) {
@@ -56,27 +49,68 @@ std::string compare(const float* got, const double* expected, const double* tole
 
 }  // namespace check
 
-int main(int count, char** patterns) {
-    int failed = 0, ran = 0;
-    std::string tables;
-    const pace::IsaList isas = pace::available_isas();
-    for (int i = 0; i < isas.count; ++i) tables += std::string(" ") + isas.tables[i]->name;
-    std::printf("chosen %s; tables:%s\n", pace::kernels().name, tables.c_str());
-    for (const check::Test& test : check::tests()) {
-        bool wanted = count < 2;
-        for (int i = 1; i < count; ++i) wanted |= std::strstr(test.name, patterns[i]) != nullptr;
-        if (!wanted) continue;
-        check::failures_of_test = 0;
-        try {
-            test.body();
-        } catch (const std::exception& error) {
-            check::fail(__FILE__, __LINE__, std::string("exception: ") + error.what());
+namespace {
+
+void run(const check::Test& test, const std::vector<const pace::KernelTable*>& tables) {
+    try {
+        if (test.body) return test.body();
+        for (const pace::KernelTable* table : tables) {
+            check::current_table = table->name;
+            pace::select_isa(table->name);
+            test.table_body(*table);
+            if (&pace::kernels() != table) check::fail(__FILE__, __LINE__, "ran on " + std::string(pace::kernels().name));
+            check::tested_tables.insert(pace::kernels().name);
         }
+    } catch (const std::exception& error) {
+        check::fail(__FILE__, __LINE__, std::string("exception: ") + error.what());
+    }
+    check::current_table.clear();
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    const pace::KernelTable& best = pace::kernels();
+    const pace::IsaList available = pace::available_isas();
+    std::vector<const pace::KernelTable*> tables(available.tables, available.tables + available.count);
+    std::printf("chosen %s; tables:", best.name);
+    for (const pace::KernelTable* table : tables) std::printf(" %s", table->name);
+    std::printf("\n");
+
+    std::vector<std::string> patterns(arguments + 1, arguments + count);
+    const bool only_kernels = patterns.size() >= 2 && patterns[0] == "--tables";
+    if (only_kernels) {
+        std::istringstream names(patterns[1] + ",");  // so that no names at all is one without letters, and refused
+        tables.clear();
+        try {
+            for (std::string name; std::getline(names, name, ',');) {
+                pace::select_isa(name.c_str());
+                tables.push_back(&pace::kernels());
+            }
+        } catch (const std::invalid_argument& error) {
+            std::printf("%s\n", error.what());
+            return 2;
+        }
+        patterns.erase(patterns.begin(), patterns.begin() + 2);
+    }
+
+    int failed = 0, ran = 0;
+    for (const check::Test& test : check::tests()) {
+        bool wanted = patterns.empty();
+        for (const std::string& pattern : patterns) wanted |= std::strstr(test.name, pattern.c_str()) != nullptr;
+        if (!wanted || (only_kernels && !test.table_body)) continue;
+        check::failures_of_test = 0;
+        const auto begin = std::chrono::steady_clock::now();
+        run(test, tables);
+        const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+        pace::select_isa(best.name);
         ++ran;
         failed += check::failures_of_test > 0;
-        std::printf("%s %s\n", check::failures_of_test ? "FAIL" : "ok  ", test.name);
+        std::printf("%s %s (%.0f ms)\n", check::failures_of_test ? "FAIL" : "ok  ", test.name, took.count());
         std::fflush(stdout);
     }
-    std::printf("%d of %d tests passed\n", ran - failed, ran);
+    std::printf("%d of %d tests passed; kernels tested:", ran - failed, ran);
+    for (const std::string& name : check::tested_tables) std::printf(" %s", name.c_str());
+    std::printf("\n");
     return failed > 0 || ran == 0;
 }

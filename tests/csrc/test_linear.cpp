@@ -270,14 +270,14 @@ TEST_TABLES(weights_come_back_bit_for_bit) {
                 for (const int64_t k : {1, 2, 31, 64, 65, 130}) {
                     const Packed w(n, k, dtype, glu, uint32_t(n + k));
                     std::vector<float> wide(size_t(n * k), check::kPoison);
-                    GatherOp gather = {w.memory.get(), nullptr, n, wide.data(), true, 0, 0};
+                    GatherOp gather = {w.memory.get(), nullptr, n, wide.data(), true, 0, 0, 0};
                     execute(gather);
                     bool same = true;
                     for (size_t i = 0; i < wide.size(); ++i) same &= double(wide[i]) == w.matrix[i];
                     CHECK(same);
                     const std::vector<int64_t> ids = {n - 1, 0, n / 2, n - 1};
                     std::vector<float> rows(ids.size() * size_t(k), check::kPoison);
-                    GatherOp some = {w.memory.get(), ids.data(), int64_t(ids.size()), rows.data(), true, 0, 0};
+                    GatherOp some = {w.memory.get(), ids.data(), int64_t(ids.size()), rows.data(), true, 0, 0, 0};
                     execute(some);
                     for (size_t i = 0; i < ids.size(); ++i)
                         same &= std::memcmp(rows.data() + i * size_t(k), wide.data() + ids[i] * k, size_t(k) * 4) == 0;
@@ -297,7 +297,7 @@ TEST_TABLES(mistakes_are_refused) {
     };
     float out[8];
     for (const int64_t id : {int64_t(-1), int64_t(20), INT64_MIN}) {
-        GatherOp gather = {w.memory.get(), &id, 1, out, true, 0, 0};
+        GatherOp gather = {w.memory.get(), &id, 1, out, true, 0, 0, 0};
         CHECK(refused([&] { execute(gather); }));
     }
     PackOp pack = {w.memory.get(), 19, 2, out, DType::F32, 8, 0, 0};

@@ -148,3 +148,12 @@ TEST_TABLES(find_at_least_finds_all_in_order_and_goes_on_where_it_stopped) {
         }
     }
 }
+
+TEST_TABLES(limits_read_every_float_and_count_operations) {
+    for (const int64_t n : {128, 384}) {
+        std::vector<float> x(n + 1, check::kPoison);
+        for (int64_t i = 0; i < n; ++i) x[i] = float(i);
+        CHECK(table.read_floats(x.data(), n) == float(n * (n - 1) / 2));
+    }
+    CHECK(table.spin_fma(3) == 2.0 * 12 * table.lanes);
+}
