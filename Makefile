@@ -15,9 +15,9 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and those of the threads under ThreadSanitizer.
+# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and again under ThreadSanitizer.
 sanitize: $(VENV)/test.stamp
-	PATH="$(abspath $(BIN)):$$PATH" tests/csrc/sanitize.sh
+	PATH="$(abspath $(BIN)):$$PATH" tests/csrc/sanitize.sh $(ARGS)
 
 clean:
 	rm -rf build build-* $(VENV) *.egg-info pace/_C*.so .pytest_cache .hypothesis

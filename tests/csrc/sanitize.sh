@@ -1,15 +1,16 @@
 #!/bin/sh
-# Builds the C++ tests with sanitizers and runs them: ASan + UBSan for all, TSan for the threads. Needs cmake and ninja in PATH.
-# A pattern as argument restricts the first of the two to tests whose name contains it.
+# Builds the C++ tests twice and runs them, with AddressSanitizer + UndefinedBehaviorSanitizer and with ThreadSanitizer. Needs
+# cmake and ninja in PATH. Arguments go to pace_tests, such as a pattern that the names of tests must contain.
 set -eu
 cd "$(dirname "$0")/../.."
 
-build() { # directory, sanitizers
-    cmake -S . -B "$1" -G Ninja -DPACE_PYTHON=OFF -DPACE_TESTS=ON "-DPACE_SANITIZE=$2" >/dev/null
-    cmake --build "$1" --target pace_tests
+run_with() { # sanitizers, directory, arguments of pace_tests
+    sanitizers=$1 directory=$2
+    shift 2
+    cmake -S . -B "$directory" -G Ninja -DPACE_PYTHON=OFF -DPACE_TESTS=ON "-DPACE_SANITIZE=$sanitizers" >/dev/null
+    cmake --build "$directory" --target pace_tests
+    "$directory/pace_tests" "$@"
 }
 
-build build/asan "address;undefined"
-build/asan/pace_tests "$@"
-build build/tsan thread
-build/tsan/pace_tests thread chunk phase callers run
+run_with "address;undefined" build/asan "$@"
+run_with thread build/tsan "$@"

@@ -15,7 +15,7 @@
 
 #ifdef __SANITIZE_THREAD__
 // By default TSan ends a forked child that starts threads, which is what the fork test does.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif
 
 namespace {
