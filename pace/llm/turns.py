@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from types import TracebackType
@@ -23,7 +25,8 @@ class TurnLock:
     not release is taken to have released when the same thread asks again, as `Engine.abort` then does. Not re-entrant: a
     holder says with `is_inside` that it truly is inside, and asking again is then a ValueError.
 
-    A fork while another thread holds the lock leaves the child a free one, with `was_abandoned` set.
+    A fork while another thread holds the lock leaves the child a free one, with `was_abandoned` set. When the interpreter
+    exits, daemon threads get no more turns: one that came back from C++ to an interpreter that is gone would abort the process.
     """
 
     def __init__(self) -> None:
@@ -34,6 +37,8 @@ class TurnLock:
 
     def __enter__(self) -> TurnLock:
         me = threading.get_ident()
+        while _exiting_thread not in (None, me):
+            time.sleep(_EXIT_SECONDS)
         if self.is_inside and self._owner == me:
             raise ValueError("the model was called from within its own step (by a logits processor, say), where it cannot run; call it after generate")
         ticket = threading.Lock()
@@ -86,6 +91,22 @@ class TurnLock:
         self._mutex = threading.Lock()
         self._owner: int | None = None
         self._queue: deque[tuple[threading.Lock, int]] = deque()
+
+
+_EXIT_SECONDS = 5.0
+"""How long the exit waits for steps that are under way."""
+
+_exiting_thread: int | None = None
+
+
+@atexit.register
+def _await_steps() -> None:
+    global _exiting_thread
+    _exiting_thread = threading.get_ident()
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for lock in list(_locks):
+        while lock._owner not in (None, _exiting_thread) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
 
 _locks: weakref.WeakSet[TurnLock] = weakref.WeakSet()
