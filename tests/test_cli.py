@@ -315,11 +315,11 @@ def test_chat_at_a_terminal():
 
 
 def read_until(terminal: int, *texts: str) -> str:
-    """Reads from a terminal until all of `texts` have come, one behind the other; fails where a minute brings nothing."""
-    seen, position = "", 0
+    """Reads from a terminal until all of `texts` have come, one behind the other; fails where they do not within a minute."""
+    seen, position, deadline = "", 0, time.monotonic() + 60
     for text in texts:
         while (found := seen.find(text, position)) < 0:
-            assert select.select([terminal], [], [], 60)[0], f"waited for {text!r} after {seen!r}"
+            assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], f"waited for {text!r} after {seen!r}"
             seen += os.read(terminal, 1000).decode(errors="replace")
         position = found + len(text)
     return seen
