@@ -19,14 +19,17 @@
 //             row does not see are neither multiplied nor added: NaN there stays there.
 //
 // Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers; 6 x 4 (AVX-512) are 24 + 4
-// in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (7 = 4 + 3), because with one query head per row a
-// decode step of a wide group is bound by arithmetic as much as by memory.
+// in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (13 = 5 + 4 + 4), because with one query head per row a
+// decode step of a wide group is bound by arithmetic as much as by memory. AVX-512 takes 7 and 8 rows at once, x 2: a
+// 16-bit key is then fetched and widened once, not twice.
 
 constexpr int kPassRows = kLanes == 4 ? 2 : 6;
+constexpr int kOnePassRows = kLanes == 16 ? 8 : kPassRows;  // up to these, there is one pass
+static_assert(kOnePassRows <= kPackedRows);
 constexpr int kBlockVectors = kBlockPositions / kLanes;
 // With few rows, more columns keep enough independent chains in flight.
 template <int R>
-constexpr int kPassVectors = kLanes == 16 ? 4 : kLanes == 8 ? (R <= 3 ? 4 : 2) : 4;
+constexpr int kPassVectors = kLanes == 16 ? (R <= 6 ? 4 : 2) : kLanes == 8 ? (R <= 3 ? 4 : 2) : 4;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The two products
@@ -34,7 +37,8 @@ constexpr int kPassVectors = kLanes == 16 ? 4 : kLanes == 8 ? (R <= 3 ? 4 : 2) :
 
 // Decode reads every key and value once, from blocks that lie anywhere: the processor's own prefetcher starts anew with each
 // and the products would wait for memory half of the time. So while the scores of a tile are computed, its values are fetched,
-// and with them the keys of the next tile: at each step the same place of the other block, which is about as large.
+// and with them the keys of the next tile: at each step the same place of the other block, which is about as large. Two passes
+// fetch half of the blocks each, so that memory is asked for evenly.
 template <bool kAhead>
 PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) {
     if constexpr (kAhead) {
@@ -53,7 +57,7 @@ static void score_pass(const float* q, const T* const* keys, const T* const* ahe
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) k[b] = keys[b], next[b] = ahead[b];
     F32 sums[R][kVectors];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
@@ -67,14 +71,14 @@ static void score_pass(const float* q, const T* const* keys, const T* const* ahe
         for (int v = 0; v < kVectors; ++v) {
             column[v] = load(k[v / kBlockVectors] + d * kBlockPositions + v % kBlockVectors * kLanes);
         }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const F32 query = broadcast(q[d * kPassRows + r]);
+            const F32 query = broadcast(q[d * kPackedRows + r]);
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(query, column[v], sums[r][v]);
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) store(scores + r * kTilePositions + v * kLanes, sums[r][v]);
@@ -86,7 +90,7 @@ template <int R, int kVectors, bool kAhead, class T>
 static void value_pass(const float* weights, const T* const* values, const T* const* ahead, int64_t column,
                        int64_t padded_dim, int begin, int end, float* out) {
     F32 sums[R][kVectors];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sums[r][v] = load(out + r * padded_dim + v * kLanes);
@@ -101,7 +105,7 @@ static void value_pass(const float* weights, const T* const* values, const T* co
             F32 value[kVectors];
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) value[v] = load(row + v * kLanes);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const F32 weight = broadcast(weights[r * kTilePositions + j]);
 #pragma GCC unroll 4
@@ -109,7 +113,7 @@ static void value_pass(const float* weights, const T* const* values, const T* co
             }
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) store(out + r * padded_dim + v * kLanes, sums[r][v]);
@@ -123,18 +127,23 @@ struct TileBlocks {
     const T* keys[kTileBlocks];
     const T* values[kTileBlocks];
     const T* next_keys[kTileBlocks];  // what the next tile reads, or any address that is harmless to prefetch
+
+    // What to fetch beside block b in this pass of `passes`: `wanted`, or what is in cache already.
+    static const T* fetch(const T* wanted, const T* cached, int b, int pass, int passes) {
+        return b * passes / kTileBlocks == pass ? wanted : cached;
+    }
 };
 
 // The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block again.
 template <int R, bool kAhead, class T>
-static void score_blocks(const float* q, const TileBlocks<T>& tile, int64_t head_dim, float* scores) {
+static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim, float* scores) {
     constexpr int kBlocks = kPassVectors<R> / kBlockVectors;
     for (int b = tile.first / kBlocks * kBlocks; b <= tile.last; b += kBlocks) {
         const T *keys[kBlocks], *ahead[kBlocks];
         for (int i = 0; i < kBlocks; ++i) {
             const int block = b + i < tile.first || b + i > tile.last ? tile.first : b + i;
             keys[i] = tile.keys[block];
-            ahead[i] = tile.values[block];
+            ahead[i] = tile.fetch(tile.values[block], tile.keys[block], block, pass, passes);
         }
         score_pass<R, kAhead>(q, keys, ahead, head_dim, scores + b * kBlockPositions);
     }
@@ -142,11 +151,14 @@ static void score_blocks(const float* q, const TileBlocks<T>& tile, int64_t head
 
 // All columns of out, in passes of kPassVectors and what remains of Dp in halves of it (Dp is a multiple of 16).
 template <int R, bool kAhead, class T>
-static void value_columns(const float* weights, const TileBlocks<T>& tile, int64_t padded_dim, int begin, int end, float* out) {
+static void value_columns(const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim, int begin,
+                          int end, float* out) {
+    const T* ahead[kTileBlocks];
+    for (int b = tile.first; b <= tile.last; ++b) ahead[b] = tile.fetch(tile.next_keys[b], tile.values[b], b, pass, passes);
     int64_t column = 0;
     const auto run = [&]<int kVectors>() __attribute__((always_inline)) {
         for (; column + kVectors * kLanes <= padded_dim; column += kVectors * kLanes) {
-            value_pass<R, kVectors, kAhead>(weights, tile.values, tile.next_keys, column, padded_dim, begin, end, out + column);
+            value_pass<R, kVectors, kAhead>(weights, tile.values, ahead, column, padded_dim, begin, end, out + column);
         }
     };
     constexpr int kVectors = kPassVectors<R>;
@@ -156,17 +168,18 @@ static void value_columns(const float* weights, const TileBlocks<T>& tile, int64
 }
 
 // From a number of rows to the code compiled for it.
-template <bool kAhead, int R = kPassRows, class T>
-static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int64_t head_dim, float* scores) {
-    if (rows == R) return score_blocks<R, kAhead>(q, tile, head_dim, scores);
-    if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, head_dim, scores);
+template <bool kAhead, int R = kOnePassRows, class T>
+static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim,
+                       float* scores) {
+    if (rows == R) return score_blocks<R, kAhead>(q, tile, pass, passes, head_dim, scores);
+    if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, pass, passes, head_dim, scores);
 }
 
-template <bool kAhead, int R = kPassRows, class T>
-static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile, int64_t padded_dim, int begin, int end,
-                       float* out) {
-    if (rows == R) return value_columns<R, kAhead>(weights, tile, padded_dim, begin, end, out);
-    if constexpr (R > 1) value_rows<kAhead, R - 1>(rows, weights, tile, padded_dim, begin, end, out);
+template <bool kAhead, int R = kOnePassRows, class T>
+static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim,
+                       int begin, int end, float* out) {
+    if (rows == R) return value_columns<R, kAhead>(weights, tile, pass, passes, padded_dim, begin, end, out);
+    if constexpr (R > 1) value_rows<kAhead, R - 1>(rows, weights, tile, pass, passes, padded_dim, begin, end, out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -175,11 +188,12 @@ static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile
 
 // The working memory of one set of rows, cut from the caller's scratch.
 struct AttentionScratch {
-    float* q;             // [passes][D][kPassRows], times scale
+    float* q;             // [passes][D][kPackedRows], times scale
     float* scores;        // [rows][64]: scores, then weights
     float* out;           // [rows][Dp]: this partition
     float* max;           // [rows]
     float* sum;           // [rows]
+    float* tile_max;      // [rows]
     float* total;         // [rows][partial_floats]: the partitions before
     float* wide_keys;     // [4][D][16]: a 16-bit tile in fp32
     float* wide_values;   // [4][16][Dp]
@@ -197,11 +211,12 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
         memory += floats;
         return taken;
     };
-    s.q = take(kMaxQueryRows * padded);  // a pass takes the space of kPassRows
+    s.q = take(kMaxQueryRows / kPassRows * kPackedRows * padded);
     s.scores = take(kMaxQueryRows * kTilePositions);
     s.out = take(kMaxQueryRows * padded);
     s.max = take(kMaxQueryRows);
     s.sum = take(kMaxQueryRows);
+    s.tile_max = take(kMaxQueryRows);
     s.total = take(kMaxQueryRows * (padded + kPartialOut));
     s.wide_keys = take(kTileBlocks * kv.k_head_elements());
     s.wide_values = take(kTileBlocks * kv.v_head_elements());
@@ -233,32 +248,47 @@ PACE_INLINE float power_of_two_below_one(float x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// Turns the scores of a row, times log2 e, into weights 2^(score - max) and brings the row's max, sum and out up to them.
-// Positions outside [begin, end) get weight 0, whatever their score.
-static void soften_row(float* scores, int begin, int end, float softcap, float* max_seen, float* sum, float* out,
-                       int64_t padded_dim) {
+// The softmax of a tile is two loops over its rows, each short enough that the processor works on several rows at once; in one
+// loop, every row waited for its own chain of maximum, exponential and sum, 300 to 400 cycles a row and tile.
+
+// Caps the scores of a row, hides those outside [begin, end), whatever they are, and returns the largest.
+static float finish_scores(float* scores, int begin, int end, float softcap) {
     constexpr int kVectors = kTilePositions / kLanes;
     const F32 minus_infinity = broadcast(-__builtin_inff());
-    F32 s[kVectors], largest = minus_infinity;
+    const bool partial = begin > 0 || end < kTilePositions;
+    F32 s[kVectors];
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-        s[v] = load(scores + v * kLanes);
-        if (softcap != 0.0f) s[v] = broadcast(softcap * kLog2E) * tanh(s[v] / broadcast(softcap));
-        if (begin > 0 || end < kTilePositions) {
+    for (int v = 0; v < kVectors; ++v) s[v] = load(scores + v * kLanes);
+    if (softcap != 0.0f || partial) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+            if (softcap != 0.0f) s[v] = broadcast(softcap * kLog2E) * tanh(s[v] / broadcast(softcap));
             const F32 position = lane_numbers() + broadcast(float(v * kLanes));
             s[v] = select(less(position, broadcast(float(begin))), minus_infinity, s[v]);
             s[v] = select(less(position, broadcast(float(end))), s[v], minus_infinity);
+            store(scores + v * kLanes, s[v]);
         }
-        largest = max(s[v], largest);
     }
-    const float old_max = *max_seen, tile_max = reduce_max(largest);
+    // A NaN score is passed over, and shows in the sum. The maximum is exact in any order.
+#pragma GCC unroll 16
+    for (int step = kVectors / 2; step > 0; step /= 2) {
+#pragma GCC unroll 16
+        for (int v = 0; v < step; ++v) s[v] = max(s[v], max(s[v + step], minus_infinity));
+    }
+    return reduce_max(max(s[0], minus_infinity));
+}
+
+// Turns the scores of a row, times log2 e, into weights 2^(score - max) and brings the row's max, sum and out up to them.
+static void soften_row(float* scores, float tile_max, float* max_seen, float* sum, float* out, int64_t padded_dim) {
+    constexpr int kVectors = kTilePositions / kLanes;
+    const float old_max = *max_seen;
     const float new_max = tile_max > old_max ? tile_max : old_max;
     // A row of scores of -infinity alone keeps weights of 0 instead of NaN.
     const F32 shift = broadcast(new_max == -__builtin_inff() ? 0.0f : new_max);
     F32 total = zero();
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-        const F32 weight = power_of_two_below_one(s[v] - shift);
+        const F32 weight = power_of_two_below_one(load(scores + v * kLanes) - shift);
         store(scores + v * kLanes, weight);
         total = total + weight;
     }
@@ -271,8 +301,8 @@ static void soften_row(float* scores, int begin, int end, float softcap, float* 
     *sum += reduce_add(total);
 }
 
-// Where passes of at most kPassRows rows begin when `rows` are spread evenly.
-PACE_INLINE int count_passes(int rows) { return (rows + kPassRows - 1) / kPassRows; }
+// Where passes begin when `rows` are spread evenly.
+PACE_INLINE int count_passes(int rows) { return rows <= kOnePassRows ? 1 : (rows + kPassRows - 1) / kPassRows; }
 PACE_INLINE int pass_begin(int rows, int pass) { return rows * pass / count_passes(rows); }
 
 template <class T>
@@ -281,13 +311,15 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
     const int passes = count_passes(rows);
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
-        const auto score = pass == 0 && passes <= kFetchPasses ? score_rows<true, kPassRows, T> : score_rows<false, kPassRows, T>;
-        score(count, s.q + pass * kPassRows * head_dim, tile, head_dim, s.scores + row * kTilePositions);
+        const auto score = passes <= kFetchPasses ? score_rows<true, kOnePassRows, T> : score_rows<false, kOnePassRows, T>;
+        score(count, s.q + pass * kPackedRows * head_dim, tile, pass, passes, head_dim, s.scores + row * kTilePositions);
+    }
+    const auto sees_any = [&](int row) { return s.begin[row] < s.end[row]; };
+    for (int row = 0; row < rows; ++row) {
+        if (sees_any(row)) s.tile_max[row] = finish_scores(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap);
     }
     for (int row = 0; row < rows; ++row) {
-        if (s.begin[row] >= s.end[row]) continue;
-        soften_row(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap, s.max + row, s.sum + row,
-                   s.out + row * padded, padded);
+        if (sees_any(row)) soften_row(s.scores + row * kTilePositions, s.tile_max[row], s.max + row, s.sum + row, s.out + row * padded, padded);
     }
     for (int pass = 0; pass < passes; ++pass) {
         // Rows that see the same positions go together; on the diagonal and at the edge of a window each goes alone.
@@ -296,9 +328,10 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
         while (row < end) {
             int next = row + 1;
             while (next < end && s.begin[next] == s.begin[row] && s.end[next] == s.end[row]) ++next;
-            if (s.begin[row] < s.end[row]) {
-                const auto add = pass == 0 && passes <= kFetchPasses ? value_rows<true, kPassRows, T> : value_rows<false, kPassRows, T>;
-                add(next - row, s.scores + row * kTilePositions, tile, padded, s.begin[row], s.end[row], s.out + row * padded);
+            if (sees_any(row)) {
+                const auto add = passes <= kFetchPasses ? value_rows<true, kOnePassRows, T> : value_rows<false, kOnePassRows, T>;
+                add(next - row, s.scores + row * kTilePositions, tile, pass, passes, padded, s.begin[row], s.end[row],
+                    s.out + row * padded);
             }
             row = next;
         }
@@ -348,13 +381,13 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
 static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed) {
     const int64_t group = args.group(), head_dim = args.kv.head_dim;
     const float scale = args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
-    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPassRows * head_dim) {
+    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * head_dim) {
         const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
         for (int row = begin; row < end; ++row) {
             const int64_t token = rows.first_token + (rows.first_row + row) / group;
             const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
             const float* q = args.q + token * args.q_token_stride + head * args.q_head_stride;
-            for (int64_t d = 0; d < head_dim; ++d) packed[d * kPassRows + row - begin] = q[d] * scale;
+            for (int64_t d = 0; d < head_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
         }
     }
 }

@@ -60,15 +60,19 @@ struct QueryRows {
     int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
 };
 
+// Rows of a pass stand side by side in the packed queries, in the space of this many.
+constexpr int kPackedRows = 8;
+
 // A row's state after some positions: max, sum of exp(score - max), and at kPartialOut the unnormalised sum of values.
 constexpr int64_t kPartialOut = 16;
 inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
 
-// Floats of scratch that the attention kernels need for any QueryRows: queries, scores, out, two vectors of state, the
-// partitions before, and a tile of keys and values in fp32.
+// Floats of scratch that the attention kernels need for any QueryRows: queries (in passes of two rows or more), scores, out, three
+// vectors of state, the partitions before, and a tile of keys and values in fp32.
 inline int64_t attention_scratch_floats(const KvView& kv) {
-    const int64_t row_floats = 2 * kv.padded_dim() + kTilePositions + 2 + partial_floats(kv);
-    return kMaxQueryRows * row_floats + kTileBlocks * (kv.k_head_elements() + kv.v_head_elements());
+    const int64_t query_floats = kMaxQueryRows / 2 * kPackedRows * kv.padded_dim();
+    const int64_t row_floats = kv.padded_dim() + kTilePositions + 3 + partial_floats(kv);
+    return query_floats + kMaxQueryRows * row_floats + kTileBlocks * (kv.k_head_elements() + kv.v_head_elements());
 }
 
 }  // namespace pace
