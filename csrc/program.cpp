@@ -169,15 +169,15 @@ void Program::attention(Value out, HeadsOf q, int layer, float scale, int64_t wi
 // ---- Running
 
 void Program::set_cache(std::vector<KvView> layers) {
-    const std::lock_guard<std::mutex> turn(mutex_);
+    const ThreadPool::Turn turn(ThreadPool::instance());
     cache_ = std::move(layers);
 }
 
 void Program::run(const Step& step) {
-    const std::lock_guard<std::mutex> turn(mutex_);
+    ThreadPool::Turn turn(ThreadPool::instance());
     bind(step);
     std::vector<int64_t> opened(profiling_ ? phases_.size() + 1 : 0);
-    ThreadPool::instance().run(phases_.data(), int(phases_.size()), profiling_ ? opened.data() : nullptr);
+    turn.run(phases_.data(), int(phases_.size()), profiling_ ? opened.data() : nullptr);
     if (profiling_) add_timings(opened);
 }
 
@@ -226,7 +226,7 @@ void Program::collect_phases() {
 // ---- Looking
 
 void Program::set_profiling(bool on) {
-    const std::lock_guard<std::mutex> turn(mutex_);
+    const ThreadPool::Turn turn(ThreadPool::instance());
     profiling_ = on;
     for (const auto& instruction : instructions_) instruction->runs = instruction->nanoseconds = 0;
 }
@@ -239,7 +239,7 @@ void Program::add_timings(const std::vector<int64_t>& opened) {
 }
 
 std::vector<Program::Timing> Program::timings() const {
-    const std::lock_guard<std::mutex> turn(mutex_);
+    const ThreadPool::Turn turn(ThreadPool::instance());
     std::vector<Timing> timings;
     for (const auto& instruction : instructions_) {
         timings.push_back({instruction->name, instruction->runs, 1e-9 * double(instruction->nanoseconds)});

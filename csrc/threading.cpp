@@ -281,12 +281,21 @@ void ThreadPool::set_num_threads(int count) {
     state_->num_threads.store(count);
 }
 
-void ThreadPool::run(const Phase* phases, int count, int64_t* opened) {
-    if (inside_chunk) return run_serially(phases, count, opened);
-    const std::lock_guard<std::mutex> turn(state_->run_mutex);
+ThreadPool::Turn::Turn(ThreadPool& pool) : state_(inside_chunk ? nullptr : pool.state_) {
+    if (state_) state_->run_mutex.lock();
+}
+
+ThreadPool::Turn::~Turn() {
+    if (state_) state_->run_mutex.unlock();
+}
+
+void ThreadPool::Turn::run(const Phase* phases, int count, int64_t* opened) {
+    if (!state_) return run_serially(phases, count, opened);
     state_->start_workers();
     state_->run(phases, count, opened);
 }
+
+void ThreadPool::run(const Phase* phases, int count, int64_t* opened) { Turn(*this).run(phases, count, opened); }
 
 // fork() copies only the calling thread. The parent's handlers make it wait for runs in flight; the child forgets the copied
 // state, whose workers do not exist there, and starts anew. That state is leaked on purpose: destroying a std::thread that

@@ -1,8 +1,9 @@
-"""Memory that is addresses first: a page of it becomes resident when it is first written."""
+"""Memory of this process: addresses whose pages become resident when they are written, and how much there is left to take."""
 
 from __future__ import annotations
 
 import mmap
+import os
 
 MAP_NORESERVE = 0x4000
 """Of Linux on x86-64; Python's mmap module names it only from 3.13 on."""
@@ -18,3 +19,42 @@ def reserve(num_bytes: int, huge_pages: bool = False) -> mmap.mmap:
     if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def available_memory_bytes() -> int:
+    """Bytes that this process may still take: the machine's available memory, or what its cgroup (v2 or v1) leaves if less.
+    File pages count as available, as in the kernel's own MemAvailable: it drops them when memory is asked for."""
+    limits = []
+    for line in (_read("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            limits.append(int(line.split()[1]) * 1024)
+    if not limits:
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    rooms = [_cgroup_room(*names) for names in _CGROUP_FILES]
+    limits += [room for room in rooms if room is not None]
+    return min(limits)
+
+
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+"""Folder, limit, usage, and the names of file pages in memory.stat; version 2, then version 1."""
+
+
+def _cgroup_room(folder: str, limit_name: str, usage_name: str, file_pages: tuple[str, ...]) -> int | None:
+    """Bytes that a cgroup leaves; None where there is no such cgroup or no limit."""
+    limit, usage = (_read(f"{folder}/{name}") for name in (limit_name, usage_name))
+    if not limit or not usage or not limit.strip().isdigit() or not usage.strip().isdigit():
+        return None
+    counters = dict(line.split() for line in (_read(f"{folder}/memory.stat") or "").splitlines() if len(line.split()) == 2)
+    reclaimable = sum(int(counters.get(name, 0)) for name in file_pages)
+    return max(0, int(limit) - max(0, int(usage) - reclaimable))
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as stream:
+            return stream.read()
+    except OSError:
+        return None

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from pace import _C
 from pace.llm.batch import BLOCK_SIZE
 from pace.llm.layers import Embedding, Layer, Linear
-from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.ops.weight import DTYPE_CODES
+from pace.ops import native
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,17 @@ class Costs:
     @classmethod
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype) -> Costs:
         """`model` need not be loaded. Sliding windows are not taken into account: the costs are those of full attention."""
-        matrices = {part: _packed_bytes(part, dtype) for part in _walk(model) if isinstance(part, Linear)}
-        vectors = sum(4 * sum(part.lengths.values()) for part in _walk(model) if isinstance(part, Vectors))
+        matrices = [part for part in _walk(model) if isinstance(part, Linear)]
         gathered = [part for part in matrices if isinstance(part, Embedding)]
         head = model.lm_head
         tied = getattr(head, "embedding", None)
-        weight_bytes = sum(matrices.values()) + vectors
+        weight_bytes = model.planned_nbytes(native, dtype)
         head_matrix = tied or head
         layer_flops = sum(2 * sum(part.parts.values()) * part.k for part in matrices if part is not head and part not in gathered)
         config, spec = model.config, model.kv_spec
         return cls(
             weight_bytes=weight_bytes,
-            decode_weight_bytes=weight_bytes - sum(matrices[part] for part in gathered if part is not tied),
+            decode_weight_bytes=weight_bytes - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied),
             kv_bytes_per_token=_dtype_scaled(spec.block_bytes, spec.dtype, dtype) // BLOCK_SIZE,
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
@@ -66,10 +63,6 @@ def _walk(layer: Layer) -> Iterator[Layer]:
     yield layer
     for child in layer.children():
         yield from _walk(child)
-
-
-def _packed_bytes(linear: Linear, dtype: torch.dtype) -> int:
-    return _C.packed_bytes(sum(linear.parts.values()), linear.k, DTYPE_CODES[dtype], linear.glu)
 
 
 def _dtype_scaled(num_bytes: int, of: torch.dtype, to: torch.dtype) -> int:

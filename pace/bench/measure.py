@@ -19,7 +19,7 @@ from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.graph.instructions import Embedding, Instruction, Linear
-from pace.llm.cache import available_memory_bytes
+from pace.memory import available_memory_bytes
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.compiled import CompiledModel

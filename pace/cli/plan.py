@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
     from pace.bench.shapes import SHAPES
-    from pace.llm.cache import available_memory_bytes
+    from pace.memory import available_memory_bytes
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 
     if arguments.prompt < 1:

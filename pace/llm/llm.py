@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.cache import available_memory_bytes
+from pace.memory import available_memory_bytes
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator

@@ -56,6 +56,11 @@ class DenseWeight:
         return self.matrix.nbytes
 
 
+def weight_nbytes(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> int:
+    """Bytes of such a weight."""
+    return n * k * dtype.itemsize
+
+
 def empty_weight(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> DenseWeight:
     """A weight of zeros, to be filled by `pack_rows_`."""
     if glu and n % 2:

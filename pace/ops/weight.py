@@ -62,7 +62,7 @@ class PackedWeight:
             raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
         self.n, self.k, self.dtype, self.glu = n, k, dtype, glu
         self.n_out = n // 2 if glu else n
-        self.nbytes = _C.packed_bytes(n, k, DTYPE_CODES[dtype], glu)
+        self.nbytes = weight_nbytes(n, k, dtype, glu)
         self._buffer = _slabs.take(self.nbytes)
         self.address = self._buffer.data_ptr()
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
@@ -70,6 +70,11 @@ class PackedWeight:
 
     def __repr__(self) -> str:
         return f"PackedWeight(n={self.n}, k={self.k}, dtype={self.dtype}, glu={self.glu}, nbytes={self.nbytes})"
+
+
+def weight_nbytes(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> int:
+    """Bytes of such a weight, header and padding included."""
+    return _C.packed_bytes(n, k, DTYPE_CODES[dtype], glu)
 
 
 def empty_weight(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> PackedWeight:

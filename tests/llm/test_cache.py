@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pace.llm.batch import BLOCK_SIZE, KVSpec
-from pace.llm.cache import CacheManager, _cgroup_room, available_memory_bytes
+from pace.llm.cache import CacheManager
 from pace.llm.sequence import Sequence
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
@@ -139,22 +139,6 @@ def test_reset_frees_everything_from_any_state() -> None:
     cache.reset([sequence])
     cache.check_integrity([sequence])
     assert cache.num_free_blocks == 8 and sequence.num_computed == 0 and not sequence.block_table
-
-
-def test_available_memory_is_of_this_machine() -> None:
-    assert 1 << 20 < available_memory_bytes() < 1 << 50
-
-
-def test_a_cgroup_is_asked_and_its_file_pages_are_not_held_against_it(tmp_path) -> None:
-    names = (str(tmp_path), "memory.max", "memory.current", ("inactive_file", "active_file"))
-    assert _cgroup_room(*names) is None
-    (tmp_path / "memory.current").write_text("900\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _cgroup_room(*names) is None, "no limit"
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert _cgroup_room(*names) == 100
-    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 400\nactive_file 50\nodd line here\n")
-    assert _cgroup_room(*names) == 550
 
 
 class CacheMachine(RuleBasedStateMachine):

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -52,6 +51,9 @@ struct HeadsOf {
     int64_t column, count;
 };
 
+//
+// Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads and by a
+// child after fork().
 class Program {
 public:
     // Buffer i has room for `widths[i]` floats of each token.
@@ -152,7 +154,6 @@ private:
     std::vector<Phase> phases_;
     std::vector<int> first_phase_;  // of each instruction, in phases_
     bool profiling_ = false;
-    mutable std::mutex mutex_;
 };
 
 }  // namespace pace

@@ -31,6 +31,8 @@ Phase make_phase(int64_t chunks, const F& f) {
 }
 
 class ThreadPool {
+    struct State;
+
 public:
     // The pool of the process. Starts with one thread; workers are created by the first run that can use them. A child
     // after fork() gets a fresh pool of the same size.
@@ -49,6 +51,20 @@ public:
     // opened[count] that of the end (count + 1 entries).
     void run(const Phase* phases, int count, int64_t* opened = nullptr);
 
+    // A caller's turn, for what must happen together with a run: until it goes, other callers wait, and so does a fork(), so that
+    // a child finds what the turn guards as it was before or after it. No wait inside a chunk.
+    class Turn {
+    public:
+        explicit Turn(ThreadPool& pool);
+        void run(const Phase* phases, int count, int64_t* opened = nullptr);  // as ThreadPool::run
+        ~Turn();
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+
+    private:
+        State* const state_;  // null inside a chunk
+    };
+
     template <class F, class = std::enable_if_t<std::is_invocable_v<const F&, int64_t, int>>>
     void run(int64_t chunks, const F& f) {
         const Phase phase = make_phase(chunks, f);
@@ -59,7 +75,6 @@ public:
     ThreadPool& operator=(const ThreadPool&) = delete;
 
 private:
-    struct State;
     ThreadPool();
     ~ThreadPool() = delete;  // lives until the process ends: workers may be asleep in it
     static void before_fork();

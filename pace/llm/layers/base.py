@@ -48,6 +48,10 @@ class Layer:
         for child in self.children():
             child.allocate(ops, dtype)
 
+    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+        """What `nbytes` will be after `allocate(ops, dtype)`."""
+        return sum(child.planned_nbytes(ops, dtype) for child in self.children())
+
     @property
     def nbytes(self) -> int:
         """Bytes of all weights below, each counted once; 0 before `allocate`."""
@@ -72,6 +76,9 @@ class Vectors(Layer):
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         if self.lengths:
             self.values = torch.zeros(sum(self.lengths.values()), dtype=torch.promote_types(dtype, torch.float32))
+
+    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+        return sum(self.lengths.values()) * torch.promote_types(dtype, torch.float32).itemsize
 
     def _fill(self, source: Tensor, start: int) -> None:
         self.values[start : start + len(source)].copy_(source)

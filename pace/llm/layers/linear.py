@@ -40,6 +40,9 @@ class Linear(Layer):
         self._ops = ops
         self.weight = ops.empty_weight(sum(self.parts.values()), self.k, dtype, self.glu)
 
+    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(sum(self.parts.values()), self.k, dtype, self.glu)
+
     def _fill(self, source: Tensor, tensor: str, row: int) -> None:
         check_range(source, self.weight.dtype, tensor)
         self._ops.pack_rows_(self.weight, source, row)

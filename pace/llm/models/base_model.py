@@ -17,6 +17,7 @@ from pace.llm.batch import ForwardBatch, KVSpec
 from pace.llm.layers import Embedding, Layer, LayerNorm, LMHead, NoNorm, NoRotary, RMSNorm, Rotary, Slot, TiedLMHead
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import ModelConfig
+from pace.memory import available_memory_bytes
 
 logger = logging.getLogger("pace")
 
@@ -130,10 +131,11 @@ class BaseModelForCausalLM(Layer):
 
         Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights. Nothing is
         allocated before every name and shape has been compared. Raises one ValueError that lists all tensors that are missing,
-        unexpected or of another shape than the config demands."""
+        unexpected or of another shape than the config demands; MemoryError where they do not fit into memory."""
         names = self.match_names(reader)
         slots = self.slots()
         self.check_coverage(reader, names, slots)
+        self.check_memory()
         self.allocate(self.ops, self.dtype)
 
         def fill(name: str, start: int, stop: int) -> None:
@@ -205,6 +207,16 @@ class BaseModelForCausalLM(Layer):
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
             raise ValueError(
                 f"the checkpoint does not fit {type(self).__name__} as config.json describes it:\n  " + "\n  ".join(lines)
+            )
+
+    def check_memory(self) -> None:
+        """Raises MemoryError where the weights are more than the memory that is left; else the system would end the process."""
+        needed, available = self.planned_nbytes(self.ops, self.dtype), available_memory_bytes()
+        if needed > available:
+            narrower = "load with dtype=bfloat16, which takes half, " if self.dtype == torch.float32 else ""
+            raise MemoryError(
+                f"the weights take {needed / 2**30:.2f} GiB as {str(self.dtype).removeprefix('torch.')}, and {available / 2**30:.2f} GiB of memory "
+                f"are left; {narrower}free some memory or take a smaller model"
             )
 
     # ------------------------------------------------------------------------------------------------------------- reports

@@ -62,8 +62,8 @@ def load_model(
 
     Raises FileNotFoundError (no such model, no config, no weights, a missing shard), PermissionError (gated, or not
     readable), NotImplementedError (an architecture, config field or weight format that is not implemented), ValueError
-    (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type). Nothing else, whatever the
-    files hold: a file that shrinks while it is read is the one exception (the system ends the process with SIGBUS).
+    (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type), MemoryError (the weights are
+    more than the memory that is left). Nothing else, whatever the files hold: a file that shrinks while it is read is the one exception (the system ends the process with SIGBUS).
     """
     dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads)
     directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)

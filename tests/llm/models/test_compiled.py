@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 import torch
 
@@ -114,6 +118,30 @@ def test_a_refused_step_harms_nothing(models):
     with pytest.raises(ValueError, match="row 5 is wanted of 5"):
         compiled.forward(native, batch_of(model, torch.arange(2, 7), [5]))
     assert torch.equal(compiled.forward(native, good), expected)
+
+
+def test_children_forked_in_the_middle_of_a_step_can_run_it(models):
+    model, compiled = models
+    batch = batch_of(model, torch.arange(2, 40), [37])
+    expected, stop = compiled.forward(native, batch), threading.Event()
+
+    def run_on():
+        own = batch_of(model, torch.arange(2, 40), [37])
+        while not stop.is_set():
+            compiled.forward(native, own)
+
+    runner = threading.Thread(target=run_on)
+    runner.start()
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # a child that waits for a lock of its parent's dies
+                os._exit(0 if torch.equal(compiled.forward(native, batch), expected) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        stop.set()
+        runner.join()
 
 
 def test_five_barriers_a_layer_or_six(models):
