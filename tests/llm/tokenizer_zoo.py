@@ -28,7 +28,7 @@ def sentencepiece(vocab_size: int = 360) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     special = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, limit_alphabet=40)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, limit_alphabet=40, initial_alphabet=sorted("▁abcdefghijklmnopqrstuvwxyz"))
     tokenizer.train_from_iterator([text.replace(" ", "▁") for text in CORPUS], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
     return _with_ordinary_bytes(fast)
