@@ -36,7 +36,7 @@
 //   K blocks keep a tile's weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half
 //   of a 32 KB cache to inputs and sums.
 //
-// SPEED  benchmarks/kernels_linear.py measures it beside the limits of the machine.
+// SPEED  benchmarks/kernels.py linear measures it beside the limits of the machine.
 
 constexpr int kVectors = 16 / kLanes;
 
