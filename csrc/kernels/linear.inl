@@ -124,7 +124,7 @@ static void linear_tile(const typename W::Input* x, int64_t x_stride, const type
 #pragma GCC unroll 16
         for (int p = 0; p < P; ++p) {
             W::load_step(w + p * panel_stride, weights + p * kVectors);
-            __builtin_prefetch((const char*)(w + p * panel_stride) + kPrefetchBytes);
+            __builtin_prefetch((const char*)(w + p * panel_stride) + kPrefetchBytes, 0, P == 1 ? 3 : 2);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
