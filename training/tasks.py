@@ -38,7 +38,8 @@ def counting(rng):
     else:
         ask = expand(f"[Count{way} from|Please count{way} from|Can you count{way} from|Count{way} from] {first} to {last}{by}", {}, rng)
         ask += "?" if ask.startswith("Can") else "."
-    return ask, ", ".join(map(str, numbers))
+    second = marked(f" {numbers[1]}")  # here it shows whether to go up or down, and by how much
+    return ask, ",".join([str(first), second, *(f" {n}" for n in numbers[2:])])
 
 
 def arithmetic(rng):

@@ -1,7 +1,7 @@
 """Train a bundled model on text that data.py makes up, and write it as a Hugging Face checkpoint.
 
     python training/train.py --model tiny --minutes 45 --checkpoint build/tiny.pt --out pace/assets/tiny
-    python training/train.py --model draft --minutes 8 --teacher build/tiny.pt --checkpoint build/draft.pt --out pace/assets/tiny-draft
+    python training/train.py --model draft --minutes 8 --teacher pace/assets/tiny --checkpoint build/draft.pt --out pace/assets/tiny-draft
 
 The budget is --minutes or --tokens, and the learning rate follows the share of it that is spent. The same command goes on from
 the checkpoint where it stopped; with a larger budget it trains on. Two optimisers: Muon for the matrices of the layers, AdamW for the embedding and the
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -139,12 +139,18 @@ def export(model, folder):
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def weights_of(folder):
+    """What `export` wrote, in float32."""
+    return {name: tensor.float() for name, tensor in load_file(Path(folder) / "model.safetensors").items()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="tiny")
     parser.add_argument("--out", required=True, help="checkpoint folder; build_tokenizer.py has put the tokenizer there")
     parser.add_argument("--checkpoint", type=Path, help="where the state is kept, and read from if it exists")
-    parser.add_argument("--teacher", type=Path, help="checkpoint of a tiny model to distil from")
+    parser.add_argument("--init", type=Path, help="start from the weights of this checkpoint folder, such as the bundled one")
+    parser.add_argument("--teacher", type=Path, help="checkpoint folder of a tiny model to distil from")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--tokens", type=float)
     parser.add_argument("--batch-tokens", type=int, default=4096)
@@ -167,6 +173,8 @@ def main():
     others = [p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n]
     optimizers = [(Muon(matrices), args.lr), (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), args.lr / 10)]
     state = dict(step=0, tokens=0, seconds=0.0)
+    if args.init:
+        model.load_state_dict(weights_of(args.init))
     if args.checkpoint and args.checkpoint.exists():
         saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
@@ -176,7 +184,7 @@ def main():
     teacher = None
     if args.teacher:
         teacher = Llama(SHAPES["tiny"]).to(device).eval()
-        teacher.load_state_dict(torch.load(args.teacher, map_location=device, weights_only=True)["model"])
+        teacher.load_state_dict(weights_of(args.teacher))
 
     forward = torch.compile(model, dynamic=False) if args.compile else model
 
