@@ -32,6 +32,8 @@ from pace.llm.stopping_criteria import StoppingCriteria
 MIB = 2**20
 CACHE_SHARE = 0.8
 WARM_UP_STEPS = 2
+LIMIT_SECONDS = 0.3
+"""For each of the two limits, before every run."""
 
 
 @dataclass(frozen=True)
@@ -79,25 +81,45 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Medians over the repeats. Seconds, tokens a second, and shares of the limits measured before and after, the better of the two."""
+class Repeat:
+    """One run, and the machine's limits just before it."""
 
-    subject: Subject
-    costs: Costs
     limits: limits.Limits
-    prompt: int
-    generated: int
-    batch: int
-    repeats: int
     first_token_seconds: float
     """From a prompt of `prompt` tokens to its first token."""
     step_seconds: float
-    """Of a decode step of the whole batch."""
+    """Of a decode step of the whole batch, the median of the run."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the repeats, of seconds as of shares of the limits: a shared machine's limits drift from one run to the next."""
+
+    subject: Subject
+    costs: Costs
+    prompt: int
+    generated: int
+    batch: int
+    repeats: list[Repeat]
     prefill: Phase | None
     decode: Phase | None
     """None where the backend runs op by op: only a program times its instructions."""
     peak_mib: float
     """Peak resident memory of the process while the model ran."""
+
+    @property
+    def limits(self) -> limits.Limits:
+        first = self.repeats[0].limits
+        read, fma = (statistics.median(getattr(repeat.limits, name) for repeat in self.repeats) for name in ("read_gb_s", "fma_gflops"))
+        return limits.Limits(first.isa, first.threads, read, fma)
+
+    @property
+    def first_token_seconds(self) -> float:
+        return statistics.median(repeat.first_token_seconds for repeat in self.repeats)
+
+    @property
+    def step_seconds(self) -> float:
+        return statistics.median(repeat.step_seconds for repeat in self.repeats)
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -110,18 +132,23 @@ class Result:
     @property
     def prefill_mfu(self) -> float:
         """2 x multiply-adds / time / measured fp32 FMA peak."""
-        return self.costs.prefill_flops(self.prompt) / self.first_token_seconds / (1e9 * self.limits.fma_gflops)
+        flops = self.costs.prefill_flops(self.prompt)
+        return statistics.median(flops / repeat.first_token_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats)
+
+    @property
+    def decode_flops(self) -> int:
+        pairs = self.batch * self.context * self.costs.attention_flops_per_pair
+        return self.batch * (self.costs.layer_flops_per_token + self.costs.head_flops) + pairs
 
     @property
     def decode_mfu(self) -> float:
-        pairs = self.batch * self.context * self.costs.attention_flops_per_pair
-        flops = self.batch * (self.costs.layer_flops_per_token + self.costs.head_flops) + pairs
-        return flops / self.step_seconds / (1e9 * self.limits.fma_gflops)
+        return statistics.median(self.decode_flops / repeat.step_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats)
 
     @property
     def decode_mbu(self) -> float:
         """Bytes of weights, keys and values that a step must read / time / measured read bandwidth."""
-        return self.costs.decode_bytes(self.batch, self.context) / self.step_seconds / (1e9 * self.limits.read_gb_s)
+        num_bytes = self.costs.decode_bytes(self.batch, self.context)
+        return statistics.median(num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s) for repeat in self.repeats)
 
     @property
     def context(self) -> int:
@@ -146,7 +173,7 @@ class Result:
             "prompt": self.prompt,
             "generated": self.generated,
             "batch": self.batch,
-            "repeats": self.repeats,
+            "repeats": len(self.repeats),
             "prefill_tokens_per_s": self.prefill_tokens_per_second,
             "decode_tokens_per_s": self.decode_tokens_per_second,
             "first_token_s": self.first_token_seconds,
@@ -175,18 +202,16 @@ def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int
         raise ValueError(f"{prompt} + {generated} tokens are more than this model, or its cache here, can hold: {subject.engine.max_length}")
     if min(prompt, generated, batch, repeats) < 1:
         raise ValueError(f"prompt, generated, batch and repeats must be at least 1; got {prompt}, {generated}, {batch}, {repeats}")
-    before = limits.measure()
-    _forget_peak_memory()
     _prefill(subject, prompt)
+    measured = []
     with _no_collection():
-        first_token = statistics.median(_prefill(subject, prompt) for _ in range(repeats))
-        steps = [seconds for _ in range(repeats) for seconds in _decode(subject, prompt, generated, batch)]
+        for _ in range(repeats):
+            now = limits.measure(LIMIT_SECONDS)
+            measured.append(Repeat(now, _prefill(subject, prompt), statistics.median(_decode(subject, prompt, generated, batch))))
+        _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch)
-    peak_mib = memory_mib("VmHWM")
-    after = limits.measure()
-    best = limits.Limits(before.isa, before.threads, max(before.read_gb_s, after.read_gb_s), max(before.fma_gflops, after.fma_gflops))
     costs = Costs.of(subject.model, subject.model.dtype)
-    return Result(subject, costs, best, prompt, generated, batch, repeats, first_token, statistics.median(steps), prefill, decode, peak_mib)
+    return Result(subject, costs, prompt, generated, batch, measured, prefill, decode, memory_mib("VmHWM"))
 
 
 def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> list[Sequence]:

@@ -13,7 +13,7 @@ def table(result: Result) -> str:
     dtype = str(subject.model.dtype).removeprefix("torch.")
     lines = [
         f"{subject.name}, {dtype}, {subject.backend} on {limits.isa}, {limits.threads} threads; {result.batch} x ({result.prompt} + {result.generated}) tokens, "
-        f"median of {result.repeats}",
+        f"median of {len(result.repeats)}",
         f"limits       {limits.read_gb_s:9.1f} GB/s read      {limits.fma_gflops:8.0f} GFLOPS fp32 FMA",
         f"prefill      {result.prefill_tokens_per_second:9.1f} tokens/s       MFU {result.prefill_mfu:5.2f}    first token after {result.first_token_seconds * 1e3:,.0f} ms",
         f"decode       {result.decode_tokens_per_second:9.1f} tokens/s       MBU {result.decode_mbu:5.2f}    MFU {result.decode_mfu:.2f}, {result.step_seconds * 1e3:,.2f} ms a step at {result.context} tokens",
@@ -68,10 +68,9 @@ def _roofline(axes, result: Result) -> None:
     prefill_flops = costs.prefill_flops(result.prompt)
     prefill_bytes = costs.decode_bytes(1, result.prompt)
     decode_bytes = costs.decode_bytes(result.batch, result.context)
-    decode_flops = result.decode_mfu * result.step_seconds * 1e9 * limits.fma_gflops
     for label, flops, num_bytes, seconds, marker in (
         (f"prefill of {result.prompt}: MFU {result.prefill_mfu:.2f}", prefill_flops, prefill_bytes, result.first_token_seconds, "s"),
-        (f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}", decode_flops, decode_bytes, result.step_seconds, "o"),
+        (f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}", result.decode_flops, decode_bytes, result.step_seconds, "o"),
     ):
         axes.loglog([flops / num_bytes], [flops / seconds / 1e9], marker, markersize=9, label=label)
     axes.set_xlabel("operations per byte read")
