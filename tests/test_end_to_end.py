@@ -195,4 +195,7 @@ def test_start_up_is_quick():
         assert process.returncode == 0, process.stderr.read()
         return usage.ru_utime + usage.ru_stime
 
-    assert seconds(f"{base}; {ours}") - seconds(base) < 0.8
+    beyond = []
+    while len(beyond) < 3 and min(beyond, default=1.0) >= 0.8:  # a neighbour on the machine makes processor time longer too, never shorter
+        beyond.append(seconds(f"{base}; {ours}") - seconds(base))
+    assert min(beyond) < 0.8, beyond
