@@ -3,8 +3,4 @@
 Importing `pace` alone is instant and imports neither torch nor the C++ extension, so that `pace --help` answers at once.
 """
 
-import logging
-
 __version__ = "0.1.0"
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library is quiet until its user asks for the log

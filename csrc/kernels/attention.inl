@@ -39,7 +39,7 @@ constexpr int kPassVectors = kLanes == 16 ? (R <= 6 ? 4 : 2) : kLanes == 8 ? (R 
 // and the products would wait for memory half of the time. So while the scores of a tile are computed, its values are fetched,
 // and with them the keys of the next tile: at each step the same place of the other block, which is about as large. Two passes
 // fetch half of the blocks each, so that memory is asked for evenly. Into the second-level cache: the first one can wait for too
-// few lines at once, and fetching into it ran at 0.50 of the read bandwidth where this runs at 0.69 (Zen 4, 2 threads, 32 query
+// few lines at once, and fetching into it ran at 0.55 of the read bandwidth where this runs at 0.69 (Zen 4, 2 threads, 32 query
 // on 8 key/value heads of 128 at 4k).
 template <bool kAhead>
 PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) {

@@ -30,7 +30,7 @@
 //     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
 //   These serve many rows, from weights in cache. As long as one pass over the weights serves all rows, a tile takes one panel:
 //   memory is then read front to back as one stream, which is what the processor's own prefetch is best at. Share of the
-//   bandwidth of plain reading that one Zen 4 core got, K = 896 (and 4864): 1 row on avx512_bf16 1.00 (1.03) with one panel
+//   bandwidth of plain reading that one Zen 4 core got in a stand-alone copy of the tile, K = 896 (and 4864): 1 row on avx512_bf16 1.00 (1.03) with one panel
 //   and 0.79 (0.90) with four, 4 rows 0.94 (0.94) and 0.66 (0.80); on avx2 1 row 0.92 (0.91) and 0.72 (0.86), 4 rows 0.64
 //   (0.59) with one. The few sums of a tile of one row wait for each other, 4 to 6 cycles for 32 to 64 bytes: 25 to 40 GB/s.
 //   K blocks keep a tile's weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half

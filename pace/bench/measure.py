@@ -18,7 +18,7 @@ from pace import _C
 from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.shapes import SHAPES, RandomWeights
-from pace.graph.instructions import Embedding, Instruction, Linear
+from pace.graph.instructions import Instruction, Linear
 from pace.memory import available_memory_bytes
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -51,7 +51,7 @@ class Subject:
     resident_mib: float
 
 
-def load(model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", num_threads: int | None = None, **hub: Any) -> Subject:
+def load(model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", num_threads: int | None = None) -> Subject:
     """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that raises."""
     before, started = memory_mib("VmRSS"), time.perf_counter()
     if model_or_shape in SHAPES:
@@ -60,7 +60,7 @@ def load(model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", 
         model = model_class(config, parse_dtype(dtype), select_ops(backend))
         model.load_weights(RandomWeights(model), _C.get_num_threads())
     else:
-        model = load_model(model_or_shape, dtype, backend, num_threads=num_threads, **hub)
+        model = load_model(model_or_shape, dtype, backend, num_threads=num_threads)
     seconds = time.perf_counter() - started
     engine = Engine.create(executable(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE))
     name = model_or_shape if model_or_shape in SHAPES else Path(model_or_shape).name
@@ -286,8 +286,7 @@ def _phases(subject: Subject, prompt: int, generated: int, batch: int) -> tuple[
 def _by_kind(instructions: list[Instruction], timings: list[tuple[str, int, float]], steps: int) -> dict[str, tuple[int, float, float]]:
     kinds: dict[str, tuple[int, float, float]] = {}
     for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
-        weight = getattr(instruction, "weight", None)
-        num_bytes = weight.nbytes if isinstance(instruction, Linear) and not isinstance(instruction, Embedding) else 0
+        num_bytes = instruction.weight.nbytes if isinstance(instruction, Linear) else 0
         count, total, total_bytes = kinds.get(name, (0, 0.0, 0.0))
         kinds[name] = count + 1, total + seconds / steps, total_bytes + num_bytes
     return kinds

@@ -22,7 +22,7 @@ DECODE_EFFICIENCY = 0.9
 """Share of the read bandwidth that decode reaches, and PREFILL_EFFICIENCY of the fp32 FMA peak that prefill reaches: benchmarks/RESULTS.md."""
 PREFILL_EFFICIENCY = 0.85
 BF16_PREFILL_EFFICIENCY = 1.6
-"""Where the instruction set multiplies bf16 pairs."""
+"""Where the instruction set multiplies bf16 pairs; measured on avx512_bf16. Nothing was measured on amx, which should do better."""
 
 
 @dataclass(frozen=True)

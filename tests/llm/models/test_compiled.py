@@ -144,7 +144,7 @@ def test_children_forked_in_the_middle_of_a_step_can_run_it(models):
         runner.join()
 
 
-def test_five_barriers_a_layer_or_six(models):
+def test_a_layer_of_a_decode_step_has_six_barriers(models):
     model, compiled = models
     compiled.forward(native, batch_of(model, torch.tensor([5]), [0]))
     per_layer = ["qkv with its norm", "heads and cache", "attention", "output", "gate and up with their norm", "down"]
