@@ -17,5 +17,6 @@
 #include "norm.inl"
 #include "rotary.inl"
 #include "attention.inl"
+#include "kv_cache.inl"
 #include "sampling.inl"
 #include "table.inl"

@@ -502,34 +502,3 @@ static void attention_merge(const AttentionArgs& args, const QueryRows& rows, in
         write_row(args, rows, row, scratch);
     }
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The cache's side
-// ---------------------------------------------------------------------------------------------------------------------
-
-// One token's keys and values of all heads into position `slot`, rounded to nearest even.
-template <class T>
-static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
-                        int64_t slot) {
-    const int64_t block = slot / kBlockPositions, offset = slot % kBlockPositions;
-    for (int64_t h = 0; h < kv.kv_heads; ++h, k += k_head_stride, v += v_head_stride) {
-        T* keys = static_cast<T*>(kv.k) + (block * kv.kv_heads + h) * kv.k_head_elements() + offset;
-        T* values = static_cast<T*>(kv.v) + (block * kv.kv_heads + h) * kv.v_head_elements() + offset * kv.padded_dim();
-        for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
-            const int n = kv.head_dim - d < kLanes ? int(kv.head_dim - d) : kLanes;
-            T column[kLanes];
-            store(column, load_lanes(k + d, n));
-            for (int i = 0; i < n; ++i) keys[(d + i) * kBlockPositions] = column[i];
-            store_partial(values + d, load_lanes(v + d, n), n);
-        }
-    }
-}
-
-static void store_kv(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
-                     int64_t slot) {
-    switch (kv.dtype) {
-        case DType::F32: return store_kv_as<float>(k, k_head_stride, v, v_head_stride, kv, slot);
-        case DType::BF16: return store_kv_as<BF16>(k, k_head_stride, v, v_head_stride, kv, slot);
-        case DType::F16: return store_kv_as<F16>(k, k_head_stride, v, v_head_stride, kv, slot);
-    }
-}

@@ -16,8 +16,6 @@ namespace {
 // would only add states to write and read again.
 constexpr int64_t kChunksPerThread = 4;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The partitions that any of the rows sees: [first, last).
 struct PartitionRange {
     int64_t first, last;

@@ -10,8 +10,6 @@ namespace pace {
 
 namespace {
 constexpr int64_t kChunkElements = 16 * 1024;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 void ActivationOp::prepare(int) {

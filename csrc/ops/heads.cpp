@@ -22,7 +22,7 @@ void PrepareHeadsOp::prepare(int) {
     check_slots(slots, tokens, kv);
     const int64_t elements = (query_heads + 2 * kv.kv_heads) * kv.head_dim;
     tokens_per_chunk = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, elements));
-    chunk_count = (tokens + tokens_per_chunk - 1) / tokens_per_chunk;
+    chunk_count = divide_up(tokens, tokens_per_chunk);
 }
 
 void PrepareHeadsOp::run(int, int64_t chunk, int) const {

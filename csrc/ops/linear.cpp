@@ -13,8 +13,6 @@ namespace pace {
 
 namespace {
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Rows of a block. Inputs of a block (128 x K-block of the kernel, at most 512 fp32) are 256 KB: half of a small
 // second-level cache. More rows would read the weights less often, but 128 already do 64 multiply-adds per byte of
 // them.

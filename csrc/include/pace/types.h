@@ -35,6 +35,8 @@ enum class Layout : uint32_t {
     PanelBF16Pair,   // [k/2][16][2], k padded with zeros to a multiple of kPairPadding
 };
 
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 constexpr int64_t kPanelRows = 16;
 
 // K of PanelBF16Pair is padded to whole AMX tiles (32 k) on every table, so that one layout serves both tables that use

@@ -1,0 +1,32 @@
+// Keys and values of new tokens into the block cache that attention reads.
+//
+// SHAPES      k, v [heads][D] of one token; one layer's blocks of keys [Hkv][D][16] and values [Hkv][16][Dp]
+// LAYOUT      A key becomes a column of its block, so that a block's scores are one product of 16 positions; a value stays a row.
+// NUMERICS    Rounded to nearest even in the cache's dtype.
+
+// One token's keys and values of all heads into position `slot`, rounded to nearest even.
+template <class T>
+static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
+                        int64_t slot) {
+    const int64_t block = slot / kBlockPositions, offset = slot % kBlockPositions;
+    for (int64_t h = 0; h < kv.kv_heads; ++h, k += k_head_stride, v += v_head_stride) {
+        T* keys = static_cast<T*>(kv.k) + (block * kv.kv_heads + h) * kv.k_head_elements() + offset;
+        T* values = static_cast<T*>(kv.v) + (block * kv.kv_heads + h) * kv.v_head_elements() + offset * kv.padded_dim();
+        for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
+            const int n = kv.head_dim - d < kLanes ? int(kv.head_dim - d) : kLanes;
+            T column[kLanes];
+            store(column, load_lanes(k + d, n));
+            for (int i = 0; i < n; ++i) keys[(d + i) * kBlockPositions] = column[i];
+            store_partial(values + d, load_lanes(v + d, n), n);
+        }
+    }
+}
+
+static void store_kv(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
+                     int64_t slot) {
+    switch (kv.dtype) {
+        case DType::F32: return store_kv_as<float>(k, k_head_stride, v, v_head_stride, kv, slot);
+        case DType::BF16: return store_kv_as<BF16>(k, k_head_stride, v, v_head_stride, kv, slot);
+        case DType::F16: return store_kv_as<F16>(k, k_head_stride, v, v_head_stride, kv, slot);
+    }
+}
