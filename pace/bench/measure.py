@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from pace import _C
 from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.shapes import SHAPES, RandomWeights
-from pace.graph.instructions import Instruction, Linear
+from pace.graph.instructions import Attention, Instruction, Linear
 from pace.memory import available_memory_bytes
+from pace.llm.batch import BLOCK_SIZE
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.compiled import CompiledModel
@@ -34,6 +35,8 @@ CACHE_SHARE = 0.8
 WARM_UP_STEPS = 2
 LIMIT_SECONDS = 0.3
 """For each of the two limits, before every run."""
+DRAWN_BLOCKS = 64
+"""Blocks of random keys and values that `fill_cache` draws."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Phase:
 
     seconds: float
     instructions: dict[str, tuple[int, float, float]]
-    """What -> (instructions of this kind in a step, seconds of them all, bytes of weights they read)."""
+    """What -> (instructions of this kind in a step, seconds of them all, bytes of weights, or of keys and values computed before, that they read)."""
 
     @property
     def outside(self) -> float:
@@ -100,6 +103,8 @@ class Result:
     prompt: int
     generated: int
     batch: int
+    depth: int | None
+    """Positions that the cache of each sequence held, of random numbers, when decoding began; None where that was the prompt."""
     repeats: list[Repeat]
     prefill: Phase | None
     decode: Phase | None
@@ -153,7 +158,7 @@ class Result:
     @property
     def context(self) -> int:
         """Tokens of each sequence half-way through the decode steps."""
-        return self.prompt + self.generated // 2
+        return (self.depth or self.prompt) + self.generated // 2
 
     @property
     def outside_share(self) -> float | None:
@@ -173,6 +178,7 @@ class Result:
             "prompt": self.prompt,
             "generated": self.generated,
             "batch": self.batch,
+            "context": self.depth or self.prompt,
             "repeats": len(self.repeats),
             "prefill_tokens_per_s": self.prefill_tokens_per_second,
             "decode_tokens_per_s": self.decode_tokens_per_second,
@@ -192,26 +198,38 @@ class Result:
         }
 
 
-def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int = 1, repeats: int = 5) -> Result:
+def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int = 1, repeats: int = 5, depth: int | None = None) -> Result:
     """Runs the model `repeats` times after a warm-up.
 
-    Prefill is timed on one prompt alone, decode on `batch` sequences of that length, over those steps in which each of them gets a token.
-    Raises ValueError where the model cannot hold prompt and generated tokens."""
-    length = prompt + generated + WARM_UP_STEPS + 1
-    if length > subject.engine.max_length:
-        raise ValueError(f"{prompt} + {generated} tokens are more than this model, or its cache here, can hold: {subject.engine.max_length}")
-    if min(prompt, generated, batch, repeats) < 1:
-        raise ValueError(f"prompt, generated, batch and repeats must be at least 1; got {prompt}, {generated}, {batch}, {repeats}")
+    Prefill is timed on one prompt alone, decode on `batch` sequences of that length, over those steps in which each of them gets a token. With
+    `depth` these sequences have so many positions instead, whose keys and values are not computed but drawn at random.
+    Raises ValueError where the model or its cache cannot hold them, or all of them at once."""
+    _check(subject, prompt, generated, batch, repeats, depth)
     _prefill(subject, prompt)
     measured = []
     with _no_collection():
         for _ in range(repeats):
             now = limits.measure(LIMIT_SECONDS)
-            measured.append(Repeat(now, _prefill(subject, prompt), statistics.median(_decode(subject, prompt, generated, batch))))
+            measured.append(Repeat(now, _prefill(subject, prompt), statistics.median(_decode(subject, prompt, generated, batch, depth))))
         _forget_peak_memory()
-        prefill, decode = _phases(subject, prompt, generated, batch)
+        prefill, decode = _phases(subject, prompt, generated, batch, depth)
     costs = Costs.of(subject.model, subject.model.dtype)
-    return Result(subject, costs, prompt, generated, batch, measured, prefill, decode, memory_mib("VmHWM"))
+    return Result(subject, costs, prompt, generated, batch, depth, measured, prefill, decode, memory_mib("VmHWM"))
+
+
+def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: int, depth: int | None) -> None:
+    if min(prompt, generated, batch, repeats, 1 if depth is None else depth) < 1:
+        raise ValueError(f"prompt, generated, batch, repeats and context must be at least 1; got {prompt}, {generated}, {batch}, {repeats}, {depth}")
+    engine, most = subject.engine, subject.model.max_position_embeddings
+    length = (depth or prompt) + generated + WARM_UP_STEPS + 1
+    if max(length, prompt + 1) > most:
+        longest = f"a context of {depth} + {generated}" if depth and prompt < most else f"{prompt} + {generated}"
+        raise ValueError(f"{longest} tokens are more than this model has positions for: {most} (max_position_embeddings; {WARM_UP_STEPS + 1} go to the warm-up)")
+    if batch > engine.scheduler.max_sequences_per_step:
+        raise ValueError(f"a step decodes at most {engine.scheduler.max_sequences_per_step} sequences; got a batch of {batch}")
+    wanted, there = (blocks * engine.cache.spec.block_bytes / 2**30 for blocks in (batch * (-(-length // BLOCK_SIZE) + 1), engine.cache.num_blocks))
+    if wanted > there:
+        raise ValueError(f"{batch} x {length} tokens need a cache of {wanted:.2f} GiB, and {there:.2f} GiB are there for it; take a smaller batch, context or prompt")
 
 
 def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> list[Sequence]:
@@ -228,13 +246,9 @@ def _prefill(subject: Subject, prompt: int) -> float:
     return time.perf_counter() - started
 
 
-def _decode(subject: Subject, prompt: int, generated: int, batch: int) -> list[float]:
+def _decode(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None) -> list[float]:
     """Seconds of each step in which every sequence got one token, the first few left out."""
-    sequences = _sequences(subject, prompt, generated + WARM_UP_STEPS + 1, batch)
-    subject.engine.submit(sequences)
-    try:
-        while any(not sequence.num_generated for sequence in sequences):
-            subject.engine.step()
+    with _decoding(subject, prompt, generated + WARM_UP_STEPS + 1, batch, depth) as sequences:
         steps = []
         while not all(sequence.is_finished for sequence in sequences):
             running = sum(not sequence.is_finished for sequence in sequences)
@@ -243,8 +257,43 @@ def _decode(subject: Subject, prompt: int, generated: int, batch: int) -> list[f
             if running == batch:
                 steps.append(time.perf_counter() - started)
         return steps[WARM_UP_STEPS:] or steps
+
+
+@contextmanager
+def _decoding(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None) -> Iterator[list[Sequence]]:
+    """Sequences in the engine that have their first token, and get one more with each step."""
+    engine = subject.engine
+    sequences = _sequences(subject, depth or prompt, generated, batch)
+    try:
+        if depth:
+            fill_cache(engine, sequences)
+        engine.submit(sequences)
+        while any(not sequence.num_generated for sequence in sequences):
+            engine.step()
+        yield sequences
     finally:
-        subject.engine.abort(sequences)
+        engine.abort(sequences)
+
+
+def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
+    """Random keys and values in the place of computed ones, for all tokens of new sequences but the last of each.
+
+    They are standard normal, about what a normalised input makes of weights of a trained scale, so that softmax sees scores of an ordinary spread;
+    some blocks are drawn and copied over and over. The cache must have room for all."""
+    generator, spec = torch.Generator().manual_seed(0), engine.cache.spec
+    with engine.turn:
+        for sequence in sequences:
+            has_room = engine.cache.reserve(sequence, len(sequence.tokens))
+            assert has_room, f"the cache is too small for {sequence}"
+            engine.cache.commit(sequence, len(sequence.tokens) - 1)
+        blocks = torch.tensor([block for sequence in sequences for block in sequence.block_table])
+        (drawn,) = replace(spec, num_layers=1).allocate(min(len(blocks), DRAWN_BLOCKS))
+        drawn.k.normal_(generator=generator)
+        drawn.v[..., : spec.head_dim].normal_(generator=generator)
+        for layer in engine.cache.kv:
+            for some in blocks.split(len(drawn.k)):
+                layer.k.index_copy_(0, some, drawn.k[: len(some)])
+                layer.v.index_copy_(0, some, drawn.v[: len(some)])
 
 
 def _run(engine: Engine, sequences: list[Sequence]) -> None:
@@ -256,37 +305,37 @@ def _run(engine: Engine, sequences: list[Sequence]) -> None:
         engine.abort(sequences)
 
 
-def _phases(subject: Subject, prompt: int, generated: int, batch: int) -> tuple[Phase | None, Phase | None]:
+def _phases(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None) -> tuple[Phase | None, Phase | None]:
     """Once more with the clock on every instruction."""
     runner = subject.engine.model
     if not isinstance(runner, CompiledModel):
         return None, None
     program = runner.program
-    program.set_profiling(True)
-    seconds = _prefill(subject, prompt)
-    prefill = Phase(seconds, _by_kind(program.instructions, program.timings(), steps=1))
-    sequences = _sequences(subject, prompt, min(generated, 32) + 1, batch)
-    subject.engine.submit(sequences)
     try:
-        while any(not sequence.num_generated for sequence in sequences):
-            subject.engine.step()
         program.set_profiling(True)
-        started, steps = time.perf_counter(), 0
-        while not any(sequence.is_finished for sequence in sequences):
-            subject.engine.step()
-            steps += 1
-        seconds = (time.perf_counter() - started) / steps
-        decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps))
+        seconds = _prefill(subject, prompt)
+        prefill = Phase(seconds, _by_kind(program.instructions, program.timings(), steps=1))
+        generated = min(generated, 32)
+        with _decoding(subject, prompt, generated + 1, batch, depth) as sequences:
+            program.set_profiling(True)
+            started, steps = time.perf_counter(), 0
+            while not any(sequence.is_finished for sequence in sequences):
+                subject.engine.step()
+                steps += 1
+            seconds = (time.perf_counter() - started) / steps
+            positions = batch * ((depth or prompt) + generated // 2)
+            decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, positions * subject.engine.cache.spec.block_bytes // BLOCK_SIZE))
     finally:
-        subject.engine.abort(sequences)
         program.set_profiling(False)
     return prefill, decode
 
 
-def _by_kind(instructions: list[Instruction], timings: list[tuple[str, int, float]], steps: int) -> dict[str, tuple[int, float, float]]:
+def _by_kind(instructions: list[Instruction], timings: list[tuple[str, int, float]], steps: int, kv_bytes: int = 0) -> dict[str, tuple[int, float, float]]:
+    """`kv_bytes`: of keys and values that a step reads."""
+    num_layers = sum(isinstance(instruction, Attention) for instruction in instructions)
     kinds: dict[str, tuple[int, float, float]] = {}
     for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
-        num_bytes = instruction.weight.nbytes if isinstance(instruction, Linear) else 0
+        num_bytes = instruction.weight.nbytes if isinstance(instruction, Linear) else kv_bytes / num_layers if isinstance(instruction, Attention) else 0
         count, total, total_bytes = kinds.get(name, (0, 0.0, 0.0))
         kinds[name] = count + 1, total + seconds / steps, total_bytes + num_bytes
     return kinds

@@ -11,7 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path or Hub id), or a shape of --list, run with random weights")
     parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
-    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of a prompt, and so the context of the decode steps (default: 512)")
+    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of a prompt (default: 512); decode starts from it, unless --context says otherwise")
+    parser.add_argument("--context", type=int, metavar="N", help="decode with so many positions in the cache of each sequence: random numbers, not a computed prompt")
     parser.add_argument("--generate", type=int, default=64, metavar="N", help="decode steps (default: 64)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="medians are taken over so many runs (default: 5)")
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         raise ValueError("say what to measure: a checkpoint, or a shape (see: pace bench --list)")
     subject = measure.load(arguments.model, arguments.dtype, arguments.backend, arguments.num_threads)
-    result = measure.measure(subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats)
+    result = measure.measure(subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context)
     print(report.table(result))
     if arguments.profile:
         print("\n" + report.profile(result))

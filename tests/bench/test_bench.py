@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from pace.assets import TINY
 from pace.bench import limits, measure, report
@@ -35,17 +36,61 @@ def test_numbers_fit_together(subject):
         kinds = phase.instructions
         assert 0 < sum(seconds for _, seconds, _ in kinds.values()) < phase.seconds
         assert kinds["attention"][0] == kinds["prepare heads"][0] == subject.model.config.num_hidden_layers
-        weights = sum(num_bytes for *_, num_bytes in kinds.values())
+        weights = sum(num_bytes for kind, (*_, num_bytes) in kinds.items() if kind != "attention")
         assert weights == pytest.approx(subject.model.nbytes, rel=0.01)  # tied, and all but the norms
+    assert result.decode.instructions["attention"][2] == 3 * 22 * result.costs.kv_bytes_per_token
     assert 0 < result.outside_share < 1
     subject.engine.check_idle()
 
 
-def test_what_does_not_fit_is_refused(subject):
-    with pytest.raises(ValueError, match=r"1020 \+ 64 tokens are more than this model"):
+def test_what_does_not_fit_is_refused(subject, monkeypatch):
+    with pytest.raises(ValueError, match=r"1020 \+ 64 tokens are more than this model has positions for: 1024"):
         measure.measure(subject, prompt=1020)
-    with pytest.raises(ValueError, match="at least 1"):
-        measure.measure(subject, batch=0)
+    with pytest.raises(ValueError, match=r"a context of 960 \+ 64 tokens are more"):
+        measure.measure(subject, prompt=20, depth=960)
+    with pytest.raises(ValueError, match=r"1024 \+ 4 tokens are more"):
+        measure.measure(subject, prompt=1024, generated=4, depth=20)
+    for mistake in (dict(batch=0), dict(depth=0), dict(prompt=-1)):
+        with pytest.raises(ValueError, match="at least 1"):
+            measure.measure(subject, **mistake)
+    with pytest.raises(ValueError, match="at most 64 sequences"):
+        measure.measure(subject, batch=65)
+    monkeypatch.setattr(subject.engine.cache, "num_blocks", 40)
+    with pytest.raises(ValueError, match="need a cache of 0.0. GiB"):
+        measure.measure(subject, prompt=20, depth=300, batch=2)
+
+
+def test_decode_at_a_context_that_nobody_computed(subject, monkeypatch):
+    steps = []
+    forward = type(subject.engine.model).forward
+    monkeypatch.setattr(type(subject.engine.model), "forward", lambda self, ops, batch: steps.append((len(batch.tokens), batch.spans.kv_len.tolist())) or forward(self, ops, batch))
+    result = measure.measure(subject, prompt=20, generated=4, batch=2, repeats=1, depth=700)
+    assert result.context == 702 and result.decode_mbu > 0 and result.decode.instructions["attention"][1] > 0
+    prefills, decodes = [s for s in steps if s[0] == 20], [s for s in steps if s[0] != 20]
+    assert len(prefills) == 3  # warm-up, repeat, profile
+    assert all(tokens == 2 and all(700 <= length <= 707 for length in lengths) for tokens, lengths in decodes)
+    at_20 = measure.measure(subject, prompt=20, generated=4, batch=2, repeats=1)
+    assert result.costs.decode_bytes(2, result.context) - at_20.costs.decode_bytes(2, at_20.context) == 2 * 680 * subject.model.kv_spec.block_bytes // 16
+    subject.engine.check_idle()
+
+
+def test_the_cache_is_filled_everywhere(subject):
+    """Each position of each layer and head that a decode step reads holds numbers of an ordinary size."""
+    engine = subject.engine
+    sequences = measure._sequences(subject, 130 * 16 - 1100, 4, 2)
+    for layer in engine.cache.kv:
+        layer.k[:140].fill_(float("nan"))
+        layer.v[:140].fill_(float("nan"))
+    measure.fill_cache(engine, sequences)
+    for sequence in sequences:
+        assert sequence.num_computed == len(sequence.tokens) - 1
+        table = torch.tensor(sequence.block_table)
+        for layer in engine.cache.kv:
+            for numbers in (layer.k[table].float(), layer.v[table][..., : engine.cache.spec.head_dim].float()):
+                assert 0.9 < numbers.std() < 1.1 and numbers.abs().max() < 8
+                assert numbers.flatten(2).std(-1).min() > 0.8  # of every head of every block
+    engine.abort(sequences)
+    engine.check_idle()
 
 
 def test_the_command_prints_a_table_and_one_line_of_json(capsys):
@@ -53,7 +98,11 @@ def test_the_command_prints_a_table_and_one_line_of_json(capsys):
     out = capsys.readouterr().out
     assert "tiny, float32, native on" in out and "outside of the kernels" in out
     numbers = json.loads(out.splitlines()[-1])
-    assert numbers["batch"] == 2 and numbers["dtype"] == "float32" and numbers["decode_tokens_per_s"] > 0
+    assert numbers["batch"] == 2 and numbers["dtype"] == "float32" and numbers["decode_tokens_per_s"] > 0 and numbers["context"] == 20
+    assert main(["bench", str(TINY), *FAST, "--context", "300"]) == 0
+    out = capsys.readouterr().out
+    assert "prefill of 20, decode of 1 x 4 at 300 tokens" in out and "decode at 300 " in out and "a step at 302 tokens" in out
+    assert json.loads(out.splitlines()[-1])["context"] == 300
 
 
 def test_op_by_op_has_no_profile(capsys):
