@@ -132,6 +132,20 @@ def test_generate(command):
     assert code == 0 and out.startswith(" 5, 6, 7") and "tokens/s" in err and err.count("\n") == 1
 
 
+def test_operators_are_chosen_and_what_ran_is_printed(command):
+    code, out, err = command("generate", "1, 2, 3, 4,", "--max-new-tokens", "4", "--backend", "norm=torch, mlp=torch", "--operators")
+    assert code == 0 and out == " 5, 6,\n"
+    ran = {line.split()[0]: line.split()[1] for line in err.splitlines()[1:]}
+    assert ran == {"embedding": "native", "norm": "torch", "projection": "native", "rotary": "native", "attention": "native", "mlp": "torch", "lm_head": "native"}
+
+
+@pytest.mark.parametrize("wrong, words", [("cuda", "attention=torch,mlp=torch"), ("nom=torch", "did you mean 'norm'"), ("mlp=gpu", "got 'gpu'")])
+def test_a_backend_that_is_not_there_is_a_usage_error(command, wrong, words):
+    for name in ("generate", "chat", "bench"):
+        code, out, err = command(name, "--backend", wrong)
+        assert (code, out) == (2, "") and words in err
+
+
 def test_a_prompt_may_look_like_an_option(command):
     code, out, err = command("generate", "--json", "--max-new-tokens", "3", "--", "--x")
     assert (code, err, json.loads(out)["prompt"]) == (0, "", "--x")

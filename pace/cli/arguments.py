@@ -13,6 +13,7 @@ from typing import Any
 
 from pace.assets import TINY
 from pace.llm.configs import SamplingConfig
+from pace.llm.operators import read_backend
 
 MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "max_seq_len", "backend", "revision", "cache_dir", "local_files_only")
 """Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows it."""
@@ -26,10 +27,21 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
     group.add_argument("--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says")
     group.add_argument("--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for")
-    group.add_argument("--backend", choices=("native", "native-eager", "torch"), default=argparse.SUPPRESS, help="native kernels (default), the same op by op, or plain torch to check them")
+    add_backend_argument(group, argparse.SUPPRESS)
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
     group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")
+
+
+def add_backend_argument(group: argparse._ActionsContainer, default: str) -> None:
+    def backend(text: str) -> str:
+        try:
+            return str(read_backend(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    explanation = "native kernels (default), native-eager for the same op by op, torch to check them, or some operators on torch: attention=torch,mlp=torch"
+    group.add_argument("--backend", type=backend, default=default, metavar="NAME", help=explanation)
 
 
 def load_model(arguments: argparse.Namespace):

@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from pace.cli.arguments import add_backend_argument
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path or Hub id), or a shape of --list, run with random weights")
@@ -17,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="medians are taken over so many runs (default: 5)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
-    parser.add_argument("--backend", choices=("native", "native-eager", "torch"), default="native")
+    add_backend_argument(parser, "native")
     parser.add_argument("--profile", action="store_true", help="also print the time of each instruction")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes")
 

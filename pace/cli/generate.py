@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="with --chat: what the model is told first")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end: texts, token ids, finish reasons, metrics")
     parser.add_argument("--metrics", action="store_true", help="print a line of times and rates on stderr at the end")
+    parser.add_argument("--operators", action="store_true", help="print on stderr what ran each operator of the model, kernels or torch (see --backend)")
     parser.set_defaults(parser=parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     writer.finished(output)
     if arguments.metrics:
         print(output.metrics, file=sys.stderr)
+    if arguments.operators:
+        print(model.operator_report(), file=sys.stderr)
     return 0
 
 

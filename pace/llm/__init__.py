@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pace.llm.llm import LLMModel
     from pace.llm.logits import LogitsProcessor
     from pace.llm.models.base_model import BaseModelForCausalLM
+    from pace.llm.operators import OperatorConfig, OperatorReport
     from pace.llm.outputs import GenerateOutput, Metrics
     from pace.llm.sampler import Sampler
     from pace.llm.scheduler import Scheduler
@@ -38,6 +39,8 @@ _HOMES = {
     "LLMModel": "llm",
     "LogitsProcessor": "logits",
     "Metrics": "outputs",
+    "OperatorConfig": "operators",
+    "OperatorReport": "operators",
     "Sampler": "sampler",
     "SamplingConfig": "configs",
     "Scheduler": "scheduler",

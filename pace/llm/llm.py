@@ -18,6 +18,7 @@ from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
 from pace.llm.models.model_utils import executable, fill_model, make_model, parse_dtype, select_ops, use_threads
+from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
 from pace.llm.session import Session, score
 
@@ -41,7 +42,7 @@ class LLMModel:
         kv_cache_type: KVCacheType | str = "paged",
         spec_config: Any = None,
         quantization: Any = None,
-        backend: str = "native",
+        backend: str | OperatorConfig = "native",
         num_threads: int | None = None,
         max_seq_len: int | None = None,
         revision: str | None = None,
@@ -55,7 +56,8 @@ class LLMModel:
         `tokenizer_name_or_path`: where the tokenizer is, if not with the model. A model without one takes token ids.
         `dtype`: of weights and cache (bfloat16, float16, float32, or their names), whatever the checkpoint's own.
         `backend`: "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
-        from Python; "torch" for their specification in plain torch. The first two give the same bits.
+        from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
+        "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it.
         `num_threads`: of this process's kernels; None for the physical cores that this process may use.
         `max_seq_len`: the longest a sequence, prompt included, may get; None for what the model's config allows.
         `progress`: a bar while loading, on a terminal only.
@@ -138,6 +140,10 @@ class LLMModel:
             cache_budget=cache.num_blocks * cache.spec.block_bytes,
             process=_resident_bytes(),
         )
+
+    def operator_report(self) -> OperatorReport:
+        """Which implementation of each operator of the forward pass ran since the model was loaded, how often, and, op by op, how long."""
+        return self._open.engine.model.operator_report()
 
     def close(self) -> None:
         """Frees weights and cache, once no other thread uses them. Every method but this raises ValueError from then on."""

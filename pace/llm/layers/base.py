@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ class Layer:
 
     Constructing a layer costs no memory: it says which tensors it wants (`slots`), so that a checkpoint can be compared with
     all of them before `allocate` makes room. Layers are immutable once filled and may be called from several threads."""
+
+    operator: ClassVar[str | None] = None
+    """The operator (pace/llm/operators.py) that the matrix products of this layer and of those below belong to; None: that of
+    the layer above."""
 
     def children(self) -> Iterator[Layer]:
         """The layers held as attributes, or in lists that are attributes, in the order of assignment."""

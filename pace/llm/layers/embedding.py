@@ -24,12 +24,16 @@ class Embedding(Linear):
 class LMHead(Linear):
     """Logits `[R, V]` of `x [R, K]`, with a matrix of its own."""
 
+    operator = "lm_head"
+
     def __init__(self, name: str, vocab_size: int, k: int, bias: bool = False):
         super().__init__({name: vocab_size}, k, bias)
 
 
 class TiedLMHead(Layer):
     """Logits `[R, V]` of `x [R, K]` with the matrix of an embedding; only a bias, if any, is its own."""
+
+    operator = "lm_head"
 
     def __init__(self, name: str, embedding: Embedding, vocab_size: int, bias: bool = False):
         self.embedding = embedding

@@ -13,6 +13,8 @@ from pace.llm.layers.linear import GatedLinear, Linear
 class GatedMLP(Layer):
     """`residual + down(act(gate(x)) * up(x))`."""
 
+    operator = "mlp"
+
     def __init__(self, gate_up: GatedLinear, down: Linear, activation: str):
         self.gate_up = gate_up
         self.down = down
@@ -24,6 +26,8 @@ class GatedMLP(Layer):
 
 class PlainMLP(Layer):
     """`residual + down(act(up(x)))`."""
+
+    operator = "mlp"
 
     def __init__(self, up: Linear, down: Linear, activation: str):
         self.up = up

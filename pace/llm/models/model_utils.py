@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 import threading
@@ -16,15 +15,16 @@ import torch
 
 from pace import _C, env
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.checkpoint import CheckpointReader
+from pace.llm.models.compiled import CompiledModel
+from pace.llm.models.executable import Executable
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
+from pace.llm.models.op_by_op import OpByOpModel
+from pace.llm.operators import OperatorConfig, read_backend
+from pace.ops import native, reference
 
 logger = logging.getLogger("pace")
-
-BACKENDS = {"native": "pace.ops.native", "native-eager": "pace.ops.native", "torch": "pace.ops.reference"}
-"""What the user calls a backend -> its implementation of `pace.ops`. "native" runs it as a recorded program, the others op by op."""
 
 MAX_LOADING_THREADS = 16
 """As many pack faster than disks read, and the pieces that they hold (`PIECE_BYTES` each) stay far below 300 MB."""
@@ -44,7 +44,7 @@ DTYPES = {
 def load_model(
     path_or_id: str | Path,
     dtype: torch.dtype | str = torch.bfloat16,
-    backend: str = "native",
+    backend: str | OperatorConfig = "native",
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | Path | None = None,
@@ -55,7 +55,7 @@ def load_model(
     """The model of a checkpoint, ready to run; where it comes from is told in `find_checkpoint`.
 
     `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++ kernels,
-    "torch" their plain-torch specification. `num_threads` sets the threads of this process's kernels, and of loading; by default the
+    "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator. `num_threads` sets the threads of this process's kernels, and of loading; by default the
     physical cores that this process may use. `progress` shows a bar, on a terminal only.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
@@ -101,16 +101,17 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
     return found
 
 
-def select_ops(backend: str) -> ModuleType:
-    """The implementation of `pace.ops` that a backend names; ValueError for an unknown one."""
-    if not isinstance(backend, str) or backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
-    return importlib.import_module(BACKENDS[backend])
+def select_ops(backend: str | OperatorConfig) -> ModuleType:
+    """The implementation of `pace.ops` that packs the weights and samples for a backend; ValueError for an unknown one."""
+    return reference if read_backend(backend) == "torch" else native
 
 
-def executable(model: BaseModelForCausalLM, backend: str) -> BaseModelForCausalLM | CompiledModel:
-    """What the engine runs: the loaded model itself, or a recording of it, as the backend says."""
-    return CompiledModel(model) if backend == "native" else model
+def executable(model: BaseModelForCausalLM, backend: str | OperatorConfig) -> Executable:
+    """What the engine runs: the loaded model recorded as a program where all of it is native, else op by op."""
+    backend = read_backend(backend)
+    if backend in ("native", OperatorConfig()):
+        return CompiledModel(model)
+    return OpByOpModel(model, backend if isinstance(backend, OperatorConfig) else None)
 
 
 def use_threads(num_threads: int | None) -> int:

@@ -1,0 +1,44 @@
+"""What the engine runs: a loaded model together with a way to compute its forward pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import ModuleType
+
+from torch import Tensor
+
+from pace.llm.batch import ForwardBatch, KVSpec
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.operators import OperatorReport
+
+
+class Executable(ABC):
+    """Has of a model what the engine asks for; each child computes `forward` in its own way."""
+
+    def __init__(self, model: BaseModelForCausalLM):
+        """The model's weights must be loaded."""
+        self.model = model
+
+    @abstractmethod
+    def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache. `ops` are those the model was loaded with."""
+
+    @abstractmethod
+    def operator_report(self) -> OperatorReport:
+        """What has run each operator so far."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        return self.model.max_position_embeddings
+
+    @property
+    def recompute_length(self) -> int | None:
+        return self.model.recompute_length
+
+    @property
+    def kv_spec(self) -> KVSpec:
+        return self.model.kv_spec

@@ -1,0 +1,127 @@
+"""A loaded model run op by op, each operator by the implementation that was chosen for it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from pace.llm.batch import ForwardBatch
+from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.executable import Executable
+from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
+from pace.ops import native, reference
+from pace.ops.weight import PackedWeight
+
+OPERATOR_OF = {
+    "embedding": "embedding",
+    "rms_norm": "norm",
+    "layer_norm": "norm",
+    "head_rms_norm_": "norm",
+    "rotary_": "rotary",
+    "store_kv": "attention",
+    "attention": "attention",
+    "activation": "mlp",
+}
+"""Operation of `pace.ops` -> operator. The products, `linear` and `linear_glu`, are told apart by their weights."""
+PRODUCTS = ("linear", "linear_glu")
+
+
+class OpByOpModel(Executable):
+    """Every operation is one call from Python, counted and timed."""
+
+    def __init__(self, model: BaseModelForCausalLM, config: OperatorConfig | None = None):
+        """With `config`, for a model loaded with `pace.ops.native`; without, all runs on the ops that it was loaded with."""
+        super().__init__(model)
+        implementations = {"native": native, "torch": TwinsOnPackedWeights()}
+        chosen = {operator: implementations[getattr(config, operator)] if config else model.ops for operator in OPERATORS}
+        self._ops = RoutedOps(chosen, product_operators(model))
+
+    def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+        return self.model.forward(self._ops, batch)
+
+    def operator_report(self) -> OperatorReport:
+        return OperatorReport("op by op", self._ops.runs())
+
+
+class RoutedOps:
+    """Has the functions of `pace.ops` that models call, and gives each call to the implementation of the operator it belongs to."""
+
+    def __init__(self, implementations: Mapping[str, Any], product_operators: Mapping[int, str]):
+        """`implementations`: operator -> what has the functions of `pace.ops`; `product_operators` as `product_operators()` makes it."""
+        self._implementations = implementations
+        self._product_operators = product_operators
+        self._totals: dict[tuple[str, str], list] = {}
+        for operation, operator in OPERATOR_OF.items():
+            function = getattr(implementations[operator], operation)
+            setattr(self, operation, functools.partial(self._run, operator, function))
+
+    def linear(self, x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
+        return self._product("linear", x, weight, *arguments, **more)
+
+    def linear_glu(self, x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
+        return self._product("linear_glu", x, weight, *arguments, **more)
+
+    def _product(self, operation: str, x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
+        operator = self._product_operators[id(weight)]
+        return self._run(operator, getattr(self._implementations[operator], operation), x, weight, *arguments, **more)
+
+    def _run(self, operator: str, function: Callable, *arguments: Any, **more: Any) -> Any:
+        started = time.perf_counter()
+        result = function(*arguments, **more)
+        seconds = time.perf_counter() - started
+        # Who ran is read off the function that did, so that the report cannot repeat a mistake of the routing.
+        implementation = "torch" if function.__module__ == reference.__name__ else "native"
+        total = self._totals.setdefault((operator, implementation), [0, 0.0])
+        total[0] += 1
+        total[1] += seconds
+        return result
+
+    def runs(self) -> list[OperatorRun]:
+        found = [OperatorRun(*names, calls, seconds) for names, (calls, seconds) in self._totals.items()]
+        return sorted(found, key=lambda run: (OPERATORS.index(run.operator), run.implementation))
+
+
+class TwinsOnPackedWeights:
+    """The functions of `pace.ops.reference` for models whose weights are packed: a weight is unpacked for the call and dropped
+    after it. That takes no lasting memory, but for the length of a call an unpacked copy of the matrix and its widening to
+    float32: 6 bytes for each element of a bf16 weight, some 0.8 GB for the head of a 0.5B model with 152k words."""
+
+    def __getattr__(self, operation: str) -> Callable:
+        twin = getattr(reference, operation)
+
+        @functools.wraps(twin)
+        def on_packed(*arguments: Any, **more: Any) -> Any:
+            return twin(*map(_dense, arguments), **{name: _dense(value) for name, value in more.items()})
+
+        setattr(self, operation, on_packed)
+        return on_packed
+
+
+def _dense(argument: Any) -> Any:
+    if isinstance(argument, PackedWeight):
+        return reference.DenseWeight(native.unpack(argument), argument.glu)
+    return argument
+
+
+def product_operators(model: BaseModelForCausalLM) -> dict[int, str]:
+    """id of each weight of a loaded model -> the operator that the products with it belong to: that of the innermost layer
+    around it which names one."""
+    operators: dict[int, str] = {}
+
+    def visit(layer: Layer, operator: str) -> None:
+        operator = layer.operator or operator
+        if isinstance(layer, TiedLMHead):
+            operators[id(layer.embedding.weight)] = operator
+        elif isinstance(layer, Linear) and not isinstance(layer, Embedding):
+            operators[id(layer.weight)] = operator
+        for child in layer.children():
+            visit(child, operator)
+
+    visit(model, "projection")
+    return operators

@@ -1,0 +1,176 @@
+"""Operators on torch one at a time: the same numbers, a wrong kernel found, and a report of what ran."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.models.compiled import CompiledModel
+from pace.llm.models.model_utils import executable
+from pace.llm.models.op_by_op import OPERATOR_OF, PRODUCTS, OpByOpModel
+from pace.llm.operators import OPERATORS, OperatorConfig
+from pace.ops import native, reference
+from tests.llm.models.variants import PROMPT, save_tiny
+from tests.support import Runner, load_model
+
+pytest.importorskip("transformers")
+
+VARIANTS = [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3", {}), ("gptj", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20})]
+"""Tied and own heads, one product for gate and up and a plain MLP, head norms, a head with a bias, parallel blocks, projections of OPT."""
+MISSING = {"opt": {"rotary"}}
+"""Operators that an architecture has none of."""
+TOLERANCE = 2e-5
+"""Of the largest logit, as in docs/numerics.md: what fp32 sums in another order may differ by after a few layers."""
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda variant: variant[0])
+def loaded(request, tmp_path):
+    """A model in fp32, and its architecture."""
+    model_type, fields = request.param
+    save_tiny(tmp_path, model_type, fields)
+    return load_model(tmp_path, torch.float32, native), model_type
+
+
+def logits_of(runnable):
+    """A prompt in two chunks, then one token."""
+    runner, ids = Runner(runnable, native, 1, PROMPT), torch.arange(3, 3 + PROMPT) % 97
+    return torch.cat([runner.step({0: ids[part]})[0] for part in (slice(0, 30), slice(30, 44), slice(44, 45))])
+
+
+def error(logits, expected):
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_each_operator_alone_on_torch(operator, loaded):
+    model, model_type = loaded
+    mixed = OpByOpModel(model, OperatorConfig(**{operator: "torch"}))
+    assert error(logits_of(mixed), logits_of(CompiledModel(model))) <= TOLERANCE
+    ran = {run.operator: run.implementation for run in mixed.operator_report().runs}
+    assert ran == {name: "torch" if name == operator else "native" for name in OPERATORS if name not in MISSING.get(model_type, ())}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"])
+def test_greedy_text_of_every_architecture_is_that_of_the_kernels(checkpoint, family):
+    folder, prompt = checkpoint(family)[0], list(range(5, 25))
+    greedy = SamplingConfig(max_new_tokens=32, ignore_eos=True)
+    expected = LLMModel(folder, dtype="fp32", progress=False).generate(prompt, greedy).generated_token_ids
+    for operator in OPERATORS:
+        with LLMModel(folder, dtype="fp32", backend=f"{operator}=torch", progress=False) as model:
+            assert model.generate(prompt, greedy).generated_token_ids == expected, operator
+
+
+def test_weights_in_bf16_are_the_same_numbers_on_both_sides(tmp_path):
+    """Only `avx512_bf16` and `amx` round the inputs of products; the twin does not."""
+    save_tiny(tmp_path, "llama", {})
+    model = load_model(tmp_path, torch.bfloat16, native)
+    mixed = OpByOpModel(model, OperatorConfig(embedding="torch", mlp="torch", lm_head="torch", projection="torch"))
+    assert error(logits_of(mixed), logits_of(CompiledModel(model))) <= 2e-2
+
+
+WRONG = {
+    "embedding": ("embedding", lambda weight: True),
+    "norm": ("rms_norm", None),
+    "projection": ("linear", lambda weight: weight.k == 32 and weight.n == 64),
+    "rotary": ("rotary_", None),
+    "attention": ("attention", None),
+    "mlp": ("linear", lambda weight: weight.k == 56),
+    "lm_head": ("linear", lambda weight: weight.n == 99),
+}
+"""Operator -> a native operation that is made wrong, where it has a weight of these sizes."""
+
+
+@pytest.mark.parametrize("guilty", OPERATORS)
+def test_a_wrong_kernel_is_found_by_running_one_operator_after_the_other_on_torch(guilty, tmp_path, monkeypatch):
+    save_tiny(tmp_path, "llama", {})
+    model = load_model(tmp_path, torch.float32, native)
+    expected = logits_of(CompiledModel(model))
+    operation, has_size = WRONG[guilty]
+    honest = getattr(native, operation)
+
+    @functools.wraps(honest)
+    def wrong(x, *arguments, **more):
+        result = honest(x, *arguments, **more)
+        if has_size is None or has_size(arguments[0]):
+            (x if result is None else result).mul_(1.01)
+        return result
+
+    monkeypatch.setattr(native, operation, wrong)
+    errors = {operator: error(logits_of(OpByOpModel(model, OperatorConfig(**{operator: "torch"}))), expected) for operator in OPERATORS}
+    assert [operator for operator in OPERATORS if errors[operator] <= TOLERANCE] == [guilty]
+    assert min(errors[operator] for operator in OPERATORS if operator != guilty) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("config", [OperatorConfig(norm="torch", mlp="torch"), None, OperatorConfig(**dict.fromkeys(OPERATORS, "torch"))], ids=str)
+def test_the_report_counts_what_ran(config, loaded, monkeypatch):
+    counted, inside = Counter(), []
+
+    def count(implementation, module, operation):
+        honest = getattr(module, operation)
+
+        @functools.wraps(honest)
+        def counting(*arguments, **more):
+            counted[implementation, operation] += not inside  # some of the specification's functions call others of it
+            inside.append(operation)
+            try:
+                return honest(*arguments, **more)
+            finally:
+                inside.pop()
+
+        monkeypatch.setattr(module, operation, counting)
+
+    for operation in (*OPERATOR_OF, *PRODUCTS):
+        count("native", native, operation)
+        count("torch", reference, operation)
+    runnable = OpByOpModel(loaded[0], config)
+    assert runnable.operator_report().runs == []
+    logits_of(runnable)
+    reported = Counter({(run.operator, run.implementation): run.calls for run in runnable.operator_report().runs})
+    for implementation in ("native", "torch"):
+        for operator in ("embedding", "norm", "rotary", "attention"):
+            assert reported[operator, implementation] == sum(counted[implementation, name] for name, owner in OPERATOR_OF.items() if owner == operator)
+        products = sum(counted[implementation, name] for name in PRODUCTS)
+        assert sum(reported[name, implementation] for name in ("projection", "mlp", "lm_head")) == products
+    assert all(run.seconds > 0 for run in runnable.operator_report().runs)
+
+
+def test_a_program_reports_the_calls_that_it_saved(loaded):
+    model, model_type = loaded
+    compiled, eager = CompiledModel(model), OpByOpModel(model)
+    assert compiled.operator_report().runs == []
+    for runnable in (compiled, eager):
+        logits_of(runnable)
+    calls = [{run.operator: run.calls for run in runnable.operator_report().runs} for runnable in (compiled, eager)]
+    if model_type == "gptj":  # the norm of a parallel block is computed by each of its two readers
+        calls[1]["norm"] += 3 * model.config.num_hidden_layers
+    assert calls[0] == calls[1]
+    assert {run.implementation for run in compiled.operator_report().runs} == {"native"}
+    assert all(run.seconds is None for run in compiled.operator_report().runs)
+    compiled.program.set_profiling(True)
+    logits_of(compiled)
+    report = compiled.operator_report()
+    assert report["mlp"].seconds > 0
+    assert sum(run.seconds or 0 for run in report.runs) <= sum(seconds for *_, seconds in compiled.program.timings()) + 1e-9
+
+
+def test_what_is_native_throughout_is_a_program(loaded):
+    model = loaded[0]
+    for backend in ("native", OperatorConfig(), OperatorConfig(mlp="native"), "mlp=native"):
+        assert isinstance(executable(model, backend), CompiledModel)
+    for backend in ("native-eager", OperatorConfig(mlp="torch"), "mlp=torch"):
+        assert isinstance(executable(model, backend), OpByOpModel)
+    assert torch.equal(logits_of(executable(model, "native-eager")), logits_of(executable(model, "native")))
+
+
+def test_a_model_tells_what_ran(checkpoint):
+    with LLMModel(checkpoint("llama")[0], dtype="fp32", backend="attention=torch", progress=False) as model:
+        assert model.operator_report().runs == []
+        model.generate([5, 6, 7], SamplingConfig(max_new_tokens=3, ignore_eos=True))
+        report = model.operator_report()
+    assert asdict(report["attention"]) | {"seconds": 0} == {"operator": "attention", "implementation": "torch", "calls": 3 * 2 * 2, "seconds": 0}
+    assert report["lm_head"].implementation == "native" and report["lm_head"].calls == 3
