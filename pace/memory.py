@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 
 MAP_NORESERVE = 0x4000
 """Of Linux on x86-64; Python's mmap module names it only from 3.13 on."""
@@ -19,6 +20,33 @@ def reserve(num_bytes: int, huge_pages: bool = False) -> mmap.mmap:
     if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes of a size such as 4096, "4096", "1.5 GiB" (2**30 bytes each) or "500MB" (10**6). Raises TypeError and ValueError; a bare
+    "2G" is refused, for programs differ about what it means."""
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f"a size is an int of bytes or a string such as '2GiB'; got {size!r}")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size), re.ASCII)
+    factor = _UNITS.get(match[2].upper() or "B") if match else None
+    if factor is None:
+        raise ValueError(f"a size is a number of bytes, or one with a unit: KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (of 1000); got {size!r}")
+    whole, _, fraction = match[1].partition(".")
+    return int(whole) * factor + int(fraction or 0) * factor // 10 ** len(fraction)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """In the largest unit of which it is at least one: "12.0 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            break
+        num_bytes /= 1024
+    else:
+        unit = "TiB"
+    return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
 
 
 def available_memory_bytes() -> int:

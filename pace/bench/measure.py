@@ -19,7 +19,7 @@ from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.graph.instructions import Attention, Instruction, Linear
-from pace.memory import available_memory_bytes
+from pace.memory import available_memory_bytes, format_bytes
 from pace.llm.batch import BLOCK_SIZE
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -227,9 +227,9 @@ def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: i
         raise ValueError(f"{longest} tokens are more than this model has positions for: {most} (max_position_embeddings; {WARM_UP_STEPS + 1} go to the warm-up)")
     if batch > engine.scheduler.max_sequences_per_step:
         raise ValueError(f"a step decodes at most {engine.scheduler.max_sequences_per_step} sequences; got a batch of {batch}")
-    wanted, there = (blocks * engine.cache.spec.block_bytes / 2**30 for blocks in (batch * (-(-length // BLOCK_SIZE) + 1), engine.cache.num_blocks))
+    wanted, there = batch * engine.cache.bytes_for(length + BLOCK_SIZE), engine.cache.budget_bytes
     if wanted > there:
-        raise ValueError(f"{batch} x {length} tokens need a cache of {wanted:.2f} GiB, and {there:.2f} GiB are there for it; take a smaller batch, context or prompt")
+        raise ValueError(f"{batch} x {length} tokens need a cache of {format_bytes(wanted)}, and {format_bytes(there)} are there for it; take a smaller batch, context or prompt")
 
 
 def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> list[Sequence]:

@@ -28,7 +28,7 @@ class CacheManager:
         if self.num_blocks < 1:
             raise ValueError(
                 f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes {spec.block_bytes} bytes here; "
-                f"free some memory"
+                f"give it more (kv_cache_bytes), or free some memory"
             )
         self._kv: list[KVBlocks] = []
         self._num_touched = 0  # blocks handed out at least once: 0 .. _num_touched - 1
@@ -42,7 +42,7 @@ class CacheManager:
             try:
                 self._kv = self.spec.allocate(self.num_blocks)
             except (OSError, OverflowError, ValueError) as error:
-                raise MemoryError(f"could not reserve {self.num_blocks * self.spec.block_bytes} bytes of address space for the cache: {error}") from None
+                raise MemoryError(f"could not reserve {self.budget_bytes} bytes of address space for the cache: {error}") from None
         return self._kv
 
     @property
@@ -53,6 +53,15 @@ class CacheManager:
     def capacity(self) -> int:
         """Positions that one sequence alone can have."""
         return self.num_blocks * BLOCK_SIZE
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes of all blocks: what the cache may grow to."""
+        return self.num_blocks * self.spec.block_bytes
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes of the blocks of one sequence of so many tokens."""
+        return -(-num_tokens // BLOCK_SIZE) * self.spec.block_bytes
 
     @property
     def touched_bytes(self) -> int:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from pace.memory import format_bytes
+from pace.llm.batch import BLOCK_SIZE
 from pace.llm.batching import BatchBuilder
 from pace.llm.cache import CacheManager
 from pace.llm.drafter import Drafter, NoDraft
@@ -36,6 +38,7 @@ class Engine:
         self.sampler = Sampler(ops)
         self.batches = BatchBuilder()
         self.turn = TurnLock()
+        self.max_seq_len = max_seq_len
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
         """Tokens that one sequence may have: `max_seq_len` or the model's positions, or what the whole cache holds if that is less."""
         self._discarded: deque[Sequence] = deque()
@@ -47,6 +50,19 @@ class Engine:
         """An engine with a cache of at most `cache_bytes`; `limits` are those of `Scheduler`."""
         cache = CacheManager(model.kv_spec, cache_bytes)
         return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
+
+    def what_bounds(self, num_tokens: int) -> str:
+        """Why a sequence cannot have `num_tokens` tokens, more than `max_length`, and what can be done about it."""
+        positions, cache = self.model.max_position_embeddings, self.cache
+        if num_tokens > positions:
+            return f"this model has no more positions (max_position_embeddings={positions}); shorten the text"
+        if self.max_seq_len is not None and num_tokens > self.max_seq_len:
+            return f"the model was loaded with max_seq_len={self.max_seq_len}; raise it, or shorten the text"
+        wanted = cache.bytes_for(num_tokens)
+        return (
+            f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at {format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
+            f"load the model with kv_cache_bytes={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
+        )
 
     # -- the one loop body ---------------------------------------------------------------------------------------------
 

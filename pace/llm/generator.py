@@ -94,8 +94,8 @@ class Generator:
         most = self.engine.max_length
         if num_prompt_tokens >= most:
             raise ValueError(
-                f"prompt {index} has {num_prompt_tokens} tokens, and prompt and output together may have {most} "
-                f"(max_position_embeddings, max_seq_len, or what the cache holds); shorten it"
+                f"prompt {index} has {num_prompt_tokens} tokens, and prompt and output together may have {most}: "
+                f"{self.engine.what_bounds(num_prompt_tokens + 1)}"
             )
         if config.max_new_tokens is not None:
             wanted = num_prompt_tokens + config.max_new_tokens
@@ -106,7 +106,8 @@ class Generator:
         else:
             return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
         if wanted > most:
-            logger.warning("prompt %d with its new tokens may reach %d tokens; it ends with 'length' at %d, the most possible", index, wanted, most)
+            why = self.engine.what_bounds(wanted)
+            logger.warning("prompt %d with its new tokens may reach %d tokens; it ends with 'length' at %d: %s", index, wanted, most, why)
         return min(most, wanted)
 
     def _check_against_model(self, config: SamplingConfig) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.memory import available_memory_bytes
+from pace.memory import available_memory_bytes, format_bytes, parse_bytes
+from pace.llm.batch import BLOCK_SIZE
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
@@ -50,6 +51,7 @@ class LLMModel:
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
         progress: bool = True,
+        kv_cache_bytes: int | str | None = None,
     ) -> None:
         """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
 
@@ -61,6 +63,9 @@ class LLMModel:
         `num_threads`: of this process's kernels; None for the physical cores that this process may use.
         `max_seq_len`: the longest a sequence, prompt included, may get; None for what the model's config allows.
         `progress`: a bar while loading, on a terminal only.
+        `kv_cache_bytes`: what keys and values may take, in bytes or as "2GiB"; None for half of the memory available after loading. It is
+        address space until it is used. Sequences that do not fit all at once take turns, with the same results; a prompt that would
+        not fit alone is refused, and a text that grows to fill it all ends with "length".
 
         Raises: NotImplementedError for cache types, quantisation and speculation that are not there yet, and for
         architectures; FileNotFoundError, PermissionError, ValueError, TypeError as in `model_utils.load_model`.
@@ -77,6 +82,7 @@ class LLMModel:
         # What can be wrong with the small files and the arguments is found before gigabytes of weights are read.
         self._model = make_model(directory, dtype, ops)
         self._check_length(max_seq_len)
+        budget = None if kv_cache_bytes is None else self._checked_budget(kv_cache_bytes, max_seq_len)
         if tokenizer_name_or_path is None:
             self.tokenizer = load_tokenizer(directory, self._model.vocab_size, required=False)
         else:
@@ -84,7 +90,11 @@ class LLMModel:
             self.tokenizer = load_tokenizer(found, self._model.vocab_size)
         defaults = self._defaults(directory)
         fill_model(self._model, directory, threads, progress)
-        budget = int(available_memory_bytes() * CACHE_SHARE)
+        available = available_memory_bytes()
+        if budget is None:
+            budget = int(available * CACHE_SHARE)
+        elif budget > available:
+            logger.warning("kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process", kv_cache_bytes, format_bytes(available))
         self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, max_seq_len=max_seq_len)
         self._generator: Generator | None = Generator(self._engine, self.tokenizer, defaults)
         self.config = self._model.config
@@ -137,7 +147,8 @@ class LLMModel:
             weights=self._model.resident_bytes(),
             cache_used=cache.used_bytes,
             cache_touched=cache.touched_bytes,
-            cache_budget=cache.num_blocks * cache.spec.block_bytes,
+            cache_budget=cache.budget_bytes,
+            cache_tokens=cache.capacity,
             process=_resident_bytes(),
         )
 
@@ -168,6 +179,18 @@ class LLMModel:
         most = self._model.max_position_embeddings
         if max_seq_len is not None and not 2 <= max_seq_len <= most:
             raise ValueError(f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got {max_seq_len}")
+
+    def _checked_budget(self, kv_cache_bytes: int | str, max_seq_len: int | None) -> int:
+        """Bytes, enough for one block, or for one sequence of `max_seq_len` tokens."""
+        try:
+            budget = parse_bytes(kv_cache_bytes)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"kv_cache_bytes: {error}") from None
+        least = -(-(max_seq_len or 1) // BLOCK_SIZE) * self._model.kv_spec.block_bytes
+        if budget < least:
+            why = f"max_seq_len={max_seq_len} tokens take" if max_seq_len else f"a block of {BLOCK_SIZE} tokens takes"
+            raise ValueError(f"kv_cache_bytes={kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model")
+        return budget
 
     def _defaults(self, directory: Path) -> SamplingConfig:
         """What the checkpoint says about generation: generation_config.json, then config.json, then the tokenizer."""

@@ -87,6 +87,8 @@ class MemoryReport:
     """Key/value blocks written at least once: what the cache takes of the machine's memory."""
     cache_budget: int
     """What the cache may grow to."""
+    cache_tokens: int
+    """Tokens of all sequences together that the budget holds."""
     process: int
     """Resident memory of the whole process; 0 where the system does not tell."""
 
@@ -97,6 +99,6 @@ class MemoryReport:
 
     def __str__(self) -> str:
         rows = [(f"weights: {part}", size) for part, size in sorted(self.weights.items(), key=lambda item: -item[1])]
-        rows += [("cache, in use", self.cache_used), ("cache, touched", self.cache_touched), ("cache, budget", self.cache_budget)]
+        rows += [("cache, in use", self.cache_used), ("cache, touched", self.cache_touched), (f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
-        return "\n".join(f"{name:<28}{size / 2**20:>12,.1f} MiB" for name, size in rows)
+        return "\n".join(f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows)

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.memory import available_memory_bytes, format_bytes
 from pace.llm.engine import Engine
 from pace.llm.sequence import Sequence, Span
 from pace.llm.stopping_criteria import NeverStops
+
+MANY_BYTES = 64 << 20
+"""Below, nobody asks how much memory is left: that takes as long as a decode step of a small model."""
 
 
 class CollectLogits:
@@ -80,11 +84,12 @@ class Session:
         append's length counts as the prompt's for rope scaling that looks at it (dynamic, longrope).
 
         Raises ValueError for no ids, ids outside the vocabulary, more tokens than the context holds, k out of `1 .. len(ids)`,
-        or logits that are not finite. After an error or Ctrl-C the session is as it was before.
+        or logits that are not finite; MemoryError for more rows of logits than memory holds. After an error or Ctrl-C the session is as it was before.
         """
         self._check_open()
         ids = self._checked_ids(ids)
         num_rows = self._num_rows(logits, len(ids))
+        self._check_room(num_rows)
         sequence, engine = self._sequence, self._engine
         length = len(sequence.tokens)
         policy = CollectLogits(length + len(ids) - num_rows, num_rows, engine.model.vocab_size)
@@ -163,8 +168,9 @@ class Session:
                 raise ValueError(f"append got the token id {token}; this model's ids are 0 to {vocab_size - 1}")
         if not ids:
             raise ValueError("append got no token; give at least one")
-        if len(self) + len(ids) > self._sequence.max_length:
-            raise ValueError(f"the session has {len(self)} tokens; {len(ids)} more would pass the {self._sequence.max_length} that fit")
+        length, most = len(self) + len(ids), self._sequence.max_length
+        if length > most:
+            raise ValueError(f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._engine.what_bounds(length)}")
         return [int(token) for token in ids]
 
     def _num_rows(self, logits: str | int, num_ids: int) -> int:
@@ -174,6 +180,15 @@ class Session:
         if isinstance(logits, bool) or not isinstance(logits, numbers.Integral) or not 1 <= logits <= num_ids:
             raise ValueError(f'logits must be "last", "all", or an int from 1 to the {num_ids} tokens appended; got {logits!r}')
         return int(logits)
+
+    def _check_room(self, num_rows: int) -> None:
+        """Raises MemoryError where the rows of logits would not fit into memory."""
+        num_bytes = 4 * num_rows * self._engine.model.vocab_size
+        if num_bytes > MANY_BYTES and num_bytes > (available := available_memory_bytes()):
+            raise MemoryError(
+                f"{num_rows} rows of logits take {format_bytes(num_bytes)}, and {format_bytes(available)} of memory are left; append the tokens in "
+                f"pieces, ask for fewer rows, or use score, which keeps one number for each token"
+            )
 
     def _cut(self, num_tokens: int) -> None:
         """Forgets tokens from the end; the engine's lock is held, and the sequence is parked."""
@@ -200,7 +215,7 @@ def score(engine: Engine, rows: list[list[int]]) -> list[Tensor]:
     """
     for index, row in enumerate(rows):
         if len(row) > engine.max_length:
-            raise ValueError(f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}")
+            raise ValueError(f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: {engine.what_bounds(len(row))}")
     policies = [ScoreTokens(row) for row in rows]
     sequences = [Sequence(row, policy, NeverStops(), engine.max_length) for row, policy in zip(rows, policies)]
     for sequence in sequences:

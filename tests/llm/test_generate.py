@@ -333,7 +333,7 @@ def test_a_stream_left_early_frees_its_blocks(model: LLMModel) -> None:
     "inputs, config, message",
     [
         ([5, 6], SamplingConfig(logits_processors=[lambda ids, logits: logits * float("nan")]), "no token is left"),
-        ([5] * 1000, None, "shorten it"),
+        ([5] * 1000, None, "shorten the text"),
         ([[5], [6]], None, "streams one sequence"),
     ],
     ids=["in the run", "before it", "a batch"],
