@@ -51,7 +51,7 @@ def top_k_top_p(logits: int, row_stride: int, rows: int, n: int, top_k: int, top
 class KvView:
     """One layer's key/value blocks."""
 
-    def __init__(self, k: int, v: int, dtype: int, num_blocks: int, kv_heads: int, head_dim: int) -> None: ...
+    def __init__(self, k: int, v: int, k_block_stride: int, v_block_stride: int, dtype: int, num_blocks: int, kv_heads: int, head_dim: int) -> None: ...
 
 def attention(
     kv: KvView,

@@ -35,6 +35,34 @@ constexpr int kPassVectors = kLanes == 16 ? (R <= 6 ? 4 : 2) : kLanes == 8 ? (R 
 // The two products
 // ---------------------------------------------------------------------------------------------------------------------
 
+// sums[r][v] += scalar(r) * column(v). The shorter operand is kept in registers and the other one streams through: 3 rows x 4
+// vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers, where 4 columns and a scalar would be one too many
+// (g++ then kept a sum in memory: 12 cycles for 12 fma instead of 7).
+template <int R, int kVectors, class Scalar, class Column>
+PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&sums)[R][kVectors]) {
+    if constexpr (kVectors <= R) {
+        F32 columns[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) columns[v] = column(v);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const F32 a = scalar(r);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, columns[v], sums[r][v]);
+        }
+    } else {
+        F32 scalars[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) scalars[r] = scalar(r);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const F32 b = column(v);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sums[r][v] = fma(scalars[r], b, sums[r][v]);
+        }
+    }
+}
+
 // Decode reads every key and value once, from blocks that lie anywhere: the processor's own prefetcher starts anew with each
 // and the products would wait for memory half of the time. So while the scores of a tile are computed, its values are fetched,
 // and with them the keys of the next tile: at each step the same place of the other block, which is about as large. Two passes
@@ -68,17 +96,11 @@ static void score_pass(const float* q, const T* const* keys, const T* const* ahe
         const int64_t row_bytes = kBlockPositions * sizeof(T);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) fetch_ahead<kAhead>(next[b], d * row_bytes, row_bytes);
-        F32 column[kVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-            column[v] = load(k[v / kBlockVectors] + d * kBlockPositions + v % kBlockVectors * kLanes);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const F32 query = broadcast(q[d * kPackedRows + r]);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(query, column[v], sums[r][v]);
-        }
+        const auto query = [&](int r) __attribute__((always_inline)) { return broadcast(q[d * kPackedRows + r]); };
+        const auto key = [&](int v) __attribute__((always_inline)) {
+            return load(k[v / kBlockVectors] + d * kBlockPositions + v % kBlockVectors * kLanes);
+        };
+        multiply_add(query, key, sums);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -104,15 +126,9 @@ static void value_pass(const float* weights, const T* const* values, const T* co
         for (int j = first; j < last; ++j, row += padded_dim) {
             const int64_t offset_bytes = (row - values[block]) * int64_t(sizeof(T));
             fetch_ahead<kAhead>(ahead[block], offset_bytes, kVectors * kLanes * sizeof(T));
-            F32 value[kVectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) value[v] = load(row + v * kLanes);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const F32 weight = broadcast(weights[r * kTilePositions + j]);
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(weight, value[v], sums[r][v]);
-            }
+            const auto weight = [&](int r) __attribute__((always_inline)) { return broadcast(weights[r * kTilePositions + j]); };
+            const auto value = [&](int v) __attribute__((always_inline)) { return load(row + v * kLanes); };
+            multiply_add(weight, value, sums);
         }
     }
 #pragma GCC unroll 8
@@ -225,10 +241,11 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     return s;
 }
 
-// 2^x for x <= 0; 0 below -125, NaN for NaN. 2^x = 2^n (1 + f P(f)) with n = round(x), |f| <= 1/2 exact; P is a minimax fit
-// (2e-9 relative), and 2^n is an addition to the exponent.
+// 2^x for x <= 0, NaN for NaN. 2^x = 2^n (1 + f P(f)) with n = round(x), |f| <= 1/2 exact; P is a minimax fit (2e-9 relative), and
+// 2^n is an addition to the exponent. At -127 and below, the exponent and f end at nothing: exactly 0, without a comparison; from
+// there to -126 the result is some number below the smallest normal one. A NaN converts to an integer that shifts to nothing.
 PACE_INLINE F32 power_of_two_below_one(F32 x) {
-    const F32 clamped = max(broadcast(-125.0f), x);  // x where x is NaN
+    const F32 clamped = max(broadcast(-127.0f), x);  // x where x is NaN
     const I32 n = to_int(clamped);
     const F32 f = clamped - to_f32(n);
     F32 p = broadcast(1.53533605e-4f);
@@ -238,8 +255,7 @@ PACE_INLINE F32 power_of_two_below_one(F32 x) {
     p = fma(p, f, broadcast(2.402264774e-1f));
     p = fma(p, f, broadcast(6.931471825e-1f));
     p = fma(p, f, broadcast(1.0f));
-    const F32 scaled = from_bits(bits(p) + shift_left<23>(n));
-    return select(less(x, broadcast(-125.0f)), zero(), select(is_nan(x), x, scaled));
+    return from_bits(bits(p) + shift_left<23>(n));
 }
 
 PACE_INLINE float power_of_two_below_one(float x) {
@@ -353,15 +369,12 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
     const KvView& kv = args.kv;
     const int64_t k_elements = kv.k_head_elements(), v_elements = kv.v_head_elements();
     const int32_t* const blocks = rows.blocks + position / kBlockPositions;
-    const auto keys_of = [&](int block) {
-        return static_cast<const T*>(kv.k) + (blocks[block] * kv.kv_heads + rows.kv_head) * k_elements;
-    };
     TileBlocks<T> tile = {first, last, {}, {}, {}};
     for (int b = first; b <= last; ++b) {
         const bool has_next = position + kTilePositions + b * kBlockPositions < end;
-        tile.keys[b] = keys_of(b);
-        tile.values[b] = static_cast<const T*>(kv.v) + (blocks[b] * kv.kv_heads + rows.kv_head) * v_elements;
-        tile.next_keys[b] = has_next ? keys_of(b + kTileBlocks) : tile.keys[b];
+        tile.keys[b] = kv.keys<const T>(blocks[b], rows.kv_head);
+        tile.values[b] = kv.values<const T>(blocks[b], rows.kv_head);
+        tile.next_keys[b] = has_next ? kv.keys<const T>(blocks[b + kTileBlocks], rows.kv_head) : tile.keys[b];
     }
     const bool widen_first = sizeof(T) == 2 && rows.rows > kFetchPasses * kPassRows;
     if (!widen_first) return attend_blocks(args, rows.rows, tile, s);

@@ -10,8 +10,8 @@ static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, i
                         int64_t slot) {
     const int64_t block = slot / kBlockPositions, offset = slot % kBlockPositions;
     for (int64_t h = 0; h < kv.kv_heads; ++h, k += k_head_stride, v += v_head_stride) {
-        T* keys = static_cast<T*>(kv.k) + (block * kv.kv_heads + h) * kv.k_head_elements() + offset;
-        T* values = static_cast<T*>(kv.v) + (block * kv.kv_heads + h) * kv.v_head_elements() + offset * kv.padded_dim();
+        T* keys = kv.keys<T>(block, h) + offset;
+        T* values = kv.values<T>(block, h) + offset * kv.padded_dim();
         for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
             const int n = kv.head_dim - d < kLanes ? int(kv.head_dim - d) : kLanes;
             T column[kLanes];

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from pace.llm.batch import BLOCK_SIZE
 from pace.llm.layers import Embedding, Layer, Linear
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native
@@ -43,7 +42,7 @@ class Costs:
         return cls(
             weight_bytes=weight_bytes,
             decode_weight_bytes=weight_bytes - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied),
-            kv_bytes_per_token=_dtype_scaled(spec.block_bytes, spec.dtype, dtype) // BLOCK_SIZE,
+            kv_bytes_per_token=_dtype_scaled(spec.position_bytes, spec.dtype, dtype),
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
             attention_flops_per_pair=4 * config.num_attention_heads * spec.head_dim * spec.num_layers,

@@ -103,15 +103,20 @@ def kv_view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
     k, v = kv.k, kv.v
     if k.dtype not in CACHE_DTYPES or v.dtype != k.dtype:
         raise TypeError(f"a cache is float32, bfloat16 or float16, keys and values alike; got {k.dtype} and {v.dtype}")
-    if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not k.is_contiguous():
-        raise ValueError(f"cache keys must be contiguous [blocks, Hkv, D, {BLOCK_POSITIONS}]; got {describe(k)}")
+    if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not _has_contiguous_blocks(k):
+        raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_POSITIONS}], each block contiguous; got {describe(k)}")
     num_blocks, kv_heads, head_dim, _ = k.shape
     if not 1 <= head_dim <= MAX_HEAD_DIM or kv_heads < 1:
         raise ValueError(f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache is {describe(k)}")
     padded_dim = -(-head_dim // BLOCK_POSITIONS) * BLOCK_POSITIONS
-    if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not v.is_contiguous():
+    if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not _has_contiguous_blocks(v):
         raise ValueError(
-            f"cache values must be contiguous [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}]; got {describe(v)}"
+            f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}], each block contiguous; got {describe(v)}"
         )
-    view = _C.KvView(k.data_ptr(), v.data_ptr(), CACHE_DTYPES[k.dtype], num_blocks, kv_heads, head_dim)
+    view = _C.KvView(k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), CACHE_DTYPES[k.dtype], num_blocks, kv_heads, head_dim)
     return view, kv_heads, head_dim
+
+
+def _has_contiguous_blocks(blocks: Tensor) -> bool:
+    """Blocks may stand apart, other layers' between them, but not overlap."""
+    return len(blocks) == 0 or blocks[0].is_contiguous() and (len(blocks) == 1 or blocks.stride(0) >= blocks[0].numel())

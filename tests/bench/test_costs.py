@@ -25,7 +25,7 @@ def test_bytes_are_those_of_the_loaded_model(variant, dtype, tmp_path):
     loaded = load_model(tmp_path, dtype, native)
     costs = Costs.of(loaded, dtype)
     assert costs.weight_bytes == loaded.nbytes
-    assert costs.kv_bytes_per_token * 16 == loaded.kv_spec.block_bytes
+    assert costs.kv_bytes_per_token == loaded.kv_spec.position_bytes
     assert costs.decode_weight_bytes <= costs.weight_bytes
 
 

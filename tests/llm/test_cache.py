@@ -48,6 +48,21 @@ def resident_bytes() -> int:
         return int(stream.read().split()[1]) * 4096
 
 
+@pytest.mark.parametrize("spec", [KVSpec(3, 2, 5, torch.float32), KVSpec(16, 8, 16, torch.bfloat16)])
+def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
+    """Keys and values of all layers of a block are its bytes, each once; blocks a multiple of 64 KB apart are padded."""
+    layers = spec.allocate(3)
+    starts = {tensor[1].data_ptr(): tensor[1].nbytes for layer in layers for tensor in (layer.k, layer.v)}
+    first = min(starts)
+    end = first
+    for start in sorted(starts):
+        assert start == end
+        end += starts[start]
+    assert end - first == 16 * spec.position_bytes
+    assert all(tensor.stride(0) * tensor.itemsize == spec.block_bytes for layer in layers for tensor in (layer.k, layer.v))
+    assert spec.block_bytes % 65536 and 0 <= spec.block_bytes - (end - first) <= 4160
+
+
 def test_reserve_takes_all_or_nothing() -> None:
     cache, sequence = make_cache(3), make_sequence()
     assert cache.reserve(sequence, 3 * BLOCK_SIZE) and cache.num_free_blocks == 0

@@ -295,6 +295,7 @@ def test_wrong_arguments_are_refused_with_what_was_wrong():
         ("float32, bfloat16", lambda: native.attention(q, KVBlocks(kv.k.double(), kv.v.double()), good, 1.0)),
         ("cache values", lambda: native.attention(q, KVBlocks(kv.k, kv.v[..., :16]), good, 1.0)),
         ("cache keys", lambda: native.attention(q, KVBlocks(kv.k[..., :8], kv.v), good, 1.0)),
+        ("each block contiguous", lambda: native.attention(q, KVBlocks(kv.k[:1].expand(kv.k.shape), kv.v), good, 1.0)),
         ("int32", lambda: native.attention(q, kv, Spans(good.query_start.long(), good.kv_len, good.block_table), 1.0)),
         ("slot 80", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([80]))),
         ("slot -1", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([-1]))),

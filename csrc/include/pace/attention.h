@@ -17,10 +17,11 @@ constexpr int kTileBlocks = kTilePositions / kBlockPositions;
 // is shared by twice as many.
 constexpr int kMaxQueryRows = 96;
 
-// One layer's cache: k [blocks][kv_heads][head_dim][16], v [blocks][kv_heads][16][padded_dim].
+// One layer's cache: k [blocks][kv_heads][head_dim][16], v [blocks][kv_heads][16][padded_dim], blocks as far apart as the strides say.
 struct KvView {
     void* k;
     void* v;
+    int64_t k_block_stride, v_block_stride;  // in elements
     DType dtype;
     int64_t num_blocks;
     int64_t kv_heads;
@@ -29,6 +30,15 @@ struct KvView {
     int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
     int64_t k_head_elements() const { return head_dim * kBlockPositions; }
     int64_t v_head_elements() const { return padded_dim() * kBlockPositions; }
+
+    template <class T>
+    T* keys(int64_t block, int64_t head) const {
+        return static_cast<T*>(k) + block * k_block_stride + head * k_head_elements();
+    }
+    template <class T>
+    T* values(int64_t block, int64_t head) const {
+        return static_cast<T*>(v) + block * v_block_stride + head * v_head_elements();
+    }
 };
 
 constexpr int64_t kNoWindow = int64_t(1) << 40;
