@@ -17,6 +17,7 @@ import pace
 from pace import _C
 from pace.bench import limits
 from pace.bench.costs import Costs
+from pace.bench.prediction import Prediction, efficiency, predict
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.graph.instructions import Attention, Instruction, Linear
 from pace.memory import available_memory_bytes, format_bytes
@@ -142,8 +143,7 @@ class Result:
 
     @property
     def decode_flops(self) -> int:
-        pairs = self.batch * self.context * self.costs.attention_flops_per_pair
-        return self.batch * (self.costs.layer_flops_per_token + self.costs.head_flops) + pairs
+        return self.costs.decode_flops(self.batch, self.context)
 
     @property
     def decode_mfu(self) -> float:
@@ -154,6 +154,24 @@ class Result:
         """Bytes of weights, keys and values that a step must read / time / measured read bandwidth."""
         num_bytes = self.costs.decode_bytes(self.batch, self.context)
         return statistics.median(num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s) for repeat in self.repeats)
+
+    @property
+    def predicted(self) -> Prediction:
+        """What `pace plan` would have said."""
+        return self._predict(self.limits)
+
+    @property
+    def prefill_ratio(self) -> float:
+        """Measured speed over predicted speed."""
+        return statistics.median(self._predict(repeat.limits).prefill_seconds / repeat.first_token_seconds for repeat in self.repeats)
+
+    @property
+    def decode_ratio(self) -> float:
+        """Measured speed over predicted speed."""
+        return statistics.median(self._predict(repeat.limits).step_seconds / repeat.step_seconds for repeat in self.repeats)
+
+    def _predict(self, now: limits.Limits) -> Prediction:
+        return predict(self.costs, efficiency(now.isa, self.subject.model.dtype), now, self.prompt, self.context, self.batch)
 
     @property
     def context(self) -> int:
@@ -187,6 +205,12 @@ class Result:
             "prefill_mfu": self.prefill_mfu,
             "decode_mfu": self.decode_mfu,
             "decode_mbu": self.decode_mbu,
+            "predicted": {
+                "prefill_tokens_per_s": self.prompt / self.predicted.prefill_seconds,
+                "decode_tokens_per_s": self.batch / self.predicted.step_seconds,
+                "prefill_ratio": self.prefill_ratio,
+                "decode_ratio": self.decode_ratio,
+            },
             "outside_kernels_share": self.outside_share,
             "read_gb_per_s": self.limits.read_gb_s,
             "fma_gflops": self.limits.fma_gflops,
@@ -323,8 +347,8 @@ def _phases(subject: Subject, prompt: int, generated: int, batch: int, depth: in
                 subject.engine.step()
                 steps += 1
             seconds = (time.perf_counter() - started) / steps
-            positions = batch * ((depth or prompt) + generated // 2)
-            decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, positions * subject.engine.cache.spec.block_bytes // BLOCK_SIZE))
+            kv_bytes = batch * Costs.of(subject.model, subject.model.dtype).kv_bytes((depth or prompt) + generated // 2)
+            decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, kv_bytes))
     finally:
         program.set_profiling(False)
     return prefill, decode

@@ -10,6 +10,7 @@ import torch
 from pace import _C
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
+from pace.bench.prediction import efficiency, predict
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 
@@ -17,12 +18,6 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 PROCESS_BYTES = 300 << 20
 """What Python, torch and the buffers of a step take besides weights and cache."""
-
-DECODE_EFFICIENCY = 0.9
-"""Share of the read bandwidth that decode reaches, and PREFILL_EFFICIENCY of the fp32 FMA peak that prefill reaches: benchmarks/RESULTS.md."""
-PREFILL_EFFICIENCY = 0.85
-BF16_PREFILL_EFFICIENCY = 1.6
-"""Where the instruction set multiplies bf16 pairs; measured on avx512_bf16. Nothing was measured on amx, which should do better."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +28,45 @@ class Plan:
     weight_bytes: int
     kv_bytes_per_token: int
     max_context: int
-    """The longest text that fits into the memory available now, at most what the model was made for; 0 where the weights do not fit."""
+    """The longest text, or each of `batch`, that fits into the memory available now, at most what the model was made for; 0 where the weights do not fit."""
     prefill_tokens_per_second: float
     """Of a prompt of `prompt` tokens."""
     decode_tokens_per_second: float
-    """Of one sequence of that length."""
+    """Of all sequences together."""
 
     @property
     def fits(self) -> bool:
         return self.max_context > 0
 
 
-def plan(config_json: dict[str, Any], limits: Limits, available_bytes: int, prompt: int = 512) -> list[Plan]:
-    """One plan for each dtype. Raises what reading the config raises."""
+def plan(
+    config_json: dict[str, Any], limits: Limits, available_bytes: int, prompt: int = 512, context: int | None = None, batch: int = 1
+) -> list[Plan]:
+    """One plan for each dtype, for a prompt of `prompt` tokens and decoding `batch` sequences of `context` (None: as many).
+
+    Raises what reading the config raises, and ValueError for texts longer than the model's positions."""
     model_class, config = read_config(config_json)
     model = model_class(config, torch.bfloat16, native)
-    return [_plan(name, Costs.of(model, dtype), config.max_position_embeddings, limits, available_bytes, prompt) for name, dtype in DTYPES.items()]
+    context = prompt if context is None else context
+    if min(prompt, context, batch) < 1:
+        raise ValueError(f"prompt, context and batch must be at least 1; got {prompt}, {context}, {batch}")
+    if max(prompt, context) > config.max_position_embeddings:
+        raise ValueError(f"{max(prompt, context)} tokens are more than this model has positions for: {config.max_position_embeddings} (max_position_embeddings)")
+    return [_plan(name, dtype, Costs.of(model, dtype), config.max_position_embeddings, limits, available_bytes, prompt, context, batch) for name, dtype in DTYPES.items()]
 
 
-def _plan(dtype: str, costs: Costs, max_positions: int, limits: Limits, available_bytes: int, prompt: int) -> Plan:
+def _plan(
+    name: str, dtype: torch.dtype, costs: Costs, max_positions: int, limits: Limits, available_bytes: int, prompt: int, context: int, batch: int
+) -> Plan:
     room = available_bytes - costs.weight_bytes - PROCESS_BYTES
-    multiplies_pairs = dtype == "bfloat16" and limits.isa in ("avx512_bf16", "amx")
-    efficiency = BF16_PREFILL_EFFICIENCY if multiplies_pairs else PREFILL_EFFICIENCY
+    predicted = predict(costs, efficiency(limits.isa, dtype), limits, prompt, context, batch)
     return Plan(
-        dtype=dtype,
+        dtype=name,
         weight_bytes=costs.weight_bytes,
         kv_bytes_per_token=costs.kv_bytes_per_token,
-        max_context=max(0, min(max_positions, room // costs.kv_bytes_per_token)),
-        prefill_tokens_per_second=prompt / costs.prefill_flops(prompt) * efficiency * 1e9 * limits.fma_gflops,
-        decode_tokens_per_second=DECODE_EFFICIENCY * 1e9 * limits.read_gb_s / costs.decode_bytes(1, prompt),
+        max_context=max(0, min(max_positions, room // (batch * costs.kv_bytes_per_token))),
+        prefill_tokens_per_second=prompt / predicted.prefill_seconds,
+        decode_tokens_per_second=batch / predicted.step_seconds,
     )
 
 

@@ -9,7 +9,7 @@ from pace.bench.measure import Phase, Result
 
 def table(result: Result) -> str:
     """The figures beside the machine's limits."""
-    subject, limits = result.subject, result.limits
+    subject, limits, predicted = result.subject, result.limits, result.predicted
     dtype = str(subject.model.dtype).removeprefix("torch.")
     if result.depth:
         tokens, decode = f"prefill of {result.prompt}, decode of {result.batch} x {result.generated} at {result.depth} tokens", f"decode at {result.depth}"
@@ -20,6 +20,8 @@ def table(result: Result) -> str:
         f"limits       {limits.read_gb_s:9.1f} GB/s read      {limits.fma_gflops:8.0f} GFLOPS fp32 FMA",
         f"prefill      {result.prefill_tokens_per_second:9.1f} tokens/s       MFU {result.prefill_mfu:5.2f}    first token after {result.first_token_seconds * 1e3:,.0f} ms",
         f"{decode}{result.decode_tokens_per_second:{22 - len(decode)}.1f} tokens/s       MBU {result.decode_mbu:5.2f}    MFU {result.decode_mfu:.2f}, {result.step_seconds * 1e3:,.2f} ms a step at {result.context} tokens",
+        f"predicted    {result.prompt / predicted.prefill_seconds:9.1f} tokens/s prefill, {result.batch / predicted.step_seconds:.1f} decode; measured is "
+        f"{result.prefill_ratio:.2f} and {result.decode_ratio:.2f} of that",
         f"memory       {subject.resident_mib:9.0f} MiB weights    peak {result.peak_mib:,.0f} MiB resident ({subject.load_peak_mib:,.0f} after loading, {subject.rss_before_mib:,.0f} before)",
         f"load         {subject.load_seconds:9.2f} s",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from pace.cli.arguments import add_backend_argument
 
@@ -40,5 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n" + report.profile(result))
     if arguments.plot:
         report.plot(result, arguments.plot)
-    print(json.dumps({key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in result.as_dict().items()}))
+    print(json.dumps(_rounded(result.as_dict())))
     return 0
+
+
+def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: float(f"{value:.5g}") if isinstance(value, float) else _rounded(value) if isinstance(value, dict) else value for key, value in numbers.items()
+    }

@@ -10,6 +10,8 @@ from dataclasses import asdict
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path or Hub id: config.json alone is read), or a shape of `pace bench --list`")
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
@@ -23,8 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.memory import available_memory_bytes
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 
-    if arguments.prompt < 1:
-        raise ValueError(f"--prompt must be at least 1, got {arguments.prompt}")
+    for name in ("prompt", "context", "batch"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
     config = SHAPES.get(arguments.model)
     if config is None:
         found = find_checkpoint(
@@ -32,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         config = read_config_json(found)
     available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
-    plans = plan.plan(config, limits, available, arguments.prompt)
+    plans = plan.plan(config, limits, available, arguments.prompt, arguments.context, arguments.batch)
     if arguments.json:
         print(json.dumps({"model": arguments.model, "available_bytes": available, "limits": asdict(limits), "plans": [asdict(p) for p in plans]}))
         return 0
@@ -44,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"{p.dtype:<10}{_gib(p.weight_bytes):>11}{p.kv_bytes_per_token / 1024:>10.1f} KiB{context:>14}"
             f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
         )
-    print(f"speeds are predictions for a prompt of {arguments.prompt} tokens and one sequence; `pace bench` measures them")
+    sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
+    print(f"speeds are predictions for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them")
+    print("a model takes half of the memory that is left for texts unless it is told more (kv_cache_bytes)")
     return 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pace.assets import TINY
 from pace.bench import limits, measure, report
+from pace.bench.prediction import efficiency, predict
 from pace.cli import main
 
 FAST = ["--prompt", "20", "--generate", "4", "--repeats", "2"]
@@ -41,6 +43,17 @@ def test_numbers_fit_together(subject):
     assert result.decode.instructions["attention"][2] == 3 * 22 * result.costs.kv_bytes_per_token
     assert 0 < result.outside_share < 1
     subject.engine.check_idle()
+
+
+def test_ratios_are_of_each_run_and_its_limits(subject):
+    measured = measure.measure(subject, prompt=20, generated=4, repeats=1)
+    slow, fast = limits.Limits("avx2", 2, 1.0, 10.0), limits.Limits("avx2", 2, 2.0, 20.0)
+    told = predict(measured.costs, efficiency("avx2", subject.model.dtype), slow, 20, 22)
+    runs = [(slow, 1.0), (fast, 0.5), (fast, 0.25)]  # as fast as it should be twice, and twice as fast
+    result = replace(measured, repeats=[measure.Repeat(now, told.prefill_seconds * factor, told.step_seconds * factor) for now, factor in runs])
+    assert result.prefill_ratio == pytest.approx(1.0) and result.decode_ratio == pytest.approx(1.0)
+    assert replace(result, repeats=result.repeats[2:]).decode_ratio == pytest.approx(2.0)
+    assert result.as_dict()["predicted"]["decode_tokens_per_s"] == pytest.approx(2 / told.step_seconds)  # at the median of the limits
 
 
 def test_what_does_not_fit_is_refused(subject, monkeypatch):
@@ -99,6 +112,8 @@ def test_the_command_prints_a_table_and_one_line_of_json(capsys):
     assert "tiny, float32, native on" in out and "outside of the kernels" in out
     numbers = json.loads(out.splitlines()[-1])
     assert numbers["batch"] == 2 and numbers["dtype"] == "float32" and numbers["decode_tokens_per_s"] > 0 and numbers["context"] == 20
+    told = numbers["predicted"]
+    assert f"measured is {told['prefill_ratio']:.2f} and {told['decode_ratio']:.2f} of that" in out
     assert main(["bench", str(TINY), *FAST, "--context", "300"]) == 0
     out = capsys.readouterr().out
     assert "prefill of 20, decode of 1 x 4 at 300 tokens" in out and "decode at 300 " in out and "a step at 302 tokens" in out
@@ -130,5 +145,7 @@ def test_plan_reads_the_config_alone(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert {p["dtype"] for p in told["plans"]} == {"bfloat16", "float16", "float32"}
     assert all(p["max_context"] == 1024 and p["decode_tokens_per_second"] > 0 for p in told["plans"])
-    assert main(["plan", "qwen2.5-0.5b"]) == 0
-    assert "bfloat16" in capsys.readouterr().out
+    assert main(["plan", "qwen2.5-0.5b", "--context", "20000", "--batch", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "bfloat16" in out and "prompt of 512 tokens, and 2 sequences at 20000" in out
+    assert main(["plan", "qwen2.5-0.5b", "--context", "33000"]) == 1 and "32768" in capsys.readouterr().err

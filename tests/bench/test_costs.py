@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
+from pace.bench.prediction import AMX, AVX2, AVX512, AVX512_BF16, STEP_TOKENS, Efficiency, efficiency, predict
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.models.model_list import read_config
+from pace.llm.scheduler import Scheduler
 from pace.ops import native
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.support import load_model
@@ -79,10 +83,96 @@ def test_a_plan_follows_memory_and_limits():
     roomy = {p.dtype: p for p in plan(config, limits, 64 << 30)}
     assert roomy["bfloat16"].max_context == roomy["float32"].max_context == 32768
     assert roomy["float32"].weight_bytes > 1.9 * roomy["bfloat16"].weight_bytes
-    assert roomy["bfloat16"].decode_tokens_per_second == pytest.approx(9e9 / (roomy["bfloat16"].weight_bytes + 512 * 12288))
-    assert roomy["bfloat16"].prefill_tokens_per_second == roomy["float32"].prefill_tokens_per_second
+    attention = 512 * max(12_288 / (10e9 * AVX2.cache), 86_016 / (100e9 * AVX2.decode_attention))
+    seconds = roomy["bfloat16"].weight_bytes / (10e9 * AVX2.weights) + attention
+    assert roomy["bfloat16"].decode_tokens_per_second == pytest.approx(1 / seconds)
+    assert roomy["float32"].decode_tokens_per_second < 0.55 * roomy["bfloat16"].decode_tokens_per_second
     faster = {p.dtype: p for p in plan(config, Limits("avx512_bf16", 2, 10.0, 100.0), 64 << 30)}
     assert faster["bfloat16"].prefill_tokens_per_second > 1.5 * faster["float32"].prefill_tokens_per_second
 
     tight = plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288)
+    assert [p.max_context for p in plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288, batch=3)] == [33, 33, 0]
     assert [(p.dtype, p.max_context, p.fits) for p in tight] == [("bfloat16", 100, True), ("float16", 100, True), ("float32", 0, False)]
+
+
+def test_a_plan_refuses_texts_beyond_the_positions():
+    with pytest.raises(ValueError, match="40000 tokens are more than this model has positions for: 32768"):
+        plan(SHAPES["qwen2.5-0.5b"], Limits("avx2", 2, 10.0, 100.0), 64 << 30, context=40000)
+    with pytest.raises(ValueError, match="at least 1"):
+        plan(SHAPES["qwen2.5-0.5b"], Limits("avx2", 2, 10.0, 100.0), 64 << 30, batch=0)
+
+
+def costs_of(name: str, **changes) -> Costs:
+    model_class, config = read_config(SHAPES[name] | changes)
+    return Costs.of(model_class(config, torch.bfloat16, native), torch.bfloat16)
+
+
+# Multiply-adds of the layers for one token, of the head, bytes of cache for one token, operations of attention for one pair.
+BY_HAND = {
+    # 24 layers of q and o 896 x 896, k and v 128 x 896, gate, up and down 4864 x 896; 2 key heads of 64; 14 query heads
+    "qwen2.5-0.5b": (24 * (2 * 802_816 + 2 * 114_688 + 3 * 4_358_144), 151_936 * 896, 24 * 2 * (64 + 64) * 2, 24 * 14 * 4 * 64),
+    # 16 layers of q and o 2048 x 2048, k and v 512 x 2048, gate, up and down 8192 x 2048; 8 key heads of 64; 32 query heads
+    "llama-3.2-1b": (16 * (2 * 4_194_304 + 2 * 1_048_576 + 3 * 16_777_216), 128_256 * 2048, 16 * 8 * (64 + 64) * 2, 16 * 32 * 4 * 64),
+    # 28 layers of q, k, v and o 4096 x 4096, an MLP of two 16384 x 4096; 16 heads of 256
+    "gpt-j-6b": (28 * (4 * 16_777_216 + 2 * 67_108_864), 50_400 * 4096, 28 * 16 * (256 + 256) * 2, 28 * 16 * 4 * 256),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_costs_of_known_models_by_hand(name):
+    layers, head, kv_bytes, pair_flops = BY_HAND[name]
+    costs = costs_of(name)
+    assert (costs.layer_flops_per_token, costs.head_flops) == (2 * layers, 2 * head)
+    assert (costs.kv_bytes_per_token, costs.attention_flops_per_pair) == (kv_bytes, pair_flops)
+    assert costs.head_bytes == pytest.approx(2 * head, rel=1e-3)
+    assert costs.decode_weight_bytes == pytest.approx(2 * (layers + head), rel=1e-3)  # norms and biases are the rest
+    embedding = 50_400 * 4096 if name == "gpt-j-6b" else 0
+    assert costs.weight_bytes - costs.decode_weight_bytes == pytest.approx(2 * embedding, rel=1e-3)
+
+
+REACHED = Efficiency(weights=0.5, products=0.8, cache=0.4, decode_attention=0.2, prefill_attention=0.5)
+LIMITS = Limits("avx2", 2, 10.0, 100.0)
+"""So: 5 GB/s of weights, 80 GFLOPS of products, 4 GB/s of cache, 20 and 50 GFLOPS of attention."""
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_predictions_by_hand(name):
+    layers, head, kv_bytes, pair_flops = BY_HAND[name]
+    costs = costs_of(name)
+    told = predict(costs, REACHED, LIMITS, prompt=1000, context=2000)
+    prefill = 1000 * 2 * layers / 80e9 + 500_500 * pair_flops / 50e9 + 2 * head / 5e9  # the head's matrix is read for one row
+    assert told.prefill_seconds == pytest.approx(prefill, rel=1e-3)
+    assert told.step_seconds == pytest.approx(2 * (layers + head) / 5e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9), rel=1e-3)
+    # 3 tokens: the weights of the layers are read for less work than reading takes
+    assert predict(costs, REACHED, LIMITS, 3, 3).prefill_seconds == pytest.approx(2 * (layers + head) / 5e9 + 6 * pair_flops / 50e9, rel=2e-3)
+    # a batch of 32: products take longer than reading weights does
+    told = predict(costs, REACHED, LIMITS, 1000, 2000, batch=32)
+    assert told.step_seconds == pytest.approx(32 * (2 * (layers + head) / 80e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9)), rel=1e-3)
+
+
+def test_the_slower_of_reading_the_cache_and_multiplying_counts():
+    costs = costs_of("qwen2.5-0.5b")  # 7 operations a byte
+    at = {reached.cache: predict(costs, reached, LIMITS, 10, 30_000).step_seconds - predict(costs, reached, LIMITS, 10, 10_000).step_seconds
+          for reached in (REACHED, Efficiency(0.5, 0.8, 0.01, 0.2, 0.5))}  # fmt: skip
+    assert at[0.4] == pytest.approx(20_000 * 86_016 / 20e9) and at[0.01] == pytest.approx(20_000 * 12_288 / 0.1e9)
+
+
+def test_layers_with_a_window_see_no_further():
+    full, half = costs_of("mistral-7b"), costs_of("mistral-7b", sliding_window=100)
+    assert full.windows == (None,) * 32 and half.windows == (100,) * 32
+    assert half.kv_bytes_per_token == full.kv_bytes_per_token, "the cache keeps them all"
+    assert half.decode_bytes(2, 90) == full.decode_bytes(2, 90)
+    assert half.decode_bytes(2, 5000) == full.decode_bytes(2, 100)
+    assert half.decode_attention_flops(5000) == full.decode_attention_flops(100)
+    pairs = sum(min(position + 1, 100) for position in range(250))
+    assert half.prefill_flops(250) - full.prefill_flops(250) == (pairs - 250 * 251 // 2) * full.attention_flops_per_pair
+    mixed = costs_of("qwen2.5-0.5b", use_sliding_window=True, sliding_window=100, max_window_layers=18)
+    assert mixed.windows == (None,) * 18 + (100,) * 6
+    assert mixed.kv_bytes(1000) == 12_288 * (18 * 1000 + 6 * 100) // 24
+
+
+def test_every_instruction_set_has_its_shares():
+    assert efficiency("avx2", torch.bfloat16) is efficiency("generic", torch.float16) is AVX2
+    assert efficiency("avx512", torch.bfloat16) is efficiency("avx512_vnni", torch.float32) is efficiency("amx", torch.float16) is AVX512
+    assert efficiency("avx512_bf16", torch.bfloat16) is AVX512_BF16 and efficiency("amx", torch.bfloat16) is AMX
+    assert inspect.signature(Scheduler).parameters["max_tokens_per_step"].default == STEP_TOKENS

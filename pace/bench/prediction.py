@@ -1,0 +1,80 @@
+"""How fast a model should be here: what it costs over the limits of this machine, times the shares of them that the kernels reach.
+
+    prefill   for each step of 512 tokens  max(layer weights / read bandwidth, products / FMA peak)
+              + attention over the pairs of positions / FMA peak + the LM head, for one row
+    decode    max(weights / read bandwidth, products of the batch / FMA peak)
+              + max(keys and values / read bandwidth, attention / FMA peak)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from pace.bench.costs import Costs
+from pace.bench.limits import Limits
+
+STEP_TOKENS = 512
+"""Of a prompt, in one step: the `Scheduler`'s own."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the limits measured in the same run. What is around products and attention (norms, heads, dispatch, sampling) counts
+    with the products. Each is a median of what `benchmarks/predictions.py` measures in its columns of this name."""
+
+    weights: float
+    """Of the read bandwidth, by all but attention, where few rows wait for weights."""
+    products: float
+    """Of the fp32 FMA peak, by all but attention, where many rows share the weights."""
+    cache: float
+    """Of the read bandwidth, by attention of a decode step, where it waits for keys and values."""
+    decode_attention: float
+    """Of the fp32 FMA peak, by attention of a decode step, where many query heads share a key head."""
+    prefill_attention: float
+    """Of the fp32 FMA peak."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    prefill_seconds: float
+    """Of one prompt, to its first token."""
+    step_seconds: float
+    """Of a decode step of the whole batch."""
+
+
+AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.75, decode_attention=0.35, prefill_attention=0.60)
+AVX512 = AVX2
+AVX512_BF16 = replace(AVX512, products=1.60)
+"""Products of pairs of bf16 are more than the fp32 peak, of which the shares are told; attention multiplies in fp32 on every set."""
+AMX = AVX512_BF16
+"""Measured on no machine yet. Its tiles multiply bf16 many times faster than vectors, so that prefill should be underestimated."""
+
+
+def efficiency(isa: str, dtype: torch.dtype) -> Efficiency:
+    """Of the kernels of an instruction set, for weights of a dtype. `generic` is told as if it were `avx2`: it comes to lower limits with about its shares."""
+    multiplies_pairs = {"avx512_bf16": AVX512_BF16, "amx": AMX}
+    if dtype == torch.bfloat16 and isa in multiplies_pairs:
+        return multiplies_pairs[isa]
+    return AVX512 if isa.startswith("avx512") or isa == "amx" else AVX2
+
+
+def predict(costs: Costs, reached: Efficiency, limits: Limits, prompt: int, context: int, batch: int = 1) -> Prediction:
+    """Prefill of one prompt of `prompt` tokens; decode of `batch` sequences of `context` tokens each."""
+    bandwidth, peak = 1e9 * limits.read_gb_s, 1e9 * limits.fma_gflops
+
+    def products(weight_bytes: int, flops: int) -> float:
+        return max(weight_bytes / (reached.weights * bandwidth), flops / (reached.products * peak))
+
+    layer_bytes = costs.decode_weight_bytes - costs.head_bytes
+    full_steps, rest = divmod(prompt, STEP_TOKENS)
+    prefill = full_steps * products(layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
+    if rest:
+        prefill += products(layer_bytes, rest * costs.layer_flops_per_token)
+    prefill += products(costs.head_bytes, costs.head_flops) + costs.prefill_attention_flops(prompt) / (reached.prefill_attention * peak)
+
+    decode = products(costs.decode_weight_bytes, batch * (costs.layer_flops_per_token + costs.head_flops))
+    attention_flops = batch * costs.decode_attention_flops(context)
+    decode += max(batch * costs.kv_bytes(context) / (reached.cache * bandwidth), attention_flops / (reached.decode_attention * peak))
+    return Prediction(prefill, decode)
