@@ -23,7 +23,7 @@ class Costs:
     head_bytes: int
     """Of `decode_weight_bytes`, those of the LM head's matrix."""
     kv_bytes_per_token: int
-    """That the cache keeps, over all layers."""
+    """Over all layers."""
     layer_flops_per_token: int
     """Of the matrices of the layers."""
     head_flops: int

@@ -83,7 +83,7 @@ def test_decode_at_a_context_that_nobody_computed(subject, monkeypatch):
     assert len(prefills) == 3  # warm-up, repeat, profile
     assert all(tokens == 2 and all(700 <= length <= 707 for length in lengths) for tokens, lengths in decodes)
     at_20 = measure.measure(subject, prompt=20, generated=4, batch=2, repeats=1)
-    assert result.costs.decode_bytes(2, result.context) - at_20.costs.decode_bytes(2, at_20.context) == 2 * 680 * subject.model.kv_spec.block_bytes // 16
+    assert result.costs.decode_bytes(2, result.context) - at_20.costs.decode_bytes(2, at_20.context) == 2 * 680 * subject.model.kv_spec.position_bytes
     subject.engine.check_idle()
 
 
