@@ -15,6 +15,7 @@ from pace.bench.limits import Limits
 from pace.bench.measure import Phase, Repeat
 from pace.bench.prediction import Efficiency, predict
 
+
 @pytest.fixture
 def quick_limits(monkeypatch):
     monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
