@@ -114,7 +114,7 @@ struct LinearOp {
     float* out;             // contiguous
 
     void prepare(int threads);  // throws std::invalid_argument for a weight of another table's layout
-    int64_t chunks(int phase) const { return phase == 0 ? input_chunks : row_blocks * panel_blocks; }
+    int64_t chunks(int phase) const { return phase == 0 ? input_chunks : row_blocks * (int64_t(block_starts.size()) - 1); }
     void run(int phase, int64_t chunk, int thread) const;
 
     // Prepared inputs, [rows][k_padded] of bf16 or fp32: one copy, or one for each thread.
@@ -131,10 +131,12 @@ private:
     DType dtype;
     bool glu, rounds;
     Inputs inputs;
-    int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block, panel_blocks, panels_per_block;
+    int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block;
+    std::vector<int64_t> block_starts;  // in panels
     char* workspace;
     mutable std::vector<char> prepared;  // by thread, with Inputs::PerThread
 
+    void cut_panels(int threads);
     size_t copy_bytes() const;
     void prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const;
     const char* prepared_inputs(int thread) const;
