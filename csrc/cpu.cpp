@@ -10,9 +10,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <map>
+#include <new>
 #include <set>
 #include <sstream>
+#include <stdexcept>
+#include <tuple>
 
 namespace pace {
 
@@ -125,6 +130,25 @@ std::vector<int> affinity_cpus() {
     return {0};
 }
 
+void set_affinity(const std::vector<int>& cpus) { set_affinity(pthread_self(), cpus); }
+
+void set_affinity(pthread_t thread, const std::vector<int>& cpus) {
+    const int capacity = cpus.empty() ? 1 : *std::max_element(cpus.begin(), cpus.end()) + 1;
+    cpu_set_t* const mask = CPU_ALLOC(capacity);
+    if (mask == nullptr) throw std::bad_alloc();
+    const size_t bytes = CPU_ALLOC_SIZE(capacity);
+    CPU_ZERO_S(bytes, mask);
+    for (const int cpu : cpus) CPU_SET_S(cpu, bytes, mask);
+    const int error = pthread_setaffinity_np(thread, bytes, mask);
+    CPU_FREE(mask);
+    if (error != 0) {
+        std::ostringstream message;
+        message << "a thread cannot be confined to CPU";
+        for (const int cpu : cpus) message << ' ' << cpu;
+        throw std::runtime_error(message.str() + ": " + std::strerror(error));
+    }
+}
+
 std::vector<int> parse_cpu_list(const std::string& text) {
     constexpr int kMaxCpu = 1 << 20;  // a hostile "0-2000000000" must not fill the memory
     std::vector<int> cpus;
@@ -153,19 +177,69 @@ std::string read_model_name(const std::string& root) {
     return "unknown";
 }
 
-int count_physical_cores(const std::string& root, const std::vector<int>& cpus) {
-    std::set<int> cores;  // a core is named by the lowest of its hardware threads
-    for (const int cpu : cpus) {
-        const std::string topology = root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-        std::vector<int> siblings;
-        for (const char* name : {"core_cpus_list", "thread_siblings_list"}) {  // the second is the older name
-            std::ifstream file(topology + name);
-            std::string text;
-            if (siblings.empty() && std::getline(file, text)) siblings = parse_cpu_list(text);
-        }
-        cores.insert(siblings.empty() ? cpu : *std::min_element(siblings.begin(), siblings.end()));
+namespace {
+
+// The core of a processor, named by the lowest of its hardware threads.
+int core_of(const std::string& root, int cpu) {
+    const std::string topology = root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    for (const char* name : {"core_cpus_list", "thread_siblings_list"}) {  // the second is the older name
+        std::ifstream file(topology + name);
+        std::string text;
+        if (!std::getline(file, text)) continue;
+        const std::vector<int> siblings = parse_cpu_list(text);
+        if (!siblings.empty()) return *std::min_element(siblings.begin(), siblings.end());
     }
+    return cpu;
+}
+
+// Processor -> node of the memory nearest to it; what the kernel does not tell is missing.
+std::map<int, int> numa_node_of_cpus(const std::string& root) {
+    const std::string nodes = root + "/sys/devices/system/node/";
+    std::map<int, int> node_of;
+    std::string text;
+    std::ifstream online(nodes + "online");
+    if (!std::getline(online, text)) return node_of;
+    for (const int node : parse_cpu_list(text)) {
+        std::ifstream file(nodes + "node" + std::to_string(node) + "/cpulist");
+        if (!std::getline(file, text)) continue;
+        for (const int cpu : parse_cpu_list(text)) node_of[cpu] = node;
+    }
+    return node_of;
+}
+
+}  // namespace
+
+int count_physical_cores(const std::string& root, const std::vector<int>& cpus) {
+    std::set<int> cores;
+    for (const int cpu : cpus) cores.insert(core_of(root, cpu));
     return std::max<int>(1, int(cores.size()));
+}
+
+int count_numa_nodes(const std::string& root, const std::vector<int>& cpus) {
+    std::map<int, int> node_of = numa_node_of_cpus(root);
+    std::set<int> nodes;
+    for (const int cpu : cpus) nodes.insert(node_of[cpu]);
+    return std::max<int>(1, int(nodes.size()));
+}
+
+std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cpus, int count) {
+    if (count > int(cpus.size())) {
+        throw std::invalid_argument(std::to_string(count) + " threads cannot each have a CPU of their own: the affinity mask holds " +
+                                    std::to_string(cpus.size()) + "; take fewer threads, widen the mask, or do not pin them");
+    }
+    struct Place {
+        int sibling, node, cpu;  // how many hardware threads of the same core come before
+    };
+    std::map<int, int> node_of = numa_node_of_cpus(root), taken;
+    std::vector<Place> places;
+    for (const int cpu : cpus) places.push_back({taken[core_of(root, cpu)]++, node_of[cpu], cpu});
+    const auto chosen = places.begin() + count;
+    std::sort(places.begin(), places.end(),
+              [](Place a, Place b) { return std::tie(a.sibling, a.node, a.cpu) < std::tie(b.sibling, b.node, b.cpu); });
+    std::sort(places.begin(), chosen, [](Place a, Place b) { return std::tie(a.node, a.cpu) < std::tie(b.node, b.cpu); });
+    std::vector<int> pinned;
+    for (auto place = places.begin(); place != chosen; ++place) pinned.push_back(place->cpu);
+    return pinned;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -286,6 +360,7 @@ CpuInfo describe_cpus(const std::string& root, const std::vector<int>& cpus) {
     info.model_name = read_model_name(root);
     info.logical_cpus = std::max<int>(1, int(cpus.size()));
     info.physical_cores = count_physical_cores(root, cpus);
+    info.numa_nodes = count_numa_nodes(root, cpus);
     const CpuQuota quota = read_cpu_quota(root);
     info.quota_cpus = quota.cpus;
     info.quota_source = quota.source;

@@ -40,6 +40,28 @@ private:
     unsigned saved_;
 };
 
+// The calling thread on one processor, where it is told one; then on those it had before.
+class Pinned {
+public:
+    explicit Pinned(const std::vector<int>& cpus) {
+        if (cpus.empty()) return;
+        before_ = affinity_cpus();
+        set_affinity({cpus[0]});
+    }
+    ~Pinned() {
+        if (before_.empty()) return;
+        try {
+            set_affinity(before_);
+        } catch (const std::exception&) {  // none of them is left to this process any more: the kernel has moved it
+        }
+    }
+    Pinned(const Pinned&) = delete;
+    Pinned& operator=(const Pinned&) = delete;
+
+private:
+    std::vector<int> before_;
+};
+
 // Spins until `ready()` or until the time is over; returns ready().
 template <class Ready>
 bool spin_until(const Ready& ready, bool may_spin) {
@@ -109,6 +131,7 @@ struct ThreadPool::State {
 
     // -- workers
     std::atomic<int> num_threads{1};
+    std::vector<int> cpus;             // where each thread is pinned, the caller first; or empty
     bool may_spin = true;              // no spinning where threads outnumber processors: it would steal from the workers
     std::vector<std::thread> workers;
 
@@ -138,10 +161,9 @@ struct ThreadPool::State {
     // Deals out chunks: a single one to the thread that opens the phase, and is awake.
     void deal(int64_t chunks, int opener) {
         const int count = int(ranges.size());
-        const auto first = [&](int t) { return uint64_t(chunks * t / count); };
         for (int t = 0; t < count; ++t) {
-            const uint64_t begin = chunks == 1 ? 0 : first(t), end = chunks == 1 ? t == opener : first(t + 1);
-            ranges[t].bounds.store(begin | end << 32);
+            const auto [first, end] = chunks == 1 ? std::pair<int64_t, int64_t>(0, t == opener) : share(chunks, t, count);
+            ranges[t].bounds.store(uint64_t(first) | uint64_t(end) << 32);
         }
     }
 
@@ -238,7 +260,11 @@ struct ThreadPool::State {
         if (workers.empty()) ranges = std::vector<Range>(wanted + 1);
         may_spin = num_threads.load() <= int(affinity_cpus().size());
         try {
-            for (int w = int(workers.size()); w < wanted; ++w) workers.emplace_back([this, w] { worker_main(w + 1); });
+            for (int w = int(workers.size()); w < wanted; ++w) {
+                workers.emplace_back([this, w] { worker_main(w + 1); });
+                pthread_setname_np(workers[w].native_handle(), ("pace " + std::to_string(w + 1)).c_str());  // for top -H
+                if (!cpus.empty()) set_affinity(workers[w].native_handle(), {cpus[w + 1]});
+            }
         } catch (...) {
             stop_workers();
             throw;
@@ -269,16 +295,23 @@ ThreadPool& ThreadPool::instance() {
 
 int ThreadPool::num_threads() const { return state_->num_threads.load(); }
 
-void ThreadPool::set_num_threads(int count) {
+std::vector<int> ThreadPool::pinned_cpus() const {
+    const std::lock_guard<std::mutex> turn(state_->run_mutex);
+    return state_->cpus;
+}
+
+void ThreadPool::set_num_threads(int count, bool pinned) {
     if (count < 1 || count > kMaxThreads) {
         throw std::invalid_argument("the number of threads must be between 1 and " + std::to_string(kMaxThreads) + ", got " +
                                     std::to_string(count));
     }
     if (inside_chunk) throw std::logic_error("set_num_threads was called from inside a parallel run");
+    const std::vector<int> cpus = pinned ? cpus_to_pin("", affinity_cpus(), count) : std::vector<int>();
     const std::lock_guard<std::mutex> turn(state_->run_mutex);
-    if (count == num_threads()) return;
+    if (count == num_threads() && cpus == state_->cpus) return;
     state_->stop_workers();
     state_->num_threads.store(count);
+    state_->cpus = cpus;
 }
 
 ThreadPool::Turn::Turn(ThreadPool& pool) : state_(inside_chunk ? nullptr : pool.state_) {
@@ -292,6 +325,7 @@ ThreadPool::Turn::~Turn() {
 void ThreadPool::Turn::run(const Phase* phases, int count, int64_t* opened) {
     if (!state_) return run_serially(phases, count, opened);
     state_->start_workers();
+    const Pinned caller(state_->cpus);
     state_->run(phases, count, opened);
 }
 
@@ -305,9 +339,11 @@ void ThreadPool::before_fork() { instance().state_->run_mutex.lock(); }
 void ThreadPool::after_fork_in_parent() { instance().state_->run_mutex.unlock(); }
 
 void ThreadPool::after_fork_in_child() {
-    const int count = instance().num_threads();
-    instance().state_ = new State;
-    instance().state_->num_threads.store(count);
+    const State& parents = *instance().state_;
+    State* const state = new State;
+    state->num_threads.store(parents.num_threads.load());
+    state->cpus = parents.cpus;
+    instance().state_ = state;
 }
 
 void* thread_scratch(size_t bytes) {

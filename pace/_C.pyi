@@ -11,10 +11,18 @@ def select_isa(name: str) -> None:
 def available_isas() -> list[str]:
     """Those that this CPU can run, best first; the emulated ones come last."""
 
-def set_num_threads(count: int) -> None: ...
+def set_num_threads(count: int, pinned: bool = False) -> None:
+    """With `pinned`, every thread on a CPU of its own; the calling one only while kernels run. ValueError for more than there are."""
+
 def get_num_threads() -> int: ...
+def pinned_cpus() -> list[int]:
+    """The CPU of each thread, the caller's first; empty where they are not pinned."""
+
+def cpus_to_pin(count: int) -> list[int]:
+    """Where so many threads would be pinned now. ValueError for more than the affinity mask holds."""
+
 def cpu_info() -> dict[str, object]:
-    """model_name, features, logical_cpus, physical_cores, quota_cpus, quota_source, default_threads, threads_reason."""
+    """model_name, features, logical_cpus, physical_cores, numa_nodes, quota_cpus, quota_source, default_threads, threads_reason."""
 
 def release_pages(address: int, nbytes: int) -> None:
     """Gives the whole pages inside a range back to the system: file mappings are read again on use, other memory becomes zero."""
@@ -31,6 +39,9 @@ def fma_peak(seconds: float) -> float:
 # Packed weights and linear layers.
 def packed_bytes(n: int, k: int, dtype: int, glu: bool) -> int: ...
 def init_packed(weight: int, n: int, k: int, dtype: int, glu: bool) -> None: ...
+def place_packed(weight: int) -> None:
+    """Of a weight of zeros: its pages become resident, each next to the thread that will read it."""
+
 def pack_rows(weight: int, row: int, rows: int, source: int, source_dtype: int, source_stride: int) -> None: ...
 def gather_rows(weight: int, ids: int, count: int, out: int, widen: bool) -> None: ...
 def linear(x: int, x_stride: int, rows: int, weight: int, bias: int, activation: int, residual: int, out: int) -> None: ...

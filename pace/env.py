@@ -23,6 +23,7 @@ VARIABLES = (
         "the physical cores within the affinity mask and the cgroup quota",
         "threads of the kernels where a program does not say num_threads=",
     ),
+    Variable("PACE_PIN_THREADS", "0", "1 gives each of these threads a CPU of its own, where a program does not say pin_threads="),
 )
 
 
@@ -41,3 +42,11 @@ def num_threads() -> int | None:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError(f"PACE_NUM_THREADS must be a whole number of at least 1; got {text!r}")
     return int(text)
+
+
+def pin_threads() -> bool:
+    """PACE_PIN_THREADS as a bool, False where it is not set. Raises ValueError unless it is 0 or 1."""
+    text = value("PACE_PIN_THREADS") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"PACE_PIN_THREADS must be 0 or 1; got {text!r}")
+    return text == "1"

@@ -34,6 +34,18 @@ def test_num_threads(monkeypatch):
             env.num_threads()
 
 
+def test_pin_threads(monkeypatch):
+    monkeypatch.delenv("PACE_PIN_THREADS", raising=False)
+    assert env.pin_threads() is False
+    for text, pinned in (("0", False), ("1", True), ("", False)):
+        monkeypatch.setenv("PACE_PIN_THREADS", text)
+        assert env.pin_threads() is pinned
+    for wrong in ("2", "true", "yes", "-1"):
+        monkeypatch.setenv("PACE_PIN_THREADS", wrong)
+        with pytest.raises(ValueError, match="PACE_PIN_THREADS must be 0 or 1"):
+            env.pin_threads()
+
+
 def test_a_name_outside_of_the_table_is_an_error():
     with pytest.raises(KeyError):
         env.value("PACE_TYPO")

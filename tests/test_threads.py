@@ -1,15 +1,26 @@
-"""The thread pool as Python sees it: sizes, several callers, forks."""
+"""The thread pool as Python sees it: sizes, several callers, forks; where threads are pinned and weights placed."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from pace import _C
+from pace.assets import TINY
+from pace.cli.environment import collect
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.models.model_utils import use_threads
 from pace.ops import native
+
+ROOT = Path(__file__).parent.parent
+CPUS = sorted(os.sched_getaffinity(0))
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +80,110 @@ def test_a_flush_of_denormals_set_by_the_caller_does_not_change_results():
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(flushed.view(torch.int32), expected.view(torch.int32)) and (expected > 0).all()
+
+
+# -- pinning -----------------------------------------------------------------------------------------------------------
+
+
+def masks() -> dict[str, list[list[int]]]:
+    """The CPUs of every thread of this process as the kernel has them: of the pool's workers, and of the others."""
+    found: dict[str, list[list[int]]] = {"pace": [], "others": []}
+    for task in Path("/proc/self/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        cpus = [cpu for part in status["Cpus_allowed_list"].split(",") for cpu in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
+        found["pace" if status["Name"].startswith("pace ") else "others"].append(cpus)
+    return {kind: sorted(lists) for kind, lists in found.items()}
+
+
+def work() -> None:
+    native.rms_norm(torch.randn(500, 64), torch.ones(64), 1e-6)
+
+
+def test_pinned_workers_have_a_cpu_each_and_nobody_else_has():
+    count = min(len(CPUS), 4)
+    _C.set_num_threads(count, pinned=True)
+    work()
+    assert _C.pinned_cpus() == _C.cpus_to_pin(count) and len(set(_C.pinned_cpus())) == count
+    found = masks()
+    assert found["pace"] == sorted([cpu] for cpu in _C.pinned_cpus()[1:])
+    assert all(cpus == CPUS for cpus in found["others"])
+    _C.set_num_threads(count)
+    work()
+    assert _C.pinned_cpus() == [] and all(cpus == CPUS for cpus in masks()["pace"]) and len(masks()["pace"]) == count - 1
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
+def test_threads_that_others_start_later_are_not_pinned():
+    """torch starts its own from the thread that called the kernels, and processes inherit the mask of theirs."""
+    program = "\n".join(
+        [
+            "import json, os, subprocess, sys, torch",
+            "from tests.test_threads import _C, masks, work",
+            "_C.set_num_threads(2, pinned=True)",
+            "work()",
+            "torch.set_num_threads(2)",
+            "torch.randn(600, 600) @ torch.randn(600, 600)",
+            "child = subprocess.run([sys.executable, '-c', 'import os; print(sorted(os.sched_getaffinity(0)))'], capture_output=True, text=True)",
+            "print(json.dumps({**masks(), 'child': json.loads(child.stdout)}))",
+        ]
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    found = json.loads(result.stdout)
+    assert len(found["pace"]) == 1 and len(found["pace"][0]) == 1
+    assert len(found["others"]) >= 2 and all(cpus == CPUS for cpus in found["others"]) and found["child"] == CPUS
+
+
+def test_the_mask_is_the_calling_threads_and_more_threads_than_it_holds_are_refused():
+    too_many = len(CPUS) + 1
+    with pytest.raises(ValueError, match=f"{too_many} threads cannot each have a CPU of their own: the affinity mask holds {len(CPUS)}"):
+        use_threads(too_many, True)
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {CPUS[-1]})
+        use_threads(1, True)
+        work()
+        assert _C.pinned_cpus() == [CPUS[-1]]
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_pinning_is_asked_for_by_argument_or_variable(monkeypatch):
+    monkeypatch.delenv("PACE_PIN_THREADS", raising=False)
+    assert use_threads(1) == 1 and _C.pinned_cpus() == []
+    assert collect()["threads"]["pinned_cpus"] is None
+    monkeypatch.setenv("PACE_PIN_THREADS", "1")
+    use_threads(1)
+    assert len(_C.pinned_cpus()) == 1
+    use_threads(1, False)  # an argument beats the variable
+    assert _C.pinned_cpus() == []
+    told = collect()["threads"]
+    assert told["pinned_cpus"] == _C.cpus_to_pin(told["default"])
+    with pytest.raises(TypeError, match="pin_threads must be True, False or None; got int"):
+        use_threads(1, 1)
+
+
+def test_a_pinned_model_writes_the_same_text():
+    config, texts = SamplingConfig(max_new_tokens=12), []
+    for pin in (False, True, None):
+        with LLMModel(TINY, pin_threads=pin) as model:
+            texts.append(model.generate("Once upon a time", config).texts)
+            assert len(_C.pinned_cpus()) == (_C.get_num_threads() if pin else 0)
+    assert texts[0] == texts[1] == texts[2]
+    assert sorted(os.sched_getaffinity(0)) == CPUS
+
+
+# -- weights beside their threads --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_weights_are_placed_where_there_are_several_nodes(nodes, monkeypatch):
+    info = _C.cpu_info() | {"numa_nodes": nodes}
+    monkeypatch.setattr(_C, "cpu_info", lambda: info)
+    _C.set_num_threads(2)
+    matrix = torch.randn(2000, 4000)
+    before = _C.rss_bytes()
+    weight = native.empty_weight(2000, 4000, torch.float32)
+    placed = _C.rss_bytes() - before > 0.9 * weight.nbytes
+    assert placed == (nodes > 1)
+    native.pack_rows_(weight, matrix, 0)
+    assert torch.equal(native.unpack(weight), matrix)

@@ -36,7 +36,17 @@ constexpr int64_t kMaxRowsPerThread = 4;
 // Elements of a chunk that prepares inputs: some 4 us of work.
 constexpr int64_t kInputElements = 16 * 1024;
 
+// Panels of a thread's share where there are few rows.
+int64_t panels_per_thread(int64_t panels, int threads) {
+    return divide_up(divide_up(panels, threads), kMinPanels) * kMinPanels;
+}
+
 }  // namespace
+
+std::pair<int64_t, int64_t> panels_of_thread(int64_t panels, int thread, int threads) {
+    const int64_t share = panels_per_thread(panels, threads);
+    return {std::min(panels, thread * share), std::min(panels, (thread + 1) * share)};
+}
 
 void* thread_workspace(size_t bytes) {
     struct Free {
@@ -90,7 +100,7 @@ void LinearOp::cut_panels(int threads) {
         while (block_starts.back() < panels) append(kGemmPanels);
         return;
     }
-    const int64_t share = divide_up(divide_up(panels, threads), kMinPanels) * kMinPanels;
+    const int64_t share = panels_per_thread(panels, threads);
     for (int thread = 0; thread < threads; ++thread) {
         for (int64_t rest = share; rest > 0;) {
             const int64_t count = std::clamp(rest / kShareOfRest / kMinPanels * kMinPanels, kMinPanels, kMaxPanels);

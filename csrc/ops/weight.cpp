@@ -74,6 +74,18 @@ const PackedHeader& packed_header(const void* weight) {
     return h;
 }
 
+void place_packed(void* weight) {
+    const PackedHeader h = packed_header(weight);
+    constexpr uintptr_t kPage = 4096;
+    ThreadPool::instance().run_on_each([&](int thread, int threads) {
+        const auto [first, end] = panels_of_thread(h.panels, thread, threads);
+        // A page belongs to the thread whose range holds its first byte; that of the header has been written.
+        const uintptr_t stop = reinterpret_cast<uintptr_t>(panel_at(h, weight, end));
+        uintptr_t page = (reinterpret_cast<uintptr_t>(panel_at(h, weight, first)) + kPage - 1) / kPage * kPage;
+        for (; page < stop; page += kPage) *reinterpret_cast<volatile char*>(page) = 0;
+    });
+}
+
 // ---- PackOp
 
 void PackOp::prepare(int) {

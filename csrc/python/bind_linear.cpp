@@ -67,6 +67,7 @@ void bind_linear(py::module_& m) {
     m.def("init_packed", [](Address weight, int64_t n, int64_t k, int dtype, bool glu) {
         pace::init_packed(at<void>(weight), n, k, pace::DType(dtype), glu);
     });
+    m.def("place_packed", [](Address weight) { pace::place_packed(at<void>(weight)); }, release);
     m.def("pack_rows", pack_rows, release);
     m.def("gather_rows", gather_rows, release);
     m.def("linear", linear, release);

@@ -17,8 +17,12 @@ PYBIND11_MODULE(_C, m) {
         for (int i = 0; i < isas.count; ++i) names.append(isas.tables[i]->name);
         return names;
     });
-    m.def("set_num_threads", [](int count) { pace::ThreadPool::instance().set_num_threads(count); });
+    m.def(
+        "set_num_threads", [](int count, bool pinned) { pace::ThreadPool::instance().set_num_threads(count, pinned); },
+        py::arg("count"), py::arg("pinned") = false);
     m.def("get_num_threads", [] { return pace::ThreadPool::instance().num_threads(); });
+    m.def("pinned_cpus", [] { return pace::ThreadPool::instance().pinned_cpus(); });
+    m.def("cpus_to_pin", [](int count) { return pace::cpus_to_pin("", pace::affinity_cpus(), count); });
     m.def("cpu_info", [] {
         const pace::CpuInfo& info = pace::cpu_info();
         py::dict out;
@@ -26,6 +30,7 @@ PYBIND11_MODULE(_C, m) {
         out["features"] = info.features.names();
         out["logical_cpus"] = info.logical_cpus;
         out["physical_cores"] = info.physical_cores;
+        out["numa_nodes"] = info.numa_nodes;
         out["quota_cpus"] = info.quota_cpus;
         out["quota_source"] = info.quota_source;
         out["default_threads"] = info.default_threads;

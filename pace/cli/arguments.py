@@ -15,7 +15,7 @@ from pace.assets import TINY
 from pace.llm.configs import SamplingConfig
 from pace.llm.operators import read_backend
 
-MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "max_seq_len", "kv_cache_bytes", "backend", "revision", "cache_dir", "local_files_only")
+MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "pin_threads", "max_seq_len", "kv_cache_bytes", "backend", "revision", "cache_dir", "local_files_only")
 """Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows it."""
 
 
@@ -26,6 +26,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", dest="tokenizer_name_or_path", default=argparse.SUPPRESS, metavar="PATH_OR_HUB_ID", help="where it is not with the model")
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
     group.add_argument("--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says")
+    group.add_argument("--pin-threads", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help="each thread on a CPU of its own, for a process that has its CPUs to itself")
     group.add_argument("--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for")
     add_backend_argument(group, argparse.SUPPRESS)
     group.add_argument("--kv-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what keys and values may take, such as 2GiB (default: half of the memory that is left)")

@@ -25,8 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Everything `pace env` tells, as plain dicts. Sizes are in bytes. Where PACE_ISA or PACE_NUM_THREADS
-    asks for something impossible, `instruction_set.chosen` or `threads.default` is None and `reason` says what is wrong."""
+    """Everything `pace env` tells, as plain dicts. Sizes are in bytes. Where PACE_ISA, PACE_NUM_THREADS
+    or PACE_PIN_THREADS asks for something impossible, `instruction_set.chosen` or `threads.default` is None and `reason` says what is wrong."""
     from pace import _C
 
     cpu = _C.cpu_info()
@@ -40,6 +40,7 @@ def collect() -> dict[str, Any]:
             **_threads(cpu),
             "physical_cores": cpu["physical_cores"],
             "logical_cpus": cpu["logical_cpus"],
+            "numa_nodes": cpu["numa_nodes"],
             "quota_cpus": cpu["quota_cpus"] or None,
             "quota_source": cpu["quota_source"] or None,
         },
@@ -62,6 +63,7 @@ def as_text(report: dict[str, Any]) -> str:
         ("instruction set", f"{isa['chosen'] or 'none'}: {isa['reason']}"),
         ("", f"available: {', '.join(isa['available'])}"),
         ("threads", f"{threads['default'] or 'none'}: {threads['reason']}"),
+        ("", f"{_pinning(threads['pinned_cpus'])}; {threads['numa_nodes']} NUMA node{'s' if threads['numa_nodes'] > 1 else ''}"),
         ("memory", f"{_gib(memory['available_bytes'])} available of {_gib(memory['total_bytes'])}; {limit}"),
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in report["versions"].items())),
     ]
@@ -82,14 +84,18 @@ def memory(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def _threads(cpu: dict[str, Any]) -> dict[str, Any]:
-    """How many threads a model gets without num_threads; `default` is None where PACE_NUM_THREADS makes no sense."""
+    """How many threads a model gets without num_threads, and where; `default` is None where a variable makes no sense."""
+    from pace import _C
+
+    default, reason, pinned = cpu["default_threads"], cpu["threads_reason"], None
     try:
-        asked = env.num_threads()
+        if asked := env.num_threads():
+            default, reason = asked, f"PACE_NUM_THREADS asks for it (without it {default}: {reason})"
+        if env.pin_threads():
+            pinned = _C.cpus_to_pin(default)
     except ValueError as error:
-        return {"default": None, "reason": str(error)}
-    if asked is not None:
-        return {"default": asked, "reason": f"PACE_NUM_THREADS asks for it (without it {cpu['default_threads']}: {cpu['threads_reason']})"}
-    return {"default": cpu["default_threads"], "reason": cpu["threads_reason"]}
+        default, reason = None, str(error)
+    return {"default": default, "reason": reason, "pinned_cpus": pinned}
 
 
 def _instruction_set(extension) -> dict[str, Any]:
@@ -132,6 +138,10 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _pinning(cpus: list[int] | None) -> str:
+    return f"pinned to CPUs {', '.join(map(str, cpus))}" if cpus else "not pinned"
 
 
 def _gib(num_bytes: int | None) -> str:

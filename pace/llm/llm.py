@@ -52,6 +52,7 @@ class LLMModel:
         local_files_only: bool = False,
         progress: bool = True,
         kv_cache_bytes: int | str | None = None,
+        pin_threads: bool | None = None,
     ) -> None:
         """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
 
@@ -61,6 +62,8 @@ class LLMModel:
         from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
         "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it.
         `num_threads`: of this process's kernels; None for the physical cores that this process may use.
+        `pin_threads`: each of them on a CPU of its own, for a process that has its CPUs to itself; None for what PACE_PIN_THREADS
+        says, which is no by default.
         `max_seq_len`: the longest a sequence, prompt included, may get; None for what the model's config allows.
         `progress`: a bar while loading, on a terminal only.
         `kv_cache_bytes`: what keys and values may take, in bytes or as "2GiB"; None for half of the memory available after loading. It is
@@ -76,7 +79,7 @@ class LLMModel:
                 raise NotImplementedError(f"{name} is not implemented yet; leave it None")
         if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
             raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
-        dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads)
+        dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
         directory = find_checkpoint(model_name_or_path, **hub)
         # What can be wrong with the small files and the arguments is found before gigabytes of weights are read.

@@ -47,7 +47,7 @@ class PackedWeight:
 
     With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts header and
     padding. The memory is private and untouched at first: pages become resident as rows are packed into them, and are given back
-    when the weight goes.
+    when the weight goes. Where there are several NUMA nodes they become so at once, each next to the thread that will read it.
 
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
@@ -67,6 +67,8 @@ class PackedWeight:
         self.address = self._buffer.data_ptr()
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
         _C.init_packed(self.address, n, k, DTYPE_CODES[dtype], glu)
+        if _C.cpu_info()["numa_nodes"] > 1:
+            _C.place_packed(self.address)
 
     def __repr__(self) -> str:
         return f"PackedWeight(n={self.n}, k={self.k}, dtype={self.dtype}, glu={self.glu}, nbytes={self.nbytes})"

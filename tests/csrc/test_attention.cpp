@@ -32,7 +32,8 @@ struct Problem {
         for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t(blocks - 1 - b));
         out.assign(length * heads * head_dim, check::kPoison);
         // At 4 bytes past an aligned address: nothing may rely on alignment.
-        const KvView kv = {k_memory.data() + 4, v_memory.data() + 4, dtype, blocks, kv_heads, head_dim};
+        const int64_t k_stride = kv_heads * head_dim * 16, v_stride = kv_heads * padded * 16;
+        const KvView kv = {k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, head_dim};
         args = {q.data(), heads * head_dim, head_dim, kv, heads, 0.3f, window, softcap, out.data()};
         for (int64_t p = 0; p < length; ++p) {
             kernels().store_kv(&k[p * kv_heads * head_dim], head_dim, &v[p * kv_heads * head_dim], head_dim, kv,

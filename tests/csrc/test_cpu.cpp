@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,37 @@ TEST(two_hardware_threads_of_a_core_count_once) {
     CHECK(pace::count_physical_cores(root.path(), {8, 9}) == 2);   // no topology
 }
 
+TEST(threads_are_pinned_to_cores_first_and_neighbours_share_a_node) {
+    const FakeRoot root;  // 2 nodes of 2 cores with 2 hardware threads; even cores on node 0, as some machines number them
+    for (int cpu = 0; cpu < 8; ++cpu) write_siblings(root, cpu, std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
+    root.write("/sys/devices/system/node/online", "0-1\n");
+    root.write("/sys/devices/system/node/node0/cpulist", "0,2,4,6\n");
+    root.write("/sys/devices/system/node/node1/cpulist", "1,3,5,7\n");
+    const Cpus all{0, 1, 2, 3, 4, 5, 6, 7};
+    const auto pinned = [&](const Cpus& cpus, int count) { return pace::cpus_to_pin(root.path(), cpus, count); };
+    CHECK(pinned(all, 2) == (Cpus{0, 2}));
+    CHECK(pinned(all, 4) == (Cpus{0, 2, 1, 3}));
+    CHECK(pinned(all, 5) == (Cpus{0, 2, 4, 1, 3}));
+    CHECK(pinned(all, 8) == (Cpus{0, 2, 4, 6, 1, 3, 5, 7}));
+    CHECK(pinned({1, 5, 6, 7}, 3) == (Cpus{6, 1, 7}));  // the mask is what there is
+    CHECK(pace::count_numa_nodes(root.path(), all) == 2);
+    CHECK(pace::count_numa_nodes(root.path(), {1, 3}) == 1);
+    CHECK(pace::describe_cpus(root.path(), all).numa_nodes == 2);
+    bool refused = false;
+    try {
+        pinned({1, 5}, 3);
+    } catch (const std::invalid_argument& error) {
+        refused = std::string(error.what()).find("3 threads") == 0;
+    }
+    CHECK(refused);
+}
+
+TEST(without_topology_every_processor_is_a_core_of_one_node) {
+    const FakeRoot root;
+    CHECK(pace::cpus_to_pin(root.path(), {3, 5, 9}, 2) == (Cpus{3, 5}));
+    CHECK(pace::count_numa_nodes(root.path(), {3, 5, 9}) == 1);
+}
+
 TEST(model_name_is_read_or_unknown) {
     const FakeRoot root;
     CHECK(pace::read_model_name(root.path()) == "unknown");
@@ -116,6 +148,56 @@ TEST(cgroup_v1_uses_the_cpu_controller_only) {
     CHECK(pace::read_cpu_quota(root.path()).cpus == 0);
     root.write("/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "250000\n");
     CHECK(pace::read_cpu_quota(root.path()).cpus == 2.5);
+}
+
+TEST(cgroup_v1_takes_the_tightest_ancestor) {
+    const FakeRoot root;
+    const std::string mount = "/sys/fs/cgroup/cpu,cpuacct";
+    root.write("/proc/self/mountinfo", kMountV1);
+    root.write("/proc/self/cgroup", "4:cpu,cpuacct:/slice/job/task\n");
+    const auto limit = [&](const std::string& group, const std::string& quota) {
+        root.write(mount + group + "/cpu.cfs_quota_us", quota + "\n");
+        root.write(mount + group + "/cpu.cfs_period_us", "50000\n");
+    };
+    limit("/slice/job/task", "-1");
+    limit("/slice/job", "200000");
+    limit("/slice", "75000");
+    limit("", "-1");
+    const pace::CpuQuota quota = pace::read_cpu_quota(root.path());
+    CHECK(quota.cpus == 1.5);
+    CHECK(quota.source == mount + "/slice/cpu.cfs_quota_us");
+    limit("/slice/job/task", "25000");
+    CHECK(pace::read_cpu_quota(root.path()).cpus == 0.5);
+}
+
+TEST(cgroup_v1_in_a_container_whose_path_is_the_hosts) {
+    const FakeRoot root;
+    root.write("/proc/self/mountinfo", "33 31 0:30 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n");
+    root.write("/proc/self/cgroup", "4:cpu:/docker/abc\n");
+    root.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "300000\n");
+    root.write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    CHECK(pace::read_cpu_quota(root.path()).cpus == 3.0);
+}
+
+TEST(where_both_cgroup_versions_are_mounted_the_tighter_counts) {
+    const FakeRoot root;  // systemd's hybrid mode: v2 without controllers beside v1 with all of them
+    root.write("/proc/self/mountinfo", std::string(kMountV1) + "40 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+    root.write("/proc/self/cgroup", "4:cpu,cpuacct:/job\n0::/job\n");
+    root.write("/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "400000\n");
+    root.write("/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
+    CHECK(pace::read_cpu_quota(root.path()).cpus == 4.0);
+    root.write("/sys/fs/cgroup/unified/job/cpu.max", "100000 100000\n");
+    CHECK(pace::read_cpu_quota(root.path()).cpus == 1.0);
+}
+
+TEST(damaged_cgroup_files_mean_no_quota) {
+    const FakeRoot root;
+    root.write("/proc/self/mountinfo", kMountV2);
+    root.write("/proc/self/cgroup", "0::/a\n");
+    for (const char* text : {"", "max", "100000", "x y", "-5 100000", "100000 0"}) {
+        root.write("/sys/fs/cgroup/a/cpu.max", text);
+        CHECK(pace::read_cpu_quota(root.path()).cpus == 0);
+    }
 }
 
 TEST(mount_points_may_hold_spaces) {

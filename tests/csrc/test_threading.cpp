@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "pace/cpu.h"
 #include "pace/threading.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -196,4 +198,109 @@ TEST(scratch_is_aligned_grows_and_belongs_to_its_thread) {
     void* other = nullptr;
     std::thread([&] { other = pace::thread_scratch(1); }).join();
     CHECK(other != mine);
+}
+
+TEST(each_thread_of_the_pool_runs_once_and_they_meet) {
+    for (const int threads : {1, 2, 5}) {
+        pool().set_num_threads(threads);
+        for (int i = 0; i < 50; ++i) {
+            count_visits(threads + i % 3);  // threads are late from this when the next begins
+            std::vector<int> visits(threads, 0);
+            pool().run_on_each([&](int thread, int count) { visits[thread] += count; });
+            CHECK(visits == std::vector<int>(threads, threads));
+        }
+    }
+    std::vector<int> visits(5, 0);
+    pool().run(1, [&](int64_t, int) { pool().run_on_each([&](int thread, int) { visits[thread] += 1; }); });
+    CHECK(visits == std::vector<int>(5, 1));
+    bool thrown = false;
+    try {
+        pool().run_on_each([&](int thread, int) {
+            if (thread == 3) throw std::runtime_error("three");
+        });
+    } catch (const std::runtime_error&) {
+        thrown = true;
+    }
+    CHECK(thrown);
+}
+
+TEST(shares_cover_all_chunks_in_order) {
+    for (const int64_t chunks : {0, 1, 7, 64}) {
+        int64_t next = 0;
+        for (int t = 0; t < 5; ++t) {
+            const auto [first, end] = pace::ThreadPool::share(chunks, t, 5);
+            CHECK(first == next && end >= first);
+            next = end;
+        }
+        CHECK(next == chunks);
+    }
+}
+
+namespace {
+
+using Cpus = std::vector<int>;
+
+// The processors of each thread of the pool, as the kernel knows them while it runs.
+std::vector<Cpus> masks_of_threads() {
+    std::vector<Cpus> masks(size_t(pool().num_threads()));
+    pool().run_on_each([&](int thread, int) { masks[size_t(thread)] = pace::affinity_cpus(); });
+    return masks;
+}
+
+}  // namespace
+
+TEST(pinned_threads_have_a_processor_each_and_the_caller_only_for_a_run) {
+    const Cpus all = pace::affinity_cpus();
+    const int count = std::min<int>(int(all.size()), 4);
+    pool().set_num_threads(count, true);
+    const Cpus pinned = pool().pinned_cpus();
+    CHECK(int(pinned.size()) == count);
+    for (int i = 0; i < 3; ++i) {
+        const std::vector<Cpus> masks = masks_of_threads();
+        for (int t = 0; t < count; ++t) CHECK(masks[size_t(t)] == Cpus{pinned[size_t(t)]});
+        CHECK(pace::affinity_cpus() == all);
+    }
+    try {
+        pool().run(8, [](int64_t, int) { throw std::runtime_error("any"); });
+    } catch (const std::runtime_error&) {
+    }
+    CHECK(pace::affinity_cpus() == all);  // after an error too
+
+    std::thread([&] {  // a caller with a mask of its own gets that back
+        pace::set_affinity({all.back()});
+        CHECK(masks_of_threads()[0] == Cpus{pinned[0]});
+        CHECK(pace::affinity_cpus() == Cpus{all.back()});
+    }).join();
+
+    const pid_t child = fork();
+    if (child == 0) {
+        const std::vector<Cpus> masks = masks_of_threads();
+        const bool same = pool().pinned_cpus() == pinned && masks[0] == Cpus{pinned[0]} && masks.back() == Cpus{pinned.back()};
+        _exit(same && pace::affinity_cpus() == all ? 0 : 1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+
+    pool().set_num_threads(count);
+    CHECK(pool().pinned_cpus().empty());
+    for (const Cpus& mask : masks_of_threads()) CHECK(mask == all);
+}
+
+TEST(more_pinned_threads_than_processors_are_refused) {
+    pool().set_num_threads(1);
+    const int too_many = int(pace::affinity_cpus().size()) + 1;
+    bool refused = false;
+    try {
+        pool().set_num_threads(too_many, true);
+    } catch (const std::invalid_argument& error) {
+        refused = std::string(error.what()).find(std::to_string(too_many) + " threads cannot") == 0;
+    }
+    CHECK(refused && pool().num_threads() == 1 && pool().pinned_cpus().empty());
+    bool impossible = false;
+    try {
+        pace::set_affinity({100000});
+    } catch (const std::runtime_error& error) {
+        impossible = std::string(error.what()).find("CPU 100000") != std::string::npos;
+    }
+    CHECK(impossible);
 }

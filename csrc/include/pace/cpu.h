@@ -5,6 +5,8 @@
 // cgroup quota pays for it; two hardware threads of one core count once, because they share its FMA units.
 #pragma once
 
+#include <pthread.h>
+
 #include <string>
 #include <vector>
 
@@ -34,6 +36,7 @@ struct CpuInfo {
     CpuFeatures features;
     int logical_cpus = 1;          // hardware threads in the affinity mask
     int physical_cores = 1;        // cores with at least one hardware thread in the affinity mask
+    int numa_nodes = 1;            // memories to which at least one of these is the nearest
     double quota_cpus = 0.0;       // CPUs that the tightest cgroup pays for; 0 = unlimited
     std::string quota_source;      // the file that said so; empty = unlimited
     int default_threads = 1;       // min(physical_cores, ceil(quota_cpus))
@@ -52,6 +55,10 @@ CpuFeatures detect_features();
 // The processors of this thread's affinity mask, ascending; {0} where the kernel does not tell.
 std::vector<int> affinity_cpus();
 
+// Confines a thread to `cpus`, by default the calling one. Throws std::runtime_error where the kernel refuses.
+void set_affinity(const std::vector<int>& cpus);
+void set_affinity(pthread_t thread, const std::vector<int>& cpus);
+
 // "0-2,7" -> {0, 1, 2, 7}. Text that does not follow the format ends the list.
 std::vector<int> parse_cpu_list(const std::string& text);
 
@@ -59,6 +66,14 @@ std::string read_model_name(const std::string& root);
 
 // The number of different cores among `cpus`, by /sys/devices/system/cpu/cpu*/topology; a CPU without topology is a core.
 int count_physical_cores(const std::string& root, const std::vector<int>& cpus);
+
+// The number of nodes that the memory of a machine falls into, seen from `cpus`; 1 where the kernel does not tell.
+int count_numa_nodes(const std::string& root, const std::vector<int>& cpus);
+
+// Where `count` threads are pinned: cores of their own as long as there are some, then the second hardware threads, in the
+// order of the nodes; the result is sorted by node, so that neighbouring threads share one. Throws std::invalid_argument
+// where there are more threads than `cpus`.
+std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cpus, int count);
 
 struct CpuQuota {
     double cpus = 0.0;             // 0 = unlimited

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <concepts>
+#include <utility>
 #include <vector>
 
 #include "pace/kernels.h"
@@ -60,6 +61,10 @@ void init_packed(void* weight, int64_t n, int64_t k, DType dtype, bool glu);
 
 // The header of `weight`; throws std::invalid_argument if there is none.
 const PackedHeader& packed_header(const void* weight);
+
+// Makes the pages of a weight of zeros resident, each written first by the thread that will read it in decode steps: the
+// system then takes it from the memory next to that thread. A huge page goes to one of those that share it.
+void place_packed(void* weight);
 
 // Logical rows [row, row + rows) from a matrix; disjoint rows may be written by several threads at once.
 struct PackOp {
@@ -141,6 +146,10 @@ private:
     void prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const;
     const char* prepared_inputs(int thread) const;
 };
+
+// The panels [first, end) of a weight that a thread begins with where there are few rows, which is when reading them is what
+// takes the time.
+std::pair<int64_t, int64_t> panels_of_thread(int64_t panels, int thread, int threads);
 
 // Elementwise y = act(x); x may equal y.
 struct ActivationOp {

@@ -8,10 +8,14 @@
 // runs a chunk; kernels keep to that by construction.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace pace {
 
@@ -38,10 +42,14 @@ public:
     // after fork() gets a fresh pool of the same size.
     static ThreadPool& instance();
 
-    // Threads of a run, the caller included. Joins the old workers first; waits for runs in flight.
-    // Throws std::invalid_argument outside 1..kMaxThreads and std::logic_error from inside a chunk.
-    void set_num_threads(int count);
+    // Threads of a run, the caller included. Joins the old workers first; waits for runs in flight. With `pinned`, each of them
+    // runs on a processor of its own (cpus_to_pin of cpu.h, within the calling thread's affinity mask); the caller only while a
+    // run lasts, and has its own mask again when it ends.
+    // Throws std::invalid_argument outside 1..kMaxThreads, or for more pinned threads than processors, and std::logic_error
+    // from inside a chunk.
+    void set_num_threads(int count, bool pinned = false);
     int num_threads() const;
+    std::vector<int> pinned_cpus() const;  // by thread; empty where threads go where the system sends them
     static constexpr int kMaxThreads = 4096;
 
     // Runs the phases in order and returns when the last chunk is done; the caller works too. Callers from several threads
@@ -57,6 +65,7 @@ public:
     public:
         explicit Turn(ThreadPool& pool);
         void run(const Phase* phases, int count, int64_t* opened = nullptr);  // as ThreadPool::run
+        bool is_serial() const { return state_ == nullptr; }
         ~Turn();
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
@@ -69,6 +78,28 @@ public:
     void run(int64_t chunks, const F& f) {
         const Phase phase = make_phase(chunks, f);
         run(&phase, 1);
+    }
+
+    // Runs f(thread, threads) once on every thread of the pool; from inside a chunk, for every number on the calling thread.
+    template <class F>
+    void run_on_each(const F& f) {
+        Turn turn(*this);
+        const int threads = num_threads();
+        std::atomic<int> arrived{0};
+        const auto body = [&](int64_t chunk, int thread) {
+            if (turn.is_serial()) return f(int(chunk), threads);
+            // A thread that waits takes no second chunk, so that each gets one.
+            arrived.fetch_add(1);
+            while (arrived.load() < threads) std::this_thread::yield();
+            f(thread, threads);
+        };
+        const Phase phase = make_phase(threads, body);
+        turn.run(&phase, 1);
+    }
+
+    // The chunks [first, end) of a phase that a thread begins with; what it does not get to, others take from the end.
+    static std::pair<int64_t, int64_t> share(int64_t chunks, int thread, int threads) {
+        return {chunks * thread / threads, chunks * (thread + 1) / threads};
     }
 
     ThreadPool(const ThreadPool&) = delete;

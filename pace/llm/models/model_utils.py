@@ -51,12 +51,13 @@ def load_model(
     local_files_only: bool = False,
     progress: bool = True,
     num_threads: int | None = None,
+    pin_threads: bool | None = None,
 ) -> BaseModelForCausalLM:
     """The model of a checkpoint, ready to run; where it comes from is told in `find_checkpoint`.
 
     `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++ kernels,
     "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator. `num_threads` sets the threads of this process's kernels, and of loading; by default the
-    physical cores that this process may use. `progress` shows a bar, on a terminal only.
+    physical cores that this process may use. `pin_threads` gives each of them a CPU of its own (docs/threads.md). `progress` shows a bar, on a terminal only.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
 
@@ -65,7 +66,7 @@ def load_model(
     (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type), MemoryError (the weights are
     more than the memory that is left). Nothing else, whatever the files hold: a file that shrinks while it is read is the one exception (the system ends the process with SIGBUS).
     """
-    dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads)
+    dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
     directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
     model = make_model(directory, dtype, ops)
     fill_model(model, directory, threads, progress)
@@ -114,15 +115,20 @@ def executable(model: BaseModelForCausalLM, backend: str | OperatorConfig) -> Ex
     return OpByOpModel(model, backend if isinstance(backend, OperatorConfig) else None)
 
 
-def use_threads(num_threads: int | None) -> int:
-    """Sets the threads of this process's kernels, for all its models, and returns their number; TypeError or ValueError."""
+def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int:
+    """Sets the threads of this process's kernels, for all its models, and returns their number. With `pin_threads` each has a CPU
+    of its own; by default as PACE_PIN_THREADS says. TypeError, or ValueError for more pinned threads than CPUs in the mask, too."""
     if num_threads is None:
         num_threads = env.num_threads() or _C.cpu_info()["default_threads"]
     if type(num_threads) is not int:
         raise TypeError(f"num_threads must be an integer or None; got {type(num_threads).__name__}")
     if not 1 <= num_threads <= 4096:
         raise ValueError(f"num_threads must be in 1..4096; got {num_threads}")
-    _C.set_num_threads(num_threads)
+    if pin_threads is None:
+        pin_threads = env.pin_threads()
+    if type(pin_threads) is not bool:
+        raise TypeError(f"pin_threads must be True, False or None; got {type(pin_threads).__name__}")
+    _C.set_num_threads(num_threads, pin_threads)
     return num_threads
 
 
