@@ -62,7 +62,8 @@ struct Layer {
         program.linear(x, inner, none, down.get(), nullptr, Activation::None, &x);
         program.gather_rows(last, x);
         program.linear({Value::kLogits, kVocabulary, false}, last, norm, embedding.get(), nullptr, Activation::None, nullptr);
-        program.set_cache({{keys.data(), values.data(), DType::F32, kBlocks, kKvHeads, kHeadDim}});
+        const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
+        program.set_cache({{keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim}});
     }
 
     // The logits of kTokens tokens, `count` of them in each step, from an empty cache.
