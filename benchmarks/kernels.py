@@ -1,15 +1,17 @@
 """Every kernel beside the limits of this machine: GB/s and GFLOPS, and their shares of the read bandwidth (MBU) and the fp32 FMA peak (MFU).
 
-    python benchmarks/kernels.py [linear attention rows] [--shape qwen2.5-0.5b llama-3.2-1b] [--dtype bfloat16] [--threads N]
-    PACE_ISA=avx2 python benchmarks/kernels.py linear --rows 1 4
+    python benchmarks/kernels.py [--only linear attention norms rope sampling] [--shape qwen2.5-0.5b llama-3.2-1b] [--dtype bfloat16] [--threads N] [--output FILE.md]
+    PACE_ISA=avx2 python benchmarks/kernels.py --only linear --rows 1 4
 
 linear      the products of one layer and the LM head of each shape, for each number of rows; weights are read from memory, not from a cache
-attention   decode over a context (bytes of keys and values, each counted once) and prefill of a prompt (4 D operations for each
-            query and each position that it sees), with the heads of each shape
-rows        norms, rotary embedding, softmax, argmax and top-k / top-p over a vocabulary: bytes read and written
+attention   decode over a context (bytes of keys and values, each counted once, read from memory) and prefill of a prompt (4 D operations for each
+            query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the two
+norms       of one row and of the most rows: RMS norm, layer norm, and the norm of single heads; bytes read and written, mostly in a cache
+rope        likewise: the rotation of all query heads
+sampling    argmax, softmax, and top-k / top-p of one row over the shape's vocabulary; bytes read and written
 
 The limits are measured again before every single measurement, and shares are medians of the ratios, because machines are shared and drift.
-The last line is one JSON object.
+Everything takes about five minutes on two cores and 4 GB of memory. The last line is one JSON object; --output writes a file, by its ending as JSON or Markdown.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from pace import _C
+from pace.bench.measure import draw_blocks
 from pace.bench.shapes import SHAPES
 from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
 from pace.llm.models.model_list import read_config
@@ -34,6 +38,10 @@ COLD_BYTES = 256 << 20
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 DECODE_CONTEXTS = (128, 512, 2048, 8192, 16384, 32768)
 PREFILL_TOKENS = (512, 2048, 8192)
+KERNELS = {"linear": ("linear",), "attention": ("decode", "prefill"), "decode": ("decode",), "prefill": ("prefill",), "norms": ("norms",), "rope": ("rope",), "sampling": ("sampling",)}
+"""What `--only` may name -> what is then measured."""
+LONG_SECONDS, FEW_REPEATS = 2.0, 3
+"""A kernel that has taken so long is measured no more often than this."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class Clock:
         """The median time of `step`, and of its shares of limits that are measured in turn with it."""
         step()
         seconds, mbu, mfu = [], [], []
-        for _ in range(self.repeats):
+        started = time.perf_counter()
+        while len(seconds) < self.repeats and (len(seconds) < FEW_REPEATS or time.perf_counter() - started < LONG_SECONDS):
             bandwidth, peak = _C.read_bandwidth(COLD_BYTES, 0.02), _C.fma_peak(0.01)
             calls, begin = 0, time.perf_counter()
             while calls < 1 or time.perf_counter() - begin < 0.03:
@@ -117,44 +126,49 @@ def linear(shape: str, dtype: torch.dtype, rows: tuple[int, ...], clock: Clock) 
 
 def _cold_weights(n: int, k: int, dtype: torch.dtype, glu: bool) -> list[native.PackedWeight]:
     """So many weights of a shape that reading them in turn reads memory."""
-    source = (torch.randn(n, k) * 0.02).to(dtype)
-    weights = [native.empty_weight(n, k, dtype, glu) for _ in range(max(2, COLD_BYTES // (n * k * dtype.itemsize)))]
+    rows = (torch.randn(min(n, 256), k) * 0.02).to(dtype)
+    weights = [native.empty_weight(n, k, dtype, glu) for _ in range(max(2, -(-COLD_BYTES // (n * k * dtype.itemsize))))]
     for weight in weights:
-        native.pack_rows_(weight, source, 0)
+        for first in range(0, n, len(rows)):
+            native.pack_rows_(weight, rows[: n - first], first)
     return weights
 
 
 # ------------------------------------------------------------------------------------------------------------- attention
 
 
-def attention(shape: str, dtype: torch.dtype, clock: Clock) -> Iterator[Row]:
+def decode(shape: str, dtype: torch.dtype, clock: Clock) -> Iterator[Row]:
     _, config = read_config(SHAPES[shape])
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    scale = dim**-0.5
     for context in DECODE_CONTEXTS:
         cache_bytes = 2 * context * kv_heads * dim * dtype.itemsize
-        blocks, copies = -(-context // BLOCK_SIZE), min(512, max(2, COLD_BYTES // cache_bytes))
+        blocks, copies = -(-context // BLOCK_SIZE), max(2, -(-COLD_BYTES // cache_bytes))
         kv, q, turn = _random_cache(kv_heads, dim, dtype, blocks * copies), torch.randn(1, heads, dim), 0
         spans = [_spans(1, context, table) for table in torch.arange(blocks * copies, dtype=torch.int32).view(copies, 1, blocks)]
 
-        def decode() -> None:
+        def step() -> None:
             nonlocal turn
-            native.attention(q, kv, spans[turn % copies], scale)
+            native.attention(q, kv, spans[turn % copies], dim**-0.5)
             turn += 1
 
-        yield clock.measure(f"{shape} decode at {context}", decode, cache_bytes, 4 * heads * dim * context)
+        yield clock.measure(f"{shape} decode at {context}", step, cache_bytes, 4 * heads * dim * context)
+
+
+def prefill(shape: str, dtype: torch.dtype, clock: Clock) -> Iterator[Row]:
+    _, config = read_config(SHAPES[shape])
+    heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     for tokens in PREFILL_TOKENS:
         blocks = -(-tokens // BLOCK_SIZE)
         kv, q = _random_cache(kv_heads, dim, dtype, blocks), torch.randn(tokens, heads, dim)
         span = _spans(tokens, tokens, torch.arange(blocks, dtype=torch.int32).view(1, blocks))
         operations = 4 * heads * dim * tokens * (tokens + 1) // 2
-        yield clock.measure(f"{shape} prefill of {tokens}", lambda kv=kv, q=q, span=span: native.attention(q, kv, span, scale), 0, operations)
+        yield clock.measure(f"{shape} prefill of {tokens}", lambda kv=kv, q=q, span=span: native.attention(q, kv, span, dim**-0.5), 0, operations)
 
 
 def _random_cache(kv_heads: int, dim: int, dtype: torch.dtype, blocks: int) -> KVBlocks:
-    kv = KVSpec(1, kv_heads, dim, dtype).allocate(blocks)[0]
-    kv.k.normal_()
-    kv.v.normal_()
+    spec = KVSpec(1, kv_heads, dim, dtype)
+    (kv,) = spec.allocate(blocks)
+    draw_blocks(spec, [kv], torch.arange(blocks))
     return kv
 
 
@@ -165,43 +179,92 @@ def _spans(tokens: int, kv_len: int, table: torch.Tensor) -> Spans:
 # ------------------------------------------------------------------------------------------------------------------ rows
 
 
-def single_rows(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
+def norms(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
     _, config = read_config(SHAPES[shape])
-    hidden, vocab = config.hidden_size, config.vocab_size
-    for m in (rows[0], rows[-1]):
-        x, weight, q = torch.randn(m, hidden), torch.ones(hidden), torch.randn(m, config.num_attention_heads, config.head_dim)
-        cos, sin = torch.randn(2, m, config.head_dim // 2).unbind()
+    weight, head_weight = torch.ones(config.hidden_size), torch.ones(config.head_dim)
+    for m in _fewest_and_most(rows):
+        x, q = torch.randn(m, config.hidden_size), torch.randn(m, config.num_attention_heads, config.head_dim)
         yield clock.measure(f"{shape} rms_norm, {m} rows", lambda: native.rms_norm(x, weight, 1e-6), 2 * x.nbytes)
-        yield clock.measure(f"{shape} rotary, {m} rows", lambda: native.rotary_(q, cos, sin, False), 2 * q.nbytes + 2 * cos.nbytes)
-    logits = torch.randn(1, vocab)
-    top_k, top_p = torch.tensor([50]), torch.tensor([0.9])
+        yield clock.measure(f"{shape} layer_norm, {m} rows", lambda: native.layer_norm(x, weight, weight, 1e-6), 2 * x.nbytes)
+        yield clock.measure(f"{shape} head_rms_norm, {m} rows", lambda: native.head_rms_norm_(q, head_weight, 1e-6), 2 * q.nbytes)
+
+
+def rope(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
+    _, config = read_config(SHAPES[shape])
+    for m in _fewest_and_most(rows):
+        q, angles = torch.randn(m, config.num_attention_heads, config.head_dim), torch.rand(m, config.head_dim // 2) * 6
+        cos, sin = angles.cos(), angles.sin()
+        yield clock.measure(f"{shape} rotary, {m} rows", lambda: native.rotary_(q, cos, sin, False), 2 * q.nbytes + cos.nbytes + sin.nbytes)
+
+
+def sampling(shape: str, clock: Clock) -> Iterator[Row]:
+    _, config = read_config(SHAPES[shape])
+    vocab = config.vocab_size
+    logits, top_k, top_p = torch.randn(1, vocab), torch.tensor([50]), torch.tensor([0.9])
     yield clock.measure(f"{shape} argmax over {vocab}", lambda: native.argmax(logits), logits.nbytes)
     yield clock.measure(f"{shape} softmax over {vocab}", lambda: native.softmax(logits), 2 * logits.nbytes)
-    yield clock.measure(f"{shape} top-k, top-p over {vocab}", lambda: native.top_k_top_p_(logits.clone(), top_k, top_p), logits.nbytes)
+    yield clock.measure(f"{shape} top-k, top-p over {vocab}", lambda: native.top_k_top_p_(logits.clone(), top_k, top_p), 3 * logits.nbytes)
+
+
+def _fewest_and_most(rows: tuple[int, ...]) -> list[int]:
+    return sorted({min(rows), max(rows)})
+
+
+def measure(kernel: str, shape: str, dtype: torch.dtype, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
+    """The rows of one kernel, by its name in the values of `KERNELS`."""
+    match kernel:
+        case "linear":
+            yield from linear(shape, dtype, rows, clock)
+        case "decode":
+            yield from decode(shape, dtype, clock)
+        case "prefill":
+            yield from prefill(shape, dtype, clock)
+        case "norms":
+            yield from norms(shape, rows, clock)
+        case "rope":
+            yield from rope(shape, rows, clock)
+        case "sampling":
+            yield from sampling(shape, clock)
+
+
+def markdown(rows: list[Row], title: str) -> str:
+    """A table; GB/s with their share of the read bandwidth (MBU), GFLOPS with theirs of the fp32 FMA peak (MFU)."""
+
+    def cell(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    lines = [title, "", "| kernel | us | GB/s | MBU | GFLOPS | MFU |", "|---|---:|---:|---:|---:|---:|"]
+    for row in rows:
+        speeds = cell(row.gb_s, ".1f"), cell(row.mbu, ".2f"), cell(row.gflops, ".0f"), cell(row.mfu, ".2f")
+        lines.append(f"| {row.kernel} | {row.seconds * 1e6:,.1f} | " + " | ".join(speeds) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kernels", nargs="*", choices=["linear", "attention", "rows", []], help="default: all")
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b", "llama-3.2-1b", "qwen2.5-3b", "qwen2.5-7b"])
+    parser.add_argument("--only", nargs="+", choices=KERNELS, default=["linear", "attention", "norms", "rope", "sampling"], metavar="KERNEL", help=f"of {', '.join(KERNELS)}")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b", "llama-3.2-1b", "qwen2.5-3b", "qwen2.5-7b"], metavar="SHAPE")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"])
     parser.add_argument("--repeats", type=int, default=9, help="measurements that a median is taken of")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="FILE.md for a table, FILE.json for the last line")
     args = parser.parse_args()
+    if args.output and args.output.suffix not in (".md", ".json"):
+        parser.error(f"--output must end in .md or .json, got {args.output}")
     _C.set_num_threads(args.threads)
     torch.manual_seed(0)
-    chosen, dtype, clock, rows = args.kernels or ["linear", "attention", "rows"], getattr(torch, args.dtype), Clock(args.repeats), []
+    dtype, clock, rows = getattr(torch, args.dtype), Clock(args.repeats), []
     bandwidth, peak = _C.read_bandwidth(COLD_BYTES, 0.5) / 1e9, _C.fma_peak(0.5) / 1e9
-    print(f"{_C.isa()}, {args.threads} threads, {args.dtype}: {bandwidth:.1f} GB/s read, {peak:.0f} GFLOPS fp32 FMA; shares are MBU and MFU")
+    title = f"{_C.isa()}, {args.threads} threads, {args.dtype}: {bandwidth:.1f} GB/s read, {peak:.0f} GFLOPS fp32 FMA; shares are MBU and MFU"
+    print(title)
     for shape in args.shape:
-        if "linear" in chosen:
-            rows += linear(shape, dtype, tuple(args.rows), clock)
-        if "attention" in chosen:
-            rows += attention(shape, dtype, clock)
-        if "rows" in chosen:
-            rows += single_rows(shape, tuple(args.rows), clock)
-    print(json.dumps({"isa": _C.isa(), "threads": args.threads, "dtype": args.dtype, "read_gb_per_s": bandwidth, "fma_gflops": peak, "rows": [asdict(row) for row in rows]}))
+        for kernel in dict.fromkeys(kernel for name in args.only for kernel in KERNELS[name]):
+            rows += measure(kernel, shape, dtype, tuple(args.rows), clock)
+    numbers = json.dumps({"isa": _C.isa(), "threads": args.threads, "dtype": args.dtype, "read_gb_per_s": bandwidth, "fma_gflops": peak, "rows": [asdict(row) for row in rows]})
+    print(numbers)
+    if args.output:
+        args.output.write_text(markdown(rows, title) if args.output.suffix == ".md" else numbers + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
