@@ -98,13 +98,9 @@ class Sampler:
             return [[] for _ in spans]
         if all(span.sequence.policy.wants_argmax_only for span in spans):
             largest = self.ops.argmax(logits).tolist()
-            if all(self._is_finite(logits, row, token) for row, token in enumerate(largest)):
+            if min(largest) >= 0:
                 return self._largest(largest, spans)
         return self._one_by_one(logits, spans)
-
-    def _is_finite(self, logits: Tensor, row: int, token: int) -> bool:
-        """Whether a row whose largest logit is that of `token` is free of NaN (argmax gives -1, or where it stands) and +inf."""
-        return token >= 0 and math.isfinite(logits[row, token])
 
     def _largest(self, largest: list[int], spans: list[Span]) -> list[list[int]]:
         tokens, row = [], 0

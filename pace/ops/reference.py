@@ -202,8 +202,8 @@ def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, head_dim: int, dtype: 
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals."""
-    return logits.argmax(-1)
+    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds NaN or +inf."""
+    return logits.argmax(-1).where(logits.amax(-1) < torch.inf, -1)
 
 
 def softmax(logits: Tensor) -> Tensor:

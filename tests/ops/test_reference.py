@@ -216,6 +216,8 @@ def test_attention_is_its_definition(window, softcap, heads, kv_heads):
 def test_argmax_takes_the_first_of_equals():
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, -1.0, 5.0, 5.0], [-math.inf, -math.inf, -2.0, -2.0]])
     assert ops.argmax(logits).tolist() == [1, 0, 2]
+    logits = torch.tensor([[1.0, math.nan], [math.nan, math.inf], [math.inf, 1.0], [-math.inf, -math.inf], [math.nan, -math.inf]])
+    assert ops.argmax(logits).tolist() == [-1, -1, -1, 0, -1]
 
 
 def test_softmax_and_its_logarithm():

@@ -93,7 +93,8 @@ struct GatherRowsOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// csrc/ops/sampling.cpp. indices[r] = where row r is largest, the lowest index among equals; -1 for a row with NaN.
+// csrc/ops/sampling.cpp. indices[r] = where row r is largest, the lowest index among equals; -1 for a row with NaN or
+// +infinity, which nobody may choose from.
 struct ArgmaxOp {
     static constexpr int kPhases = 1;
     const float* logits;  // [rows][n], row_stride floats between rows

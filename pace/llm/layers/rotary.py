@@ -54,7 +54,7 @@ class Rotary:
         self.config = config
         self.half = -(-config.dim // 2)
         self.frequencies = FREQUENCIES[config.kind](config)
-        self._tables = torch.empty(0, self.half), torch.empty(0, self.half)  # of positions 0, 1, ..., where lengths do not matter
+        self._tables = self._compute(torch.arange(1), torch.arange(1))  # of positions 0, 1, ..., where lengths do not matter
 
     def angles(self, positions: Tensor, rope_lengths: Tensor) -> Angles:
         """Cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths.
@@ -63,11 +63,13 @@ class Rotary:
         in float64 and rounded once, so that a row does not depend on where it stands in a vectorised loop."""
         if not isinstance(self.frequencies, FixedFrequencies):
             return self._compute(positions, rope_lengths)
-        tables, needed = self._tables, int(positions.max()) + 1 if len(positions) else 0
-        if len(tables[0]) < needed:
-            count = 1 << (needed - 1).bit_length()
-            tables = self._tables = self._compute(torch.arange(count), torch.arange(count))
-        return tables[0].index_select(0, positions), tables[1].index_select(0, positions)
+        cos, sin = self._tables
+        try:
+            return cos.index_select(0, positions), sin.index_select(0, positions)
+        except IndexError:  # a text got longer than all before; looking for the largest position in every step would take longer than the rest
+            count = 1 << int(positions.max()).bit_length()
+            cos, sin = self._tables = self._compute(torch.arange(count), torch.arange(count))
+            return cos.index_select(0, positions), sin.index_select(0, positions)
 
     def _compute(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
         angle = (positions.float()[:, None] * self.frequencies(rope_lengths)).double()
