@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -225,7 +226,7 @@ def build_filters(config: SamplingConfig) -> list[Filter]:
     if not config.do_sample:
         return filters
     if config.temperature != 1.0:
-        filters.append(lambda ops, logits: logits.div_(config.temperature))
+        filters.append(divide_by_temperature(config.temperature))
     if config.top_k or config.top_p < 1.0:
         top_k, top_p = torch.tensor([config.top_k], dtype=torch.int64), torch.tensor([config.top_p], dtype=torch.float32)
         filters.append(lambda ops, logits: ops.top_k_top_p_(logits[None], top_k, top_p))
@@ -236,13 +237,21 @@ def build_filters(config: SamplingConfig) -> list[Filter]:
     return filters
 
 
+def divide_by_temperature(temperature: float) -> Filter:
+    def divide_(ops: Any, logits: Tensor) -> None:
+        numbers = logits.numpy()
+        numbers /= np.float32(temperature)
+
+    return divide_
+
+
 def keep_min_p_(ops: Any, logits: Tensor, min_p: float) -> None:
     """Filters tokens less than `min_p` times as likely as the most likely one."""
-    probabilities = ops.softmax(logits[None])[0]
+    probabilities = ops.softmax(logits[None])[0].numpy()
     top = probabilities.argmax()
-    outside = probabilities < min_p * probabilities[top]
+    outside = probabilities < np.float32(min_p) * probabilities[top]
     outside[top] = False
-    logits[outside] = -math.inf
+    logits.numpy()[outside] = -math.inf
 
 
 def keep_typical_(ops: Any, logits: Tensor, mass: float) -> None:

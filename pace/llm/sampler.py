@@ -1,10 +1,15 @@
-"""Logits in, accepted tokens out. Each sequence brings a policy; those that only want the largest are done in one call."""
+"""Logits in, accepted tokens out. Each sequence brings a policy; those that only want the largest are done in one call.
+
+What goes over a whole vocabulary is a kernel of `pace.ops` or numpy's: torch would share it among threads of its own, and where these must be waited
+for (2 cores, 8 processes that want them, 152k words, temperature, top-k and top-p) a token took 33 to 65 ms, which is 0.8 without.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,12 +66,13 @@ class Sampling:
         return chosen
 
     def _choose_one(self, ops: Any, raw: Tensor, tokens: list[int], sequence: Sequence) -> int:
-        logits = raw.clone()
+        logits = torch.from_numpy(raw.numpy().copy())
         for processor in self.processors:
             processor.sync(tokens)
             processor.process_(logits, tokens)
         num_generated = len(tokens) - sequence.num_prompt_tokens
-        if not math.isfinite(logits.max()):
+        largest = int(ops.argmax(logits[None])[0])
+        if largest < 0 or logits[largest] == -math.inf:
             raise ValueError(
                 f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
                 f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors"
@@ -117,7 +123,7 @@ class Sampler:
             row += span.num_rows
             if span.num_rows:
                 try:
-                    check_finite(wanted, span.sequence)
+                    check_finite(self.ops, wanted, span.sequence)
                     tokens[-1] = span.sequence.policy.choose(self.ops, wanted, span)
                 except Exception as error:
                     span.sequence.fail(error)
@@ -132,9 +138,9 @@ def accept_drafts(chosen: list[int], drafts: list[int]) -> list[int]:
     return chosen[: num_accepted + 1]
 
 
-def check_finite(logits: Tensor, sequence: Sequence) -> None:
+def check_finite(ops: Any, logits: Tensor, sequence: Sequence) -> None:
     """Raises ValueError where the model gave NaN or +inf. (-inf is a ban, which a model may state.)"""
-    if bool(torch.isnan(logits).any()) or bool((logits == float("inf")).any()):
+    if min(ops.argmax(logits).tolist()) < 0:
         raise ValueError(
             f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
             f"or the dtype too narrow: try dtype=torch.float32"
@@ -169,7 +175,8 @@ def uniform(seed: int, index: int) -> float:
 def draw(probabilities: Tensor, threshold: float) -> int:
     """The first token at which the cumulative probability exceeds `threshold` (in [0, 1)) of the total. In float64, over the
     tokens of nonzero probability in rising order of their ids."""
-    candidates = probabilities.nonzero().view(-1)
-    cumulative = probabilities[candidates].double().cumsum(0)
-    index = int(torch.searchsorted(cumulative, threshold * float(cumulative[-1]), right=True))
-    return int(candidates[min(index, candidates.shape[0] - 1)])
+    numbers = probabilities.numpy()
+    candidates = np.flatnonzero(numbers > 0)
+    cumulative = np.cumsum(numbers[candidates], dtype=np.float64)
+    index = int(np.searchsorted(cumulative, threshold * cumulative[-1], side="right"))
+    return int(candidates[min(index, len(candidates) - 1)])

@@ -6,11 +6,14 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
 from pace.llm.engine import Engine
-from pace.llm.sampler import accept_drafts, draw, mix, token_logprob, uniform
+from pace.llm.logits import build_filters, build_processors
+from pace.llm.sampler import Greedy, Sampler, Sampling, accept_drafts, draw, mix, token_logprob, uniform
+from pace.llm.sequence import Sequence, Span
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 
 
@@ -102,3 +105,38 @@ def test_greedy_with_logprobs_is_greedy() -> None:
 def test_token_logprob() -> None:
     record = token_logprob(OPS, torch.tensor([0.0, math.log(3.0)]), 0, 1)
     assert record.logprob == pytest.approx(math.log(0.25)) and record.top == ((1, pytest.approx(math.log(0.75))),)
+
+
+class LargeOperations(TorchDispatchMode):
+    """Names of torch's operations that look at more numbers than one of its threads is given (32,768), views and lookups aside."""
+
+    LOOKUPS = {"index", "index_put_", "index_select", "gather", "scatter_", "select", "slice", "unsqueeze", "view", "alias", "detach", "empty", "lift_fresh"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name not in self.LOOKUPS and any(isinstance(arg, torch.Tensor) and arg.numel() > 32768 for arg in args):
+            self.names.add(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"repetition_penalty": 1.2}, {"do_sample": True}, {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"do_sample": True, "min_p": 0.1}],
+    ids=str,
+)
+def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
+    native = pytest.importorskip("pace.ops.native")
+    config = SamplingConfig(**fields).merge_from(SamplingConfig())
+    policy = Sampling(build_processors(config, 3, []), build_filters(config), 5 if config.do_sample else None, None) if fields else Greedy()
+    sequence = Sequence([1, 2, 3], policy, None, 10)
+    logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
+    with LargeOperations() as seen:
+        (tokens,) = Sampler(native).sample(logits, [Span(sequence, 0, 3)])
+    assert len(tokens) == 1 and sequence.error is None and seen.names == set()
+    with LargeOperations() as seen:
+        logits.clone()
+    assert seen.names == {"clone"}
