@@ -132,31 +132,26 @@ void Program::linear(Value out, Value x, const Norm& norm, const void* weight, c
     });
 }
 
-void Program::prepare_heads(HeadsOf q, HeadsOf k, HeadsOf v, const Norm& query_norm, const Norm& key_norm, int64_t half,
-                            bool interleaved, int layer) {
-    record<PrepareHeadsOp>("prepare heads", true, [=](PrepareHeadsOp& op, const Frame& frame) {
-        op.q = frame.at(q);
-        op.k = frame.at(k);
-        op.v = frame.at(v);
-        op.token_stride = q.value.columns;
-        op.query_heads = q.count;
-        op.tokens = frame.step.tokens;
-        op.query_norm = query_norm;
-        op.key_norm = key_norm;
-        op.cos = frame.step.cos;
-        op.sin = frame.step.sin;
-        op.half = half;
-        op.interleaved = interleaved;
-        op.kv = frame.program.cache_[layer];
-        op.slots = frame.step.slots;
-    });
-}
-
-void Program::attention(Value out, HeadsOf q, int layer, float scale, int64_t window, float softcap) {
+void Program::attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Preparation& preparation, int layer, float scale,
+                        int64_t window, float softcap) {
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
         const Step& step = frame.step;
         const KvView& kv = frame.program.cache_[layer];
-        op.args = {frame.at(q), q.value.columns, kv.head_dim, kv, q.count, scale, window, softcap, frame.at(out)};
+        op.q = frame.at(q);
+        op.args = {q.value.columns, kv.head_dim, kv, q.count, scale, window, softcap, frame.at(out)};
+        op.heads = {frame.at(q),
+                    frame.at(k),
+                    frame.at(v),
+                    q.value.columns,
+                    q.count,
+                    preparation.query_norm,
+                    preparation.key_norm,
+                    step.cos,
+                    step.sin,
+                    preparation.half,
+                    preparation.interleaved,
+                    kv,
+                    step.slots};
         op.tokens = step.tokens;
         op.spans = step.spans;
         op.query_start = step.query_start;

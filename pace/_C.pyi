@@ -114,6 +114,9 @@ class Heads:
 class Norm:
     def __init__(self, kind: str, weight: int, bias: int, eps: float) -> None: ...
 
+class Preparation:
+    def __init__(self, query_norm: Norm | None, key_norm: Norm | None, half: int, interleaved: bool) -> None: ...
+
 class Program:
     """Keeps addresses only: weights, parameters and caches must outlive it."""
 
@@ -125,10 +128,9 @@ class Program:
     def linear(
         self, out: Value, x: Value, norm: Norm | None, weight: int, bias: int, activation: int, residual: Value | None
     ) -> None: ...
-    def prepare_heads(
-        self, q: Heads, k: Heads, v: Heads, query_norm: Norm | None, key_norm: Norm | None, half: int, interleaved: bool, layer: int
+    def attention(
+        self, out: Value, q: Heads, k: Heads, v: Heads, preparation: Preparation, layer: int, scale: float, window: int, softcap: float
     ) -> None: ...
-    def attention(self, out: Value, q: Heads, layer: int, scale: float, window: int, softcap: float) -> None: ...
     def set_cache(self, layers: list[KvView]) -> None: ...
     def run(
         self,

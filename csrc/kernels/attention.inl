@@ -399,9 +399,8 @@ static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float
     for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * head_dim) {
         const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
         for (int row = begin; row < end; ++row) {
-            const int64_t token = rows.first_token + (rows.first_row + row) / group;
-            const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
-            const float* q = args.q + token * args.q_token_stride + head * args.q_head_stride;
+            const int64_t token = (rows.first_row + row) / group, head = (rows.first_row + row) % group;
+            const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
             for (int64_t d = 0; d < head_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
         }
     }

@@ -62,7 +62,9 @@ void AttentionOp::prepare(int threads) {
         throw std::invalid_argument("query_start must go from 0 to the " + std::to_string(tokens) + " tokens of q; it goes from " +
                                     std::to_string(query_start[0]) + " to " + std::to_string(query_start[spans]));
     }
+    if (heads) check_slots(heads.slots, tokens, args.kv);
     const int64_t group = args.group();
+    long_spans.clear();
     tasks.clear();
     merges.clear();
     state_floats = 0;
@@ -70,13 +72,19 @@ void AttentionOp::prepare(int threads) {
         check_span(span);
         const int64_t begin = query_start[span], span_rows = (query_start[span + 1] - begin) * group;
         const int64_t first_position = kv_len[span] - (query_start[span + 1] - begin);
+        const bool prepares = heads && span_rows <= kMaxQueryRows;
+        if (heads && !prepares) {
+            const int64_t end = query_start[span + 1], step = prepared_tokens_per_chunk(heads);
+            for (int64_t t = begin; t < end; t += step) long_spans.push_back({t, std::min(step, end - t)});
+        }
         // The last tiles of a span see the most positions: they go first, so that no long chunk is begun last.
         for (int64_t tile = divide_up(span_rows, kMaxQueryRows) - 1; tile >= 0; --tile) {
             const int64_t first_row = tile * kMaxQueryRows;
             const int rows = int(std::min<int64_t>(kMaxQueryRows, span_rows - first_row));
             for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
                 const int32_t* const blocks = block_table + span * table_stride;
-                tasks.push_back({{begin, first_position, blocks, head, first_row, rows}, -1, 0});
+                const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
+                tasks.push_back({{queries, begin, first_position, blocks, head, first_row, rows}, -1, 0, prepares});
             }
         }
     }
@@ -92,26 +100,46 @@ void AttentionOp::prepare(int threads) {
         }
         merges.push_back({task.rows, range.last - range.first, state_floats});
         for (int64_t partition = range.first; partition < range.last; ++partition) {
-            tasks.push_back({task.rows, partition, state_floats});
+            tasks.push_back({task.rows, partition, state_floats, task.prepares});
             state_floats += task.rows.rows * partial_floats(args.kv);
         }
     }
 }
 
-int64_t AttentionOp::chunks(int phase) const { return phase == 0 ? int64_t(tasks.size()) : int64_t(merges.size()); }
+int64_t AttentionOp::chunks(int phase) const {
+    return int64_t(phase == 0 ? long_spans.size() : phase == 1 ? tasks.size() : merges.size());
+}
 
 void AttentionOp::run(int phase, int64_t chunk, int) const {
+    if (phase == 0) return prepare_heads(heads, long_spans[chunk].first, long_spans[chunk].count);
+    if (phase == 1) return run_task(tasks[chunk]);
+    const Merge& merge = merges[chunk];
     float* const scratch = static_cast<float*>(thread_scratch(attention_scratch_floats(args.kv) * sizeof(float)));
-    if (phase == 1) {
-        const Merge& merge = merges[chunk];
-        table->attention_merge(args, merge.rows, merge.partitions, states + merge.state, scratch);
-        return;
+    table->attention_merge(args, merge.rows, merge.partitions, states + merge.state, scratch);
+}
+
+void AttentionOp::run_task(const Task& task) const {
+    const int64_t dim = args.kv.head_dim, group = args.group();
+    const int64_t kernel_floats = attention_scratch_floats(args.kv), own_floats = task.prepares ? (kMaxQueryRows + 1) * dim : 0;
+    float* const scratch = static_cast<float*>(thread_scratch((kernel_floats + own_floats) * sizeof(float)));
+    AttentionArgs a = args;
+    QueryRows rows = task.rows;
+    if (task.prepares) {
+        float *const queries = scratch + kernel_floats, *const key = queries + kMaxQueryRows * dim;
+        for (int64_t t = 0; t < rows.rows / group; ++t) {
+            const int64_t token = rows.first_token + t, position = rows.first_position + t;
+            prepare_queries(heads, token, rows.kv_head, queries + t * group * dim);
+            const bool is_here = task.partition < 0 || position / kPartitionPositions == task.partition;
+            if (is_here) store_key_value(heads, token, rows.kv_head, key);
+        }
+        rows.q = queries;
+        a.q_token_stride = group * dim;
+        a.q_head_stride = dim;
     }
-    const Task& task = tasks[chunk];
     if (task.partition < 0) {
-        table->attention(args, task.rows, scratch);
+        table->attention(a, rows, scratch);
     } else {
-        table->attention_partition(args, task.rows, task.partition, states + task.state, scratch);
+        table->attention_partition(a, rows, task.partition, states + task.state, scratch);
     }
 }
 
@@ -136,7 +164,7 @@ void StoreKvOp::run(int, int64_t chunk, int) const {
     const auto store = kernels().store_kv;
     const int64_t end = std::min(tokens, (chunk + 1) * kStoreTokens);
     for (int64_t t = chunk * kStoreTokens; t < end; ++t) {
-        store(k + t * k_token_stride, k_head_stride, v + t * v_token_stride, v_head_stride, kv, slots[t]);
+        store(k + t * k_token_stride, k_head_stride, v + t * v_token_stride, v_head_stride, kv, 0, kv.kv_heads, slots[t]);
     }
 }
 

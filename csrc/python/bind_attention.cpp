@@ -16,15 +16,8 @@ void attention(const pace::KvView& kv, Address q, int64_t q_token_stride, int64_
                int64_t query_heads, float scale, int64_t window, float softcap, Address query_start, Address kv_len,
                Address block_table, int64_t spans, int64_t table_stride, Address out) {
     pace::AttentionOp op = {};
-    op.args = {at<const float>(q),
-               q_token_stride,
-               q_head_stride,
-               kv,
-               query_heads,
-               scale,
-               window == 0 ? pace::kNoWindow : window,
-               softcap,
-               at<float>(out)};
+    op.q = at<const float>(q);
+    op.args = {q_token_stride, q_head_stride, kv, query_heads, scale, window == 0 ? pace::kNoWindow : window, softcap, at<float>(out)};
     op.tokens = tokens;
     op.spans = spans;
     op.query_start = at<const int32_t>(query_start);

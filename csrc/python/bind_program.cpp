@@ -19,13 +19,13 @@ void linear(Program& program, Value out, Value x, const Norm* norm, Address weig
                    residual);
 }
 
-void prepare_heads(Program& program, HeadsOf q, HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm,
-                   int64_t half, bool interleaved, int layer) {
-    program.prepare_heads(q, k, v, query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved, layer);
+pace::Preparation make_preparation(const Norm* query_norm, const Norm* key_norm, int64_t half, bool interleaved) {
+    return {query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved};
 }
 
-void attention(Program& program, Value out, HeadsOf q, int layer, float scale, int64_t window, float softcap) {
-    program.attention(out, q, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
+void attention(Program& program, Value out, HeadsOf q, HeadsOf k, HeadsOf v, const pace::Preparation& preparation, int layer,
+               float scale, int64_t window, float softcap) {
+    program.attention(out, q, k, v, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
 }
 
 void run(Program& program, int64_t tokens, int64_t logit_rows, Address ids, Address positions, Address cos, Address sin,
@@ -50,6 +50,8 @@ void bind_program(py::module_& m) {
     py::class_<Value>(m, "Value").def(py::init<int, int64_t, bool>(), py::arg("buffer"), py::arg("columns"), py::arg("per_token"));
     py::class_<HeadsOf>(m, "Heads").def(py::init<Value, int64_t, int64_t>(), py::arg("value"), py::arg("column"), py::arg("count"));
     py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"), py::arg("eps"));
+    py::class_<pace::Preparation>(m, "Preparation")
+        .def(py::init(&make_preparation), py::arg("query_norm"), py::arg("key_norm"), py::arg("half"), py::arg("interleaved"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
         .def("embedding", [](Program& program, Value out, Address weight, bool positions, int64_t offset) {
@@ -59,7 +61,6 @@ void bind_program(py::module_& m) {
         .def("add", &Program::add)
         .def("norm", &Program::norm)
         .def("linear", linear)
-        .def("prepare_heads", prepare_heads)
         .def("attention", attention)
         .def("set_cache", &Program::set_cache)
         .def("run", run, release)

@@ -69,6 +69,9 @@ def _values(operand: Any) -> Iterator[Value]:
         yield operand
     elif isinstance(operand, Heads):
         yield operand.value
+    elif isinstance(operand, Preparation):
+        yield operand.k.value
+        yield operand.v.value
 
 
 @dataclass(eq=False)
@@ -137,14 +140,21 @@ class RotateHeads(Instruction):
 
 
 @dataclass(eq=False)
-class PrepareHeads(Instruction):
-    """Normalises and rotates queries and keys in place, each where asked, and stores keys and values."""
+class StoreKv(Instruction):
+    """Keys and values of the step's tokens into the cache of a layer."""
 
     outputs = ()
-    q: Heads
     k: Heads
     v: Heads
     layer: int
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What attention does before: normalises and rotates queries and keys, each where asked, and stores keys and values."""
+
+    k: Heads
+    v: Heads
     query_norm: NormParameters | None = None
     key_norm: NormParameters | None = None
     rotation: Rotation | None = None
@@ -158,3 +168,4 @@ class Attention(Instruction):
     scale: float
     window: int | None
     softcap: float | None
+    preparation: Preparation | None = None

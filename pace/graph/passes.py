@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from pace.graph.instructions import Heads, Instruction, Linear, Norm, NormHeads, PrepareHeads, RotateHeads, Value
+from pace.graph.instructions import Attention, Heads, Instruction, Linear, Norm, NormHeads, Preparation, RotateHeads, StoreKv, Value
 
 
 def optimise(instructions: list[Instruction]) -> list[Instruction]:
@@ -39,41 +39,41 @@ def _is_input(reader: Instruction, value: Value) -> bool:
 
 
 def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
-    """What is done to queries and keys right before these keys are stored becomes one instruction with the storing.
+    """What is done to queries and keys, and storing keys and values, becomes part of the attention that follows: one barrier less.
 
     Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, in this order, each optional."""
     result: list[Instruction] = []
     for instruction in instructions:
-        if not isinstance(instruction, PrepareHeads):
+        if not isinstance(instruction, Attention) or not result or not isinstance(result[-1], StoreKv):
             result.append(instruction)
             continue
+        store = result.pop()
         before: list[NormHeads | RotateHeads] = []
-        while result and isinstance(result[-1], (NormHeads, RotateHeads)) and result[-1].heads.value is instruction.k.value:
+        while result and isinstance(result[-1], (NormHeads, RotateHeads)) and result[-1].heads in (instruction.q, store.k):
             before.insert(0, result.pop())
-        result += _prepare_heads(instruction, before)
+        preparation = _preparation(instruction.q, store, before)
+        if preparation and store.layer == instruction.layer:
+            result.append(replace(instruction, preparation=preparation))
+        else:
+            result += [*before, store, instruction]
     return result
 
 
-def _prepare_heads(store: PrepareHeads, before: list[NormHeads | RotateHeads]) -> list[Instruction]:
-    """`before` and `store` as one instruction, or as they are where they are no case of it."""
-    queries = next((step.heads for step in before if step.heads != store.k), store.q)
-    fused, expected = replace(store, q=queries), list(before)
+def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]) -> Preparation | None:
+    """`before` and `store` as one, or None where they are no case of it."""
+    expected = list(before)
 
     def take(kind: type, heads: Heads) -> NormHeads | RotateHeads | None:
         if expected and isinstance(expected[0], kind) and expected[0].heads == heads:
             return expected.pop(0)
         return None
 
-    if norm := take(NormHeads, queries):
-        fused.query_norm = norm.parameters
-    if norm := take(NormHeads, store.k):
-        fused.key_norm = norm.parameters
-    turned = take(RotateHeads, queries), take(RotateHeads, store.k)
-    if all(turned) and turned[0].rotation == turned[1].rotation:
-        fused.rotation = turned[0].rotation
-    elif any(turned):
-        return [*before, store]
-    return [*before, store] if expected else [fused]
+    query_norm, key_norm = take(NormHeads, q), take(NormHeads, store.k)
+    turns = take(RotateHeads, q), take(RotateHeads, store.k)
+    rotations = {turn and turn.rotation for turn in turns}
+    if expected or len(rotations) > 1:
+        return None
+    return Preparation(store.k, store.v, query_norm and query_norm.parameters, key_norm and key_norm.parameters, rotations.pop())
 
 
 @dataclass(frozen=True)

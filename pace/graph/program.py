@@ -108,6 +108,10 @@ def _lower(instructions: list[ir.Instruction], result: ir.Value) -> _C.Program:
             return None
         return _C.Norm(parameters.kind, _address(parameters.weight), _address(parameters.bias), parameters.eps)
 
+    def preparation(p: ir.Preparation) -> _C.Preparation:
+        half, interleaved = (p.rotation.half, p.rotation.interleaved) if p.rotation else (0, False)
+        return _C.Preparation(norm(p.query_norm), norm(p.key_norm), half, interleaved)
+
     for instruction in instructions:
         match instruction:
             case ir.Embedding(out, weight, positions, offset):
@@ -121,11 +125,8 @@ def _lower(instructions: list[ir.Instruction], result: ir.Value) -> _C.Program:
             case ir.Linear(out, x, weight, bias, activation, residual, parameters):
                 code, added = ACTIVATION_CODES[activation], None if residual is None else value(residual)
                 program.linear(value(out), value(x), norm(parameters), weight.address, _address(bias), code, added)
-            case ir.PrepareHeads(q, k, v, layer, query_norm, key_norm, rotation):
-                half, interleaved = (rotation.half, rotation.interleaved) if rotation else (0, False)
-                program.prepare_heads(heads(q), heads(k), heads(v), norm(query_norm), norm(key_norm), half, interleaved, layer)
-            case ir.Attention(out, q, layer, scale, window, softcap):
-                program.attention(value(out), heads(q), layer, scale, window or 0, softcap or 0.0)
+            case ir.Attention(out, q, layer, scale, window, softcap, ir.Preparation(k, v) as before):
+                program.attention(value(out), heads(q), heads(k), heads(v), preparation(before), layer, scale, window or 0, softcap or 0.0)
             case _:
                 raise NotImplementedError(f"a program cannot do {instruction}")
     return program

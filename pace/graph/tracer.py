@@ -22,9 +22,9 @@ from pace.graph.instructions import (
     Norm,
     NormHeads,
     NormParameters,
-    PrepareHeads,
     RotateHeads,
     Rotation,
+    StoreKv,
     Value,
 )
 from pace.ops.weight import PackedWeight
@@ -158,8 +158,7 @@ class Tracer:
         self.instructions.append(RotateHeads(x.heads, Rotation(cos.half, interleaved)))
 
     def store_kv(self, k: HeadRows, v: HeadRows, layer: int, slots: Slots) -> None:
-        none = Heads(k.heads.value, k.heads.column, 0, k.heads.head_dim)
-        self.instructions.append(PrepareHeads(none, k.heads, v.heads, layer))
+        self.instructions.append(StoreKv(k.heads, v.heads, layer))
 
     def attention(
         self, q: HeadRows, layer: int, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None

@@ -34,10 +34,10 @@ struct Problem {
         // At 4 bytes past an aligned address: nothing may rely on alignment.
         const int64_t k_stride = kv_heads * head_dim * 16, v_stride = kv_heads * padded * 16;
         const KvView kv = {k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, head_dim};
-        args = {q.data(), heads * head_dim, head_dim, kv, heads, 0.3f, window, softcap, out.data()};
+        args = {heads * head_dim, head_dim, kv, heads, 0.3f, window, softcap, out.data()};
         for (int64_t p = 0; p < length; ++p) {
-            kernels().store_kv(&k[p * kv_heads * head_dim], head_dim, &v[p * kv_heads * head_dim], head_dim, kv,
-                               table[p / 16] * 16 + p % 16);
+            kernels().store_kv(&k[p * kv_heads * head_dim], head_dim, &v[p * kv_heads * head_dim], head_dim, kv, 0,
+                               kv_heads, table[p / 16] * 16 + p % 16);
         }
         for (float& value : k) value = rounded(value);
         for (float& value : v) value = rounded(value);
@@ -63,7 +63,8 @@ struct Problem {
         for (int64_t head = 0; head < kv_heads; ++head) {
             for (int64_t row = 0; row < rows; row += rows_at_once) {
                 const int count = int(std::min<int64_t>(rows_at_once, rows - row));
-                kernels().attention(args, {0, 0, table.data(), head, row, count}, scratch.data());
+                const float* const queries = &q[head * args.group() * head_dim];
+                kernels().attention(args, {queries, 0, 0, table.data(), head, row, count}, scratch.data());
             }
         }
         return out;
@@ -73,6 +74,7 @@ struct Problem {
         std::fill(out.begin(), out.end(), check::kPoison);
         const int32_t starts[] = {0, int32_t(length)}, lengths[] = {int32_t(length)};
         AttentionOp op = {};
+        op.q = q.data();
         op.args = args;
         op.tokens = length;
         op.spans = 1;
@@ -183,7 +185,8 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
     for (int64_t block = 0; block < (70 - 20 + 1) / 16; ++block) problem.table[block] = -1;
     std::fill(problem.out.begin(), problem.out.end(), 0.0f);
     std::vector<float> scratch(attention_scratch_floats(problem.args.kv), check::kPoison);
-    kernels().attention(problem.args, {70, 70, problem.table.data(), 0, 0, 60}, scratch.data());
+    const float* const queries = &problem.q[70 * problem.heads * problem.head_dim];
+    kernels().attention(problem.args, {queries, 70, 70, problem.table.data(), 0, 0, 60}, scratch.data());
     CHECK(std::memcmp(&problem.out[70 * 16], &clean[70 * 16], 30 * 16 * sizeof(float)) == 0);
 }
 

@@ -55,8 +55,7 @@ struct Layer {
         const HeadsOf v = {heads, (kHeads + kKvHeads) * kHeadDim, kKvHeads};
         program.embedding(x, embedding.get(), Program::Ids::Tokens, 0);
         program.linear(heads, x, norm, qkv.get(), nullptr, Activation::None, nullptr);
-        program.prepare_heads(q, k, v, none, none, kHalf, false, 0);
-        program.attention(mixed, q, 0, 0.35f, kNoWindow, 0);
+        program.attention(mixed, q, k, v, {none, none, kHalf, false}, 0, 0.35f, kNoWindow, 0);
         program.linear(x, mixed, none, out.get(), nullptr, Activation::None, &x);
         program.linear(inner, x, norm, gate_up.get(), nullptr, Activation::Silu, nullptr);
         program.linear(x, inner, none, down.get(), nullptr, Activation::None, &x);

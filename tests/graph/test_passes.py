@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from pace.graph.instructions import Add, Attention, Embedding, Heads, Linear, Norm, NormHeads, NormParameters, PrepareHeads, RotateHeads, Rotation, Value
+from pace.graph.instructions import Add, Attention, Embedding, Heads, Linear, Norm, NormHeads, NormParameters, Preparation, RotateHeads, Rotation, StoreKv, Value
 from pace.graph.passes import fuse_heads, fuse_norms, plan_buffers
 from pace.graph.tracer import LogitRows, SymbolicAngles, Tracer
 from pace.ops.weight import PackedWeight
@@ -55,20 +55,20 @@ def heads_of(value):
     return Heads(value, 0, 2, 4), Heads(value, 8, 1, 4), Heads(value, 12, 1, 4)
 
 
-def store(value):
-    _, k, v = heads_of(value)
-    return PrepareHeads(Heads(value, 8, 0, 4), k, v, layer=0)
+def attention(value, layer=0):
+    q, k, v = heads_of(value)
+    return [StoreKv(k, v, layer=0), Attention(Value(8), q, layer, 1.0, None, None)]
 
 
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("rotates", [False, True])
-def test_what_happens_to_heads_becomes_one_instruction(norms, rotates):
+def test_what_happens_to_heads_becomes_part_of_attention(norms, rotates):
     value = Value(16)
-    q, k, _ = heads_of(value)
+    q, k, v = heads_of(value)
     before = [NormHeads(q, RMS), NormHeads(k, RMS)] * norms + [RotateHeads(q, TURN), RotateHeads(k, TURN)] * rotates
-    (fused,) = fuse_heads([*before, store(value)])
-    assert (fused.query_norm, fused.key_norm, fused.rotation) == (norms and RMS or None, norms and RMS or None, rotates and TURN or None)
-    assert fused.k == k and (fused.q == q if before else fused.q.count == 0)
+    (fused,) = fuse_heads([*before, *attention(value)])
+    assert fused.preparation == Preparation(k, v, norms and RMS or None, norms and RMS or None, rotates and TURN or None)
+    assert fused.q == q and list(fused.reads()) == [value] * 3
 
 
 def test_heads_in_another_order_stay_as_they_are():
@@ -80,10 +80,12 @@ def test_heads_in_another_order_stay_as_they_are():
         [RotateHeads(q, TURN), RotateHeads(k, Rotation(2, True))],  # in two ways
         [NormHeads(q, RMS), NormHeads(q, RMS)],  # twice
     ):
-        instructions = [*before, store(value)]
+        instructions = [*before, *attention(value)]
         assert fuse_heads(instructions) == instructions
     foreign = RotateHeads(heads_of(other)[0], TURN)
-    assert fuse_heads([foreign, store(value)])[0] is foreign
+    assert fuse_heads([foreign, *attention(value)])[0] is foreign
+    elsewhere = [RotateHeads(q, TURN), RotateHeads(k, TURN), *attention(value, layer=1)]  # attention of a layer that was not stored
+    assert fuse_heads(elsewhere) == elsewhere
 
 
 def check_plan(instructions, result):

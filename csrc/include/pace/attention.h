@@ -44,8 +44,7 @@ struct KvView {
 constexpr int64_t kNoWindow = int64_t(1) << 40;
 
 struct AttentionArgs {
-    const float* q;          // [tokens][heads][head_dim], strides in floats
-    int64_t q_token_stride;
+    int64_t q_token_stride;  // of queries [tokens][heads][head_dim], in floats
     int64_t q_head_stride;
     KvView kv;
     int64_t query_heads;     // a multiple of kv.kv_heads; head h reads kv head h / group()
@@ -60,7 +59,8 @@ struct AttentionArgs {
 // Query rows that go over the keys and values together: rows of one span and one kv head, numbered token by token and, within
 // a token, head by head of the group. Row r of the span is token r / group, head r % group.
 struct QueryRows {
-    int64_t first_token;     // in q and out: the span's first token
+    const float* q;          // of the span's first token and the group's first head
+    int64_t first_token;     // in out: the span's first token
     int64_t first_position;  // the position of that token in its sequence
     const int32_t* blocks;   // the span's block table
     int64_t kv_head;

@@ -8,12 +8,43 @@
 
 namespace pace {
 
+// What is done to the heads of new tokens between the product that makes them and attention: query and key heads are normalised
+// (where the norms are not None) and rotated (where half > 0), keys and values are stored.
+struct HeadsArgs {
+    float *q, *k;              // [tokens][heads][head_dim], heads contiguous
+    const float* v;
+    int64_t token_stride;      // of all three, in floats
+    int64_t query_heads;
+    Norm query_norm, key_norm;
+    const float *cos, *sin;    // [tokens][half]
+    int64_t half;
+    bool interleaved;
+    KvView kv;
+    const int64_t* slots;      // [tokens]
+
+    explicit operator bool() const { return slots != nullptr; }
+};
+
+// csrc/ops/heads.cpp. All heads of `count` tokens from `first` on, in place.
+void prepare_heads(const HeadsArgs& heads, int64_t first, int64_t count);
+// The query heads of one token and one key/value head, copied to `queries` [group][head_dim].
+void prepare_queries(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* queries);
+// The key and the value of one token and one head, stored; the key is prepared in `key` [head_dim].
+void store_key_value(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* key);
+// Tokens that make a chunk worth a thread's while.
+int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
+
 // csrc/ops/attention.cpp. args.out [tokens][query_heads * head_dim] = attention of every token of every span over its own
 // positions. Span s has tokens query_start[s] .. query_start[s + 1]; its last token stands at position kv_len[s] - 1; position p
 // lives in block block_table[s * table_stride + p / 16]. Blocks wholly before every token's window are not looked at.
+//
+// With `heads`, it prepares and stores them first. A span that fits into one tile of rows needs no barrier for that: each of its
+// tasks prepares the queries it reads, and stores the keys and values of its own head and positions. A decode step is such spans.
 struct AttentionOp {
-    static constexpr int kPhases = 2;  // rows, or single partitions of them; merge
+    static constexpr int kPhases = 3;  // heads of long spans; rows, or single partitions of them; merge
+    const float* q;              // [tokens][query_heads][head_dim], strides in args
     AttentionArgs args;
+    HeadsArgs heads;             // of the same q, or none
     int64_t tokens;
     int64_t spans;
     const int32_t* query_start;  // [spans + 1]
@@ -31,23 +62,29 @@ struct AttentionOp {
     void set_workspace(void* memory) { states = static_cast<float*>(memory); }
 
 private:
-    struct Task {              // a chunk of phase 0
+    struct Tokens {            // a chunk of phase 0
+        int64_t first, count;
+    };
+    struct Task {              // a chunk of phase 1
         QueryRows rows;
         int64_t partition;     // -1: all partitions, straight into out
         int64_t state;         // where in `states`
+        bool prepares;         // its queries and what it stores
     };
-    struct Merge {             // a chunk of phase 1
+    struct Merge {             // a chunk of phase 2
         QueryRows rows;
         int64_t partitions;
         int64_t state;         // of the first partition
     };
     const KernelTable* table;
+    std::vector<Tokens> long_spans;
     std::vector<Task> tasks, whole_tasks;
     std::vector<Merge> merges;
     int64_t state_floats;
     float* states;
 
     void check_span(int64_t span) const;
+    void run_task(const Task& task) const;
 };
 
 // csrc/ops/attention.cpp. Keys and values of `tokens` tokens into the cache, token t at position slots[t].
@@ -62,28 +99,6 @@ struct StoreKvOp {
     void prepare(int threads);  // throws std::invalid_argument for a slot outside of the cache
     int64_t chunks(int) const;
     void run(int phase, int64_t chunk, int thread) const;
-};
-
-// csrc/ops/heads.cpp. What happens to the heads of a token between the product that makes them and attention: query and key
-// heads are normalised (where the norms are not None) and rotated (where half > 0) in place, then keys and values are stored.
-struct PrepareHeadsOp {
-    static constexpr int kPhases = 1;
-    float *q, *k;              // [tokens][heads][head_dim], heads contiguous
-    const float* v;
-    int64_t token_stride;      // of all three, in floats
-    int64_t query_heads, tokens;
-    Norm query_norm, key_norm;
-    const float *cos, *sin;    // [tokens][half]
-    int64_t half;
-    bool interleaved;
-    KvView kv;
-    const int64_t* slots;
-
-    void prepare(int threads);  // throws std::invalid_argument for a slot outside of the cache
-    int64_t chunks(int) const { return chunk_count; }
-    void run(int phase, int64_t chunk, int thread) const;
-
-    int64_t chunk_count, tokens_per_chunk;
 };
 
 // Throws std::invalid_argument for a slot outside of the cache.

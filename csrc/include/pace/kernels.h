@@ -101,9 +101,9 @@ struct KernelTable {
                                 float* scratch);
     void (*attention_merge)(const AttentionArgs& args, const QueryRows& rows, int64_t partitions, const float* states,
                             float* scratch);
-    // One token's keys and values [kv_heads][head_dim] into position `slot` of the cache.
+    // One token's keys and values [heads][head_dim] into position `slot` of the cache, as its heads from first_head on.
     void (*store_kv)(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
-                     int64_t slot);
+                     int64_t first_head, int64_t heads, int64_t slot);
 
     // -- sampling (kernels/sampling.inl): one row of n logits
     int64_t (*argmax)(const float* x, int64_t n);  // -1 if any is NaN

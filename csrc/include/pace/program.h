@@ -51,7 +51,13 @@ struct HeadsOf {
     int64_t column, count;
 };
 
-//
+// What is done to queries and keys before attention.
+struct Preparation {
+    Norm query_norm, key_norm;  // each may be None
+    int64_t half;               // pairs that the step's angles rotate; 0 = no rotation
+    bool interleaved;
+};
+
 // Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads and by a
 // child after fork().
 class Program {
@@ -68,9 +74,8 @@ public:
     void norm(Value out, Value x, const Norm& norm);
     void linear(Value out, Value x, const Norm& norm, const void* weight, const float* bias, Activation activation,
                 const Value* residual);
-    void prepare_heads(HeadsOf q, HeadsOf k, HeadsOf v, const Norm& query_norm, const Norm& key_norm, int64_t half,
-                       bool interleaved, int layer);
-    void attention(Value out, HeadsOf q, int layer, float scale, int64_t window, float softcap);
+    void attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Preparation& preparation, int layer, float scale,
+                   int64_t window, float softcap);
 
     // -- running
     // The cache of every layer. The views must stay valid for as long as the program runs on them.
