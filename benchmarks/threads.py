@@ -25,6 +25,60 @@ CONTEXT = 128
 """Tokens at which decode steps are taken; the session is cut back to it."""
 
 
+class Worker:
+    """A process with a model, on `cpus`; it does what it is told and waits."""
+
+    def __init__(self, model: str, dtype: str, cpus: list[int], **environment: str):
+        command = [sys.executable, __file__, "--worker", "--model", model, "--dtype", dtype]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=os.environ | environment, preexec_fn=lambda: os.sched_setaffinity(0, cpus), **pipes)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def begin(self, task: str, seconds: float) -> None:
+        self.process.stdin.write(f"{task} {seconds}\n")
+        self.process.stdin.flush()
+
+    def result(self) -> dict:
+        return json.loads(self.process.stdout.readline())
+
+
+def together(workers: list[Worker], seconds: float) -> float:
+    """Tokens/s of all workers, which decode at the same time."""
+    for worker in workers:
+        worker.begin("decode", seconds)
+    results = [worker.result() for worker in workers]
+    return sum(result["tokens"] / result["seconds"] for result in results)
+
+
+def two_to_one(model: str, dtype: str, seconds: float, rounds: int, masks: list[list[int]], **environment: str) -> list[float]:
+    """Tokens/s of two processes over that of one on all CPUs, round by round."""
+    every = sorted(os.sched_getaffinity(0))
+    with Worker(model, dtype, every) as alone, Worker(model, dtype, masks[0], **environment) as one, Worker(model, dtype, masks[1], **environment) as other:
+        for worker in (alone, one, other):  # they have loaded the model
+            together([worker], 0.1)
+        ratios = []
+        for _ in range(rounds):
+            best = together([alone], seconds)
+            ratios.append(together([one, other], seconds) / best)
+        return ratios
+
+
+def after_torch(model: str, dtype: str, seconds: float, rounds: int) -> list[float]:
+    with Worker(model, dtype, sorted(os.sched_getaffinity(0))) as worker:
+        ratios = []
+        for _ in range(rounds):
+            worker.begin("torch", seconds)
+            result = worker.result()
+            ratios.append(result["all_threads"] / result["one_thread"])
+        return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(TINY), help="a checkpoint (default: the bundled model)")
@@ -34,68 +88,38 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return worker(options)
+        return work(options.model, options.dtype)
+    how = (options.model, options.dtype, options.seconds, options.rounds)
     cpus = sorted(os.sched_getaffinity(0))
     halves = [cpus[: len(cpus) // 2], cpus[len(cpus) // 2 :]]
     rows = {
-        "two processes": lambda: together(options, [cpus, cpus]) / together(options, [cpus]),
-        "two processes, pinned": lambda: together(options, [cpus, cpus], PACE_PIN_THREADS="1") / together(options, [cpus]),
+        "two processes": lambda: two_to_one(*how, [cpus, cpus]),
+        "two processes, pinned": lambda: two_to_one(*how, [cpus, cpus], PACE_PIN_THREADS="1"),
+        "two processes, pinned apart": lambda: two_to_one(*how, halves, PACE_PIN_THREADS="1"),
+        "a step after torch": lambda: after_torch(*how),
     }
-    if halves[0]:
-        rows["two processes, pinned apart"] = lambda: together(options, halves, PACE_PIN_THREADS="1") / together(options, [cpus])
-    rows["a step after torch"] = lambda: after_torch(options)
-    ratios = {name: [measure() for _ in range(options.rounds)] for name, measure in rows.items()}
-    for name, values in ratios.items():
-        print(f"{name:<28}{statistics.median(values):6.2f}   ({min(values):.2f} to {max(values):.2f})")
+    if not halves[0]:
+        del rows["two processes, pinned apart"]
+    ratios = {}
+    for name, measure in rows.items():
+        values = ratios[name] = measure()
+        print(f"{name:<28}{statistics.median(values):6.2f}   ({min(values):.2f} to {max(values):.2f})", flush=True)
     print(json.dumps({"benchmark": "threads", "cpus": len(cpus), "model": options.model, "dtype": options.dtype, "ratios": ratios}))
 
 
-def together(options: argparse.Namespace, masks: list[list[int]], **environment: str) -> float:
-    """Tokens/s of processes that decode at the same time, each on its CPUs, all together."""
-    return sum(run["tokens"] / run["seconds"] for run in run_workers(options, masks, "decode", **environment))
-
-
-def after_torch(options: argparse.Namespace) -> float:
-    (run,) = run_workers(options, [sorted(os.sched_getaffinity(0))], "torch")
-    return run["all_threads"] / run["one_thread"]
-
-
-def run_workers(options: argparse.Namespace, masks: list[list[int]], task: str, **environment: str) -> list[dict]:
-    command = [sys.executable, __file__, "--worker", "--model", options.model, "--dtype", options.dtype, "--seconds", str(options.seconds)]
-    workers = []
-    for mask in masks:
-        confine = lambda mask=mask: os.sched_setaffinity(0, mask)  # noqa: E731
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        workers.append(subprocess.Popen(command, env=os.environ | environment, preexec_fn=confine, **pipes))
-    try:
-        for process in workers:
-            process.stdout.readline()  # it has loaded the model
-        for process in workers:
-            process.stdin.write(task + "\n")
-            process.stdin.flush()
-        return [json.loads(process.stdout.readline()) for process in workers]
-    finally:
-        for process in workers:
-            process.kill()
-            process.communicate()
-
-
-def worker(options: argparse.Namespace) -> None:
+def work(path: str, dtype: str) -> None:
     from pace.llm import LLMModel
 
-    model = LLMModel(options.model, dtype=options.dtype, progress=False)
-    session = model.session()
+    session = LLMModel(path, dtype=dtype, progress=False).session()
     session.append([5] * CONTEXT)
 
     def step() -> None:
         session.append([7])
         session.truncate(CONTEXT)
 
-    for _ in range(20):
-        step()
-    print("ready", flush=True)
-    run = decode if sys.stdin.readline().strip() == "decode" else beside_torch
-    print(json.dumps(run(step, options.seconds)), flush=True)
+    for line in sys.stdin:
+        task, seconds = line.split()
+        print(json.dumps({"decode": decode, "torch": beside_torch}[task](step, float(seconds))), flush=True)
 
 
 def decode(step, seconds: float) -> dict:
@@ -116,10 +140,12 @@ def beside_torch(step, seconds: float) -> dict:
     while time.perf_counter() - started < seconds:
         for threads, times in spent.items():
             torch.set_num_threads(threads)
-            a @ b
-            began = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - began)
+            time.sleep(0.05)  # torch's threads spin for a while after a product; those of the last turn are asleep now
+            for _ in range(10):
+                a @ b
+                began = time.perf_counter()
+                step()
+                times.append(time.perf_counter() - began)
     one, all_threads = (statistics.median(times) for times in spent.values())
     return {"one_thread": one, "all_threads": all_threads}
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,6 +29,10 @@ def restore_threads():
     before = _C.get_num_threads()
     yield
     _C.set_num_threads(before)
+
+
+def work() -> None:
+    native.rms_norm(torch.randn(500, 64), torch.ones(64), 1e-6)
 
 
 def test_the_number_of_threads_is_what_was_asked_for():
@@ -82,6 +87,43 @@ def test_a_flush_of_denormals_set_by_the_caller_does_not_change_results():
     assert torch.equal(flushed.view(torch.int32), expected.view(torch.int32)) and (expected > 0).all()
 
 
+# -- sharing the machine: measured in processor time, which does not depend on what else runs -----------------------------
+
+
+def test_threads_without_work_sleep():
+    _C.set_num_threads(2)
+    work()
+    spent = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - spent < 0.1
+
+
+def test_a_step_on_more_threads_than_cpus_costs_little_more():
+    """As where processes share CPUs: a thread that waits must leave its CPU to the one it waits for. With 16 threads on one CPU a
+    step took 1.4 to 1.8 times the processor time of one thread, and 4 to 5 times where the waiting ones spin."""
+    program = """
+import os, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from pace import _C
+from pace.assets import TINY
+from pace.llm import LLMModel
+
+session = LLMModel(TINY).session()
+
+def seconds_of_steps(threads):
+    _C.set_num_threads(threads)
+    session.append([7])  # starts the threads
+    spent = time.process_time()
+    for _ in range(50):
+        session.append([7])
+    return time.process_time() - spent
+
+print(min(seconds_of_steps(16) / seconds_of_steps(1) for _ in range(3)))
+"""
+    result = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    assert float(result.stdout) < 2.5
+
+
 # -- pinning -----------------------------------------------------------------------------------------------------------
 
 
@@ -93,10 +135,6 @@ def masks() -> dict[str, list[list[int]]]:
         cpus = [cpu for part in status["Cpus_allowed_list"].split(",") for cpu in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
         found["pace" if status["Name"].startswith("pace ") else "others"].append(cpus)
     return {kind: sorted(lists) for kind, lists in found.items()}
-
-
-def work() -> None:
-    native.rms_norm(torch.randn(500, 64), torch.ones(64), 1e-6)
 
 
 def test_pinned_workers_have_a_cpu_each_and_nobody_else_has():
