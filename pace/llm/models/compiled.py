@@ -57,12 +57,12 @@ def operators_in(instruction: ir.Instruction, products: Mapping[int, str]) -> It
             yield products[id(instruction.weight)]
             if instruction.norm:
                 yield "norm"
-        case ir.PrepareHeads():
+        case ir.Attention(preparation=None) | ir.StoreKv():
             yield "attention"
-            yield from ["norm" for norm in (instruction.query_norm, instruction.key_norm) if norm]
-            yield from ["rotary", "rotary"] if instruction.rotation else []
-        case ir.Attention():
-            yield "attention"
+        case ir.Attention(preparation=before):
+            yield from ["attention", "attention"]  # stores keys and values, and looks at them
+            yield from ["norm" for norm in (before.query_norm, before.key_norm) if norm]
+            yield from ["rotary", "rotary"] if before.rotation else []
         case ir.GatherRows() | ir.Add():
             pass  # what models do to tensors outside of `pace.ops`
         case _:
