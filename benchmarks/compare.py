@@ -1,0 +1,135 @@
+"""pace beside other runtimes that are installed, on the same checkpoint: prefill, decode, batches, memory; docs/benchmarks.md and its pictures.
+
+    python benchmarks/compare.py                     qwen2.5-0.5b and llama-3.2-1b, all peers and kinds of weights
+    python benchmarks/compare.py --quick             two rounds of short runs: that everything works, no figures to keep
+    python benchmarks/compare.py --isa avx2          pace as on a CPU without AVX-512; the peers use what they like
+    python benchmarks/compare.py --render            docs/benchmarks.md again, from all files in benchmarks/results/
+
+Random weights in a known shape (`pace bench --list`), written once as a checkpoint and converted for each peer (GGUF, OpenVINO, ONNX,
+CTranslate2) below `--folder`. Every runtime lives in a process of its own. Rounds go A B C A B C through all those that fit in memory together,
+each run has a new prompt, and the machine's limits are measured before each run. Figures are medians; a ratio is the median over
+the pairs of runs of a round. A peer that is not installed is reported as such. None is a dependency of pace:
+
+    pip install llama-cpp-python gguf ctranslate2 onnxruntime-genai onnx onnx-ir
+    pip install openvino-genai optimum-intel nncf    # wants another transformers: in an environment of its own, --python openvino-genai=PATH
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.comparison import report  # noqa: E402
+from benchmarks.comparison.results import Results, Scenario  # noqa: E402
+from benchmarks.comparison.runtimes import RUNTIMES  # noqa: E402
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results"
+DTYPES = ("bf16", "fp16", "fp32", "int8", "int4")
+BATCH_PROMPT, BATCH_STEPS, LONG_STEPS = 128, 32, 32
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", default=["qwen2.5-0.5b", "llama-3.2-1b"], help="default: qwen2.5-0.5b llama-3.2-1b")
+    parser.add_argument("--peers", nargs="*", choices=[name for name in RUNTIMES if name != "pace"], help="default: all")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="kinds of weights; default: all")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds (default: 5)")
+    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt (default: 512)")
+    parser.add_argument("--generate", type=int, default=64, metavar="N", help="decode steps (default: 64)")
+    parser.add_argument("--batch", type=int, nargs="*", default=[8, 32], metavar="N", help=f"also decode so many sequences of {BATCH_PROMPT} tokens (default: 8 32)")
+    parser.add_argument("--deep", type=int, nargs="*", default=[], metavar="N", help="also decode at contexts of so many tokens, such as 4096")
+    parser.add_argument("--threads", type=int, metavar="N", help="of every runtime (default: what `pace env` says)")
+    parser.add_argument("--isa", help="pace's instruction set (PACE_ISA); the peers use what they like")
+    parser.add_argument("--name", help="of the result and its file (default: from the CPU, the threads and pace's instruction set)")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="checkpoints and their conversions are kept here (default: build/compare)")
+    parser.add_argument("--patience", type=float, default=120, metavar="S", help="leave out runs that would take longer (default: 120 s)")
+    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="the interpreter for a peer that needs one of its own")
+    parser.add_argument("--quick", action="store_true", help="two rounds, 64 tokens of prompt, 8 steps, no batches; the page is left alone")
+    parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/NAME.json; with --quick: in --folder)")
+    parser.add_argument("--render", action="store_true", help="measure nothing: write the page and its pictures from all results")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.prompt, options.generate, options.repeats, options.batch, options.deep = 64, 8, 2, [], []
+    sizes = [options.repeats, options.prompt, options.generate, *options.batch, *options.deep]
+    if min(sizes) < 1:
+        parser.error(f"numbers of rounds, tokens and sequences must be at least 1; got {min(sizes)}")
+    if wrong := [pair for pair in options.python if pair.partition("=")[0] not in RUNTIMES]:
+        parser.error(f"--python wants PEER=PATH with a peer of {', '.join(RUNTIMES)}; got {wrong[0]}")
+    return options
+
+
+def measure(options: argparse.Namespace) -> Results:
+    from benchmarks.comparison.measure import Comparison, Plan
+
+    scenarios = [Scenario(options.prompt, options.generate)]
+    scenarios += [Scenario(BATCH_PROMPT, BATCH_STEPS, batch) for batch in options.batch]
+    scenarios += [Scenario(context, LONG_STEPS) for context in options.deep]
+    runtimes = ["pace", *(RUNTIMES.keys() - {"pace"} if options.peers is None else options.peers)]
+    plan = Plan(
+        options.shapes, sorted(runtimes, key=list(RUNTIMES).index), options.dtypes, scenarios, options.repeats, options.threads, options.isa,
+        options.folder, options.patience, dict(pair.split("=", 1) for pair in options.python), lambda line: print(line, flush=True),
+    )  # fmt: skip
+    command = shlex.join(["python", "benchmarks/compare.py", *_without_paths(sys.argv[1:])])
+    results = Results("", datetime.date.today().isoformat(), command, {}, {}, scenarios, {})
+    try:
+        Comparison(plan, results).run()
+    except KeyboardInterrupt:
+        print("stopped: what was measured is kept")
+        results.skipped.append("everything after an interruption")
+    return results
+
+
+def write_page(every: list[Results]) -> None:
+    """The page, and one picture for each result."""
+    pictures = {}
+    for results in every:
+        picture = PAGE.parent / f"benchmarks-{results.name}.png"
+        try:
+            from benchmarks.comparison import plot
+
+            plot.draw(results, picture)
+        except ImportError:
+            print("no pictures without matplotlib: pip install matplotlib")
+        if picture.exists():
+            pictures[results.name] = [picture.name]
+    PAGE.write_text(report.render(PAGE.read_text(), every, pictures))
+    print(f"wrote {os.path.relpath(PAGE)}")
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
+    if options.render:
+        write_page(report.read_all(RESULTS))
+        return 0
+    results = measure(options)
+    machine = results.machine
+    results.name = options.name or _slug(f"{machine['cpu']} {machine['threads']} threads {machine['isa']}")
+    path = options.output or (options.folder if options.quick else RESULTS) / f"{results.name}.json"
+    results.save(path)
+    print("\n" + report.text(results))
+    print(f"\nwrote {os.path.relpath(path)}")
+    if path.parent == RESULTS:
+        write_page(report.read_all(RESULTS))
+    return 1 if report.disagreements(results) else 0
+
+
+def _without_paths(arguments: list[str]) -> list[str]:
+    """Paths of this machine say nothing to a reader."""
+    return [re.sub(r"(^|=)/\S*", r"\1PATH", argument) for argument in arguments]
+
+
+def _slug(words: str) -> str:
+    return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""A known shape as a checkpoint on disk, with random weights: `config.json`, `model.safetensors` in bf16 and a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from pace.bench.shapes import SHAPES
+from pace.llm.models.model_list import read_config
+from pace.ops import reference
+
+STD = 0.02
+QUERY_KEY_STD = 0.04
+"""Scores then have a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the whole model."""
+
+
+def ensure_checkpoint(shape: str, folder: Path) -> Path:
+    """The directory of `shape`'s checkpoint below `folder`, written the first time. Raises ValueError for a name that `pace bench --list` lacks."""
+    if shape not in SHAPES:
+        raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)} (pace bench --list)")
+    target = folder / "checkpoint"
+    if not target.exists():
+        partial = folder / "checkpoint.partial"
+        partial.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(SHAPES[shape], partial)
+        partial.rename(target)
+    return target
+
+
+def write_checkpoint(config: dict, folder: Path) -> None:
+    """Writes `config` with random weights to `folder`, the same ones each time.
+
+    No token ends a text (`eos_token_id` is null), so that every runtime generates as many tokens as it is asked for."""
+    config = config | {"bos_token_id": 0, "eos_token_id": None, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    model_class, parsed = read_config(config)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: _random(name, slot.shape, generator) for name, slot in model_class(parsed, torch.float32, reference).slots().items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(config["vocab_size"], folder)
+
+
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    numbers = torch.empty(shape, dtype=torch.bfloat16).normal_(generator=generator)
+    if "norm" in name:
+        return numbers.mul_(0.1).add_(1.0)
+    if len(shape) == 1:
+        return numbers.mul_(0.1)
+    return numbers.mul_(QUERY_KEY_STD if "q_proj" in name or "k_proj" in name else STD)
+
+
+def _write_tokenizer(vocab_size: int, folder: Path) -> None:
+    """Token i is the word "ti": converters want a tokenizer, the measurement never does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "bos_token": "t0", "eos_token": "t1", "pad_token": "t0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))

@@ -1,0 +1,298 @@
+"""Who runs when: every runtime in its own process, those that fit in memory together in turn, limits of the machine before every run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.comparison.checkpoint import ensure_checkpoint
+from benchmarks.comparison.results import Results, Run, Scenario, Subject
+from benchmarks.comparison.runtimes import RUNTIMES
+from benchmarks.comparison.worker import MACHINE, Worker, WorkerError
+from pace.bench.costs import Costs
+from pace.bench.shapes import SHAPES
+from pace.llm.models.model_list import read_config
+from pace.memory import available_memory_bytes
+from pace.ops import reference
+
+AGREEMENT_TOKENS = 64
+"""Of the prompt after which the logits of all runtimes are compared."""
+NOMINAL_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "int8": 9, "int4": 6}
+"""Of a weight, to plan memory with."""
+RESIDENT_FACTOR, RESIDENT_BYTES = 1.4, 600 << 20
+"""What a process holds: its weights this many times (repacked, or in a file cache), and that much beside."""
+MEMORY_SHARE = 0.85
+
+
+@dataclass
+class Plan:
+    """What to measure."""
+
+    shapes: list[str]
+    runtimes: list[str]
+    dtypes: list[str]
+    scenarios: list[Scenario]
+    """The first is the main one, whose runs also tell how long the others would take."""
+    repeats: int
+    threads: int | None
+    isa: str | None
+    """pace's; None: its own choice."""
+    folder: Path
+    """Keeps checkpoints and what they are converted to."""
+    patience_s: float
+    """A run that would take longer is left out, and said to be."""
+    pythons: dict[str, str] = field(default_factory=dict)
+    """Interpreters for runtimes that need one of their own."""
+    say: Callable[[str], None] = print
+
+
+class Comparison:
+    """Fills `results`, in the order of the plan; what fails on the way is a `missing` of its subject, and goes on."""
+
+    def __init__(self, plan: Plan, results: Results) -> None:
+        self.plan, self.results, self.group = plan, results, 0
+        plan.folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        with self._worker(MACHINE) as machine:
+            self.machine = machine
+            self.results.machine = _machine() | machine.ask("machine", threads=self.plan.threads)
+            self.threads = self.results.machine["threads"]
+            available = {runtime: self._describe(runtime) for runtime in self.plan.runtimes}
+            for shape in self.plan.shapes:
+                self._shape(shape, available)
+
+    def _describe(self, runtime: str) -> dict:
+        """What a runtime says of itself, or why it cannot."""
+        try:
+            with self._worker(runtime) as worker:
+                answer = worker.ask("describe")
+        except (WorkerError, OSError) as error:
+            self.plan.say(f"{runtime} is missing: {error}")
+            return {"missing": str(error)}
+        self.results.versions |= answer["versions"]
+        return answer
+
+    def _shape(self, shape: str, available: dict[str, dict]) -> None:
+        folder = self.plan.folder / shape
+        self.plan.say(f"\n{shape}: checkpoint and conversions in {folder}")
+        checkpoint = ensure_checkpoint(shape, folder)
+        model_class, config = read_config(SHAPES[shape])
+        self.costs = Costs.of(model_class(config, torch.float32, reference), torch.float32)
+        self.vocab_size = config.vocab_size
+        self.results.parameters[shape] = self.costs.weight_bytes // 4
+        subjects = []
+        for name in self.plan.runtimes:
+            for variant in RUNTIMES[name].variants:
+                if variant.dtype in self.plan.dtypes:
+                    about = available[name]
+                    missing = about.get("missing") or about["refusals"][variant.name]
+                    subjects.append(Subject(shape, name, variant.name, variant.dtype, missing, about.get("import_s")))
+        self.results.subjects += subjects
+        sources = {}
+        for subject in subjects:
+            if not subject.missing:
+                with self._noting_failure(subject):
+                    sources[subject.key] = self._source(subject, checkpoint, folder)
+        for group in self._groups([subject for subject in subjects if not subject.missing]):
+            self._group(group, sources)
+        self._compare_logits(subjects)
+
+    def _source(self, subject: Subject, checkpoint: Path, folder: Path) -> Path:
+        """What the runtime loads: written by its converter the first time."""
+        if not RUNTIMES[subject.runtime].converts:
+            return checkpoint
+        variant = RUNTIMES[subject.runtime].conversion(subject.variant)
+        target = folder / f"{subject.runtime}-{variant}"
+        if not target.exists():
+            self.plan.say(f"  converting to {target.name}")
+            partial = folder / "converting"
+            _remove(partial)
+            with self._worker(subject.runtime) as worker:
+                worker.ask("convert", checkpoint=str(checkpoint), variant=variant, target=str(partial))
+            partial.rename(target)
+        return target
+
+    def _groups(self, subjects: list[Subject]) -> Iterator[list[Subject]]:
+        """Subjects that are loaded together: pace, and peers of the same kind of weights, as many as memory holds.
+
+        Where pace has no weights of a kind, its widest 16-bit ones keep the peers company."""
+        budget = MEMORY_SHARE * available_memory_bytes()
+        for dtype in dict.fromkeys(subject.dtype for subject in subjects):
+            of_pace = [subject for subject in subjects if subject.runtime == "pace"]
+            ours = [s for s in of_pace if s.dtype == dtype] or [s for s in of_pace if s.dtype == "bf16"]
+            waiting = [subject for subject in subjects if subject.dtype == dtype and subject not in ours]
+            while True:
+                group, left = list(ours), budget - sum(map(self._resident_bytes, ours))
+                while waiting and (self._resident_bytes(waiting[0]) <= left or len(group) == len(ours)):
+                    left -= self._resident_bytes(waiting[0])
+                    group.append(waiting.pop(0))
+                if group:
+                    yield group
+                if not waiting:
+                    break
+
+    def _resident_bytes(self, subject: Subject) -> float:
+        weights = self.costs.weight_bytes / 32 * NOMINAL_BITS[subject.dtype]
+        return weights * RESIDENT_FACTOR + RESIDENT_BYTES
+
+    def _group(self, subjects: list[Subject], sources: dict) -> None:
+        self.group += 1
+        with ExitStack() as stack:
+            workers: dict[int, Worker] = {}
+            for subject in subjects:
+                with self._noting_failure(subject):
+                    worker = stack.enter_context(self._worker(subject.runtime))
+                    answer = worker.ask("load", source=str(sources[subject.key]), variant=subject.variant, threads=self.threads)
+                    subject.load_s = answer["load_s"]
+                    subject.weight_bytes = answer["step_weight_bytes"] or self._nominal_weight_bytes(subject)
+                    workers[id(subject)] = worker
+            for scenario in self.plan.scenarios:
+                running = [s for s in subjects if not s.missing and self._is_worth_waiting(s, scenario)]
+                for subject in running:
+                    with self._noting_failure(subject):
+                        workers[id(subject)].ask("tune", prompts=self._prompts(scenario, seed=0))
+                for index in range(self.plan.repeats):
+                    prompts = self._prompts(scenario, seed=1 + index)
+                    for subject in running:
+                        if not subject.missing:
+                            with self._noting_failure(subject):
+                                self._measure(subject, workers, scenario, prompts, index)
+                if scenario == self.plan.scenarios[0]:
+                    for subject in running:
+                        with self._noting_failure(subject):
+                            subject.peak_mib = workers[id(subject)].ask("status")["peak_mib"]
+            for subject in subjects:
+                if not subject.missing:
+                    with self._noting_failure(subject):
+                        workers[id(subject)].ask("logits", prompt=self._prompts(Scenario(AGREEMENT_TOKENS, 1), seed=0)[0], path=str(self._logits(subject)))
+                        subject.settings = workers[id(subject)].ask("status")["settings"]
+
+    def _measure(self, subject: Subject, workers: dict[int, Worker], scenario: Scenario, prompts: list[list[int]], index: int) -> None:
+        limits = self.machine.ask("limits")
+        worker = workers[id(subject)]
+        busy, own, began = _busy_seconds(), worker.cpu_seconds(), time.perf_counter()
+        timing = worker.ask("run", prompts=prompts, generated=scenario.generate)
+        elapsed = time.perf_counter() - began
+        others = max(0.0, (_busy_seconds() - busy) - (worker.cpu_seconds() - own)) / elapsed
+        run = Run(
+            *subject.key, self.group, index, scenario, timing["prefill_s"], timing["step_s"], *self._work(subject, scenario),
+            limits["read_gb_s"], limits["fma_gflops"], others,
+        )  # fmt: skip
+        self.results.runs.append(run)
+        warning = f"   others used {others:.2f} cores" if others > 0.05 else ""
+        self.plan.say(
+            f"  {subject.shape:<14}{subject.label:<28}{scenario.title:<16}prefill {run.prefill_rate:8.1f}   decode {run.decode_rate:8.1f} tokens/s   "
+            f"limits {run.read_gb_s:5.1f} GB/s {run.fma_gflops:4.0f} GFLOPS{warning}"
+        )
+
+    def _work(self, subject: Subject, scenario: Scenario) -> tuple[int, int, int | None]:
+        """Operations of the prompts and of a step, bytes of a step: what the model needs, whatever the runtime does."""
+        costs, context = self.costs, scenario.prompt + scenario.generate // 2
+        per_token = costs.layer_flops_per_token + costs.head_flops + context * costs.attention_flops_per_pair
+        num_bytes = None
+        if subject.weight_bytes:
+            kv_bits = next(v.kv_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)
+            num_bytes = subject.weight_bytes + scenario.batch * context * costs.kv_bytes_per_token * kv_bits // 32
+        return scenario.batch * costs.prefill_flops(scenario.prompt), scenario.batch * per_token, num_bytes
+
+    def _nominal_weight_bytes(self, subject: Subject) -> int | None:
+        bits = next(v.weight_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)
+        return int(self.costs.decode_weight_bytes * bits / 32) if bits else None
+
+    def _is_worth_waiting(self, subject: Subject, scenario: Scenario) -> bool:
+        main = self.plan.scenarios[0]
+        if scenario == main:
+            return True
+        prefill, step = (self.results.median(subject, main, value) for value in (lambda run: run.prefill_rate, lambda run: run.step_s))
+        if prefill is None:
+            return False
+        seconds = scenario.batch * scenario.prompt / prefill + scenario.generate * step
+        if seconds > self.plan.patience_s:
+            self.results.skipped.append(f"{subject.shape}, {subject.label}, {scenario.title}: a run would take about {seconds:.0f} s")
+            self.plan.say("  skipped: " + self.results.skipped[-1])
+        return seconds <= self.plan.patience_s
+
+    def _compare_logits(self, subjects: list[Subject]) -> None:
+        """Tells each subject how far its logits are from fp32 ones: those of transformers, of pace where there are none."""
+        found = [subject for subject in subjects if self._logits(subject).exists()]
+        exact = sorted((s for s in found if s.dtype == "fp32"), key=lambda s: (s.runtime != "transformers", s.runtime != "pace"))
+        if exact:
+            want = np.load(self._logits(exact[0])).astype(np.float64)
+            for subject in found:
+                got = np.load(self._logits(subject)).astype(np.float64)[: len(want)]
+                subject.error = float(np.sqrt(np.mean((got - want) ** 2)) / want.std())
+                subject.same_argmax = bool(got.argmax() == want.argmax())
+        for subject in found:
+            self._logits(subject).unlink()
+
+    def _prompts(self, scenario: Scenario, seed: int) -> list[list[int]]:
+        """Others in each round, so that no runtime finds a prompt in a cache."""
+        return np.random.default_rng(seed).integers(self.vocab_size, size=(scenario.batch, scenario.prompt)).tolist()
+
+    def _logits(self, subject: Subject) -> Path:
+        return self.plan.folder / subject.shape / f"logits-{subject.runtime}-{subject.variant}.npy"
+
+    def _worker(self, runtime: str) -> Worker:
+        environment = {"OMP_NUM_THREADS": str(self.plan.threads)} if self.plan.threads else {}
+        if runtime in (MACHINE, "pace") and self.plan.isa:
+            environment["PACE_ISA"] = self.plan.isa
+        return Worker(runtime, self.plan.pythons.get(runtime, sys.executable), environment, self.plan.folder / "log.txt")
+
+    def _noting_failure(self, subject: Subject) -> _NotingFailure:
+        return _NotingFailure(subject, self.plan.say)
+
+
+class _NotingFailure:
+    """A failure of one runtime is written down, and the others go on."""
+
+    def __init__(self, subject: Subject, say: Callable[[str], None]) -> None:
+        self.subject, self.say = subject, say
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, (WorkerError, OSError)):
+            return False
+        self.subject.missing = str(error)
+        self.say(f"  {self.subject.shape}, {self.subject.label} failed: {error}")
+        return True
+
+
+def _machine() -> dict:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = set(fields.get("flags", "").split())
+    shown = [flag for flag in ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if flag in flags]
+    return {
+        "cpu": f"{fields.get('model name', platform.machine())} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})",
+        "features": shown,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _busy_seconds() -> float:
+    """Of all processors, since the machine began."""
+    user, nice, system, _, _, irq, soft_irq, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
+    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,45 @@
+"""Pictures of a result: bars of prefill and decode, each with the limit of the machine for as many bytes or operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.comparison.report import _measured
+from benchmarks.comparison.results import Results
+
+COLORS = {"pace": "#1b6ca8", "transformers": "#c9a227", "llama.cpp": "#6a994e", "openvino-genai": "#7b5ea7", "onnxruntime-genai": "#8d99ae", "ctranslate2": "#bc6c25"}
+
+
+def draw(results: Results, path: Path) -> None:
+    """Writes one PNG: a row for each shape, prefill left and decode right. Raises ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    scenario, shapes = results.scenarios[0], results.shapes
+    bars = max((len(_measured(results, shape, scenario)) for shape in shapes), default=1)
+    figure, axes = pyplot.subplots(len(shapes), 2, figsize=(13, len(shapes) * (1.2 + 0.28 * bars)), squeeze=False)
+    for (left, right), shape in zip(axes, shapes):
+        _bars(left, results, shape, f"{shape}: prefill of {scenario.prompt}, tokens/s", lambda run: run.prefill_rate, lambda run: run.prefill_rate / run.prefill_mfu)
+        _bars(right, results, shape, f"{shape}: decode, tokens/s", lambda run: run.decode_rate, lambda run: run.decode_rate / run.decode_mbu if run.decode_mbu else None)
+    figure.suptitle(f"{results.machine['cpu']}, {results.machine['threads']} threads, pace on {results.machine['isa']}; black: fp32 FMA peak and read bandwidth")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _bars(axes, results: Results, shape: str, title: str, value, limit) -> None:
+    scenario = results.scenarios[0]
+    subjects = _measured(results, shape, scenario)
+    for index, subject in enumerate(subjects):
+        rate, most = (results.median(subject, scenario, what) for what in (value, limit))
+        axes.barh(index, rate, color=COLORS.get(subject.runtime, "gray"))
+        axes.text(rate, index, f" {rate:.0f}" if rate >= 100 else f" {rate:.1f}", va="center", fontsize="small")
+        if most:
+            axes.plot([most, most], [index - 0.45, index + 0.45], color="black", linewidth=2)
+    axes.set_yticks(range(len(subjects)), [subject.label for subject in subjects], fontsize="small")
+    axes.invert_yaxis()
+    axes.set_title(title, fontsize="medium")
+    axes.grid(True, axis="x", alpha=0.25)

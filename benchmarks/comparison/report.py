@@ -1,0 +1,189 @@
+"""Results for people: tables on the terminal, and `docs/benchmarks.md`, whose part between two markers is made of all results there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.comparison import targets
+from benchmarks.comparison.results import Results, Run, Scenario, Subject
+
+BEGIN = "<!-- made by benchmarks/compare.py --render; what is between the markers is written anew each time -->"
+END = "<!-- end of what benchmarks/compare.py makes -->"
+TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.05, "int8": 0.2, "int4": 0.6}
+"""Relative error of the logits up to which a runtime is believed to run the same model: one with a wrong rotation or order of heads is beyond 1.
+An approximation of the rotary scaling (CTranslate2: 0.008 in fp32) and the rounding of weights are within."""
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def text(results: Results) -> str:
+    """All of one result, for a terminal."""
+    parts = [f"{results.name}: {machine_line(results)}"]
+    for shape in results.shapes:
+        parts += [f"{shape}, {scenario_line(results.scenarios[0])}", _plain(main_table(results, shape))]
+        for scenario in results.scenarios[1:]:
+            parts += [f"{shape}, {scenario_line(scenario)}", _plain(other_table(results, shape, scenario))]
+    parts += ["Against the targets", _plain(target_table(results)), *notes(results)]
+    return "\n\n".join(parts)
+
+
+def render(page: str, every: list[Results], pictures: dict[str, list[str]]) -> str:
+    """`page` with its part between the markers made anew; `pictures`: of each result's name, paths relative to the page.
+
+    Raises ValueError where the markers are not there once each, in order."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise ValueError(f"the page must have these two lines once each, in this order:\n{BEGIN}\n{END}")
+    before, rest = page.split(BEGIN)
+    sections = [_section(results, pictures.get(results.name, [])) for results in every]
+    return "\n\n".join([before + BEGIN, *sections, END]) + rest.split(END)[1]
+
+
+def disagreements(results: Results) -> list[str]:
+    """Subjects whose logits are not those of the same model."""
+    return [
+        f"{s.shape}, {s.label}: logits are {s.error:.2g} standard deviations from fp32"
+        for s in results.subjects
+        if s.error is not None and not s.error <= TOLERANCES[s.dtype]
+    ]
+
+
+def machine_line(results: Results) -> str:
+    machine = results.machine
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; pace on {machine['isa']}; {results.date}"
+
+
+def scenario_line(scenario: Scenario) -> str:
+    sequences = "one sequence" if scenario.batch == 1 else f"{scenario.batch} sequences"
+    return f"{sequences}: prompts of {scenario.prompt:,} tokens, then {scenario.generate} decode steps"
+
+
+def main_table(results: Results, shape: str) -> Table:
+    """One row for each runtime and kind of weights; `pace / it` is of pace with the same kind of weights, from runs in turn."""
+    header = ["runtime", "weights", "prefill t/s", "MFU", "decode t/s", "MBU", "pace / it: prefill", "decode", "load s", "peak MiB", "error", "argmax"]
+    scenario, rows = results.scenarios[0], []
+    for subject in _measured(results, shape, scenario):
+
+        def median(value: Callable[[Run], float | None], subject: Subject = subject) -> float | None:
+            return results.median(subject, scenario, value)
+
+        rows.append(
+            [subject.runtime, subject.variant]
+            + [_number(median(targets.prefill_rate), ".1f"), _number(median(targets.prefill_mfu), ".2f")]
+            + [_number(median(targets.decode_rate), ".1f"), _number(median(targets.mbu), ".2f")]
+            + [_ratio(results, subject, scenario, value) for value in (targets.prefill_rate, targets.decode_rate)]
+            + [_number(subject.load_s, ".2f"), _number(subject.peak_mib, ",.0f"), _number(subject.error, ".2g")]
+            + [{None: "", True: "same", False: "other"}[subject.same_argmax]]
+        )
+    return header, rows
+
+
+def other_table(results: Results, shape: str, scenario: Scenario) -> Table:
+    header = ["runtime", "weights", "prefill t/s", "decode t/s", "a sequence", "MBU", "MFU", "pace / it: decode"]
+    rows = []
+    for subject in _measured(results, shape, scenario):
+        values = [results.median(subject, scenario, value) for value in (targets.prefill_rate, targets.decode_rate, targets.mbu, targets.decode_mfu)]
+        prefill, decode, mbu, mfu = values
+        rows.append(
+            [subject.runtime, subject.variant, _number(prefill, ".1f"), _number(decode, ".1f"), _number(decode / scenario.batch, ".1f")]
+            + [_number(mbu, ".2f"), _number(mfu, ".2f"), _ratio(results, subject, scenario, targets.decode_rate)]
+        )
+    return header, rows
+
+
+def target_table(results: Results) -> Table:
+    rows = []
+    for finding in targets.findings(results):
+        sign = "<=" if finding.at_most else ">="
+        digits = ".0f" if finding.unit else ".2f"
+        rows.append([finding.shape, finding.what, f"{sign} {finding.target:{digits}}{finding.unit}", _number(finding.measured, digits), finding.verdict])
+    return ["shape", "what", "target", "measured", ""], rows
+
+
+def notes(results: Results) -> Iterator[str]:
+    """What a reader must know beside the tables."""
+    missing = {}
+    for subject in results.subjects:
+        if subject.missing:
+            missing.setdefault((subject.runtime, subject.missing), []).append(f"{subject.shape} {subject.variant}")
+    for (runtime, reason), where in missing.items():
+        yield f"Not measured: {runtime} ({', '.join(dict.fromkeys(where))}): {reason.splitlines()[0]}"
+    for line in results.skipped:
+        yield f"Left out: {line}"
+    for line in disagreements(results):
+        yield f"NOT THE SAME MODEL: {line}"
+    if results.runs:
+        worst = max(results.runs, key=lambda run: run.others_cpu)
+        busy = sum(run.others_cpu > 0.05 for run in results.runs)
+        yield f"In {busy} of {len(results.runs)} runs something else used more than 0.05 cores; the most was {worst.others_cpu:.2f}."
+
+
+def _section(results: Results, pictures: list[str]) -> str:
+    reads, peaks = [run.read_gb_s for run in results.runs], [run.fma_gflops for run in results.runs]
+    machine = results.machine
+    lines = [f"## {results.name}", ""]
+    lines += [f"{machine_line(results)}. {machine['memory_gib']} GiB, Linux {machine['system']}, Python {machine['python']}; features: {', '.join(machine['features'])}.", ""]
+    if reads:
+        lines += [f"Limits, measured before each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS fp32 FMA (least, median, most).", ""]
+    lines += [f"Versions: {', '.join(f'{name} {version}' for name, version in results.versions.items())}.", "", "```text", results.command, "```", ""]
+    lines += [f"![Prefill and decode of every runtime, and the limit]({picture})\n" for picture in pictures]
+    for shape in results.shapes:
+        lines += [f"### {shape}, {results.parameters[shape] / 1e9:.2f} billion weights", ""]
+        lines += [f"{scenario_line(results.scenarios[0])}:".capitalize(), "", _markdown(main_table(results, shape)), ""]
+        for scenario in results.scenarios[1:]:
+            lines += [f"{scenario_line(scenario)}:".capitalize(), "", _markdown(other_table(results, shape, scenario)), ""]
+    lines += ["### Against the targets", "", _markdown(target_table(results)), ""]
+    lines += [f"- {line}" for line in notes(results)]
+    lines += [f"- {line}" for line in _settings(results)]
+    return "\n".join(lines).rstrip()
+
+
+def _settings(results: Results) -> Iterator[str]:
+    for runtime in dict.fromkeys(subject.runtime for subject in results.subjects):
+        chosen: dict[str, list[str]] = {}
+        for subject in results.subjects:
+            if subject.runtime == runtime and subject.settings:
+                words = "; ".join(f"{name}: {value}" for name, value in subject.settings.items())
+                chosen.setdefault(words, []).append(f"{subject.shape} {subject.variant}")
+        for words, where in chosen.items():
+            yield f"{runtime} ({', '.join(where)}): {words}"
+
+
+def _measured(results: Results, shape: str, scenario: Scenario) -> list[Subject]:
+    """In the order of widths, pace first of each."""
+    dtypes = list(TOLERANCES)
+    found = [s for s in results.subjects if s.shape == shape and results.runs_of(s, scenario)]
+    return sorted(found, key=lambda s: (dtypes.index(s.dtype), s.runtime != "pace"))
+
+
+def _ratio(results: Results, subject: Subject, scenario: Scenario, value: Callable[[Run], float]) -> str:
+    ours = results.ours(subject)
+    if subject.runtime == "pace" or ours is None:
+        return ""
+    return _number(results.ratio(ours, subject, scenario, value), ".2f")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _span(values: list[float]) -> str:
+    ordered = sorted(values)
+    return ", ".join(f"{value:.0f}" for value in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))
+
+
+def _plain(table: Table) -> str:
+    header, rows = table
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in [header, *rows])
+
+
+def _markdown(table: Table) -> str:
+    header, rows = table
+    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def read_all(folder: Path) -> list[Results]:
+    """Every result in `folder`, by name."""
+    return [Results.load(path) for path in sorted(folder.glob("*.json"))]

@@ -1,0 +1,163 @@
+"""What was measured, as plain data that is written to one JSON file, and what follows from it: medians, shares of the limits, ratios."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`batch` prompts of `prompt` tokens, and `generate` decode steps after them."""
+
+    prompt: int
+    generate: int
+    batch: int = 1
+
+    @property
+    def title(self) -> str:
+        return f"{self.batch} x {self.prompt:,} + {self.generate}"
+
+
+@dataclass
+class Subject:
+    """A runtime with weights of one kind, on one shape."""
+
+    shape: str
+    runtime: str
+    variant: str
+    dtype: str
+    """bf16, fp16, fp32, int8 or int4: what it is compared with."""
+    missing: str | None = None
+    """Why it was not measured."""
+    import_s: float | None = None
+    load_s: float | None = None
+    peak_mib: float | None = None
+    """Of the whole process, after the runs of the first scenario."""
+    weight_bytes: int | None = None
+    """That a decode step reads; None where nobody knows."""
+    settings: dict[str, str] = field(default_factory=dict)
+    error: float | None = None
+    """Of the logits after a prompt, against fp32: the root of the mean square difference, relative to the standard deviation."""
+    same_argmax: bool | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.runtime} {self.variant}"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.shape, self.runtime, self.variant
+
+
+@dataclass(frozen=True)
+class Run:
+    """One subject, once. Runs of equal shape, group, round and scenario followed each other in turn."""
+
+    shape: str
+    runtime: str
+    variant: str
+    group: int
+    round: int
+    scenario: Scenario
+    prefill_s: float
+    step_s: float
+    prefill_flops: int
+    step_flops: int
+    step_bytes: int | None
+    """Weights, keys and values that the median step must read."""
+    read_gb_s: float
+    fma_gflops: float
+    others_cpu: float
+    """What everything else on the machine used while this ran, in cores."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.shape, self.runtime, self.variant
+
+    @property
+    def place(self) -> tuple[int, int, Scenario]:
+        return self.group, self.round, self.scenario
+
+    @property
+    def prefill_rate(self) -> float:
+        return self.scenario.batch * self.scenario.prompt / self.prefill_s
+
+    @property
+    def decode_rate(self) -> float:
+        return self.scenario.batch / self.step_s
+
+    @property
+    def prefill_mfu(self) -> float:
+        return self.prefill_flops / self.prefill_s / (1e9 * self.fma_gflops)
+
+    @property
+    def decode_mfu(self) -> float:
+        return self.step_flops / self.step_s / (1e9 * self.fma_gflops)
+
+    @property
+    def decode_mbu(self) -> float | None:
+        return self.step_bytes / self.step_s / (1e9 * self.read_gb_s) if self.step_bytes else None
+
+
+@dataclass
+class Results:
+    """One machine, one instruction set of pace's."""
+
+    name: str
+    date: str
+    command: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    scenarios: list[Scenario]
+    parameters: dict[str, int]
+    """Of each shape."""
+    subjects: list[Subject] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Runs that were left out, and why."""
+
+    @property
+    def shapes(self) -> list[str]:
+        return list(self.parameters)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Raises ValueError for a file of another format."""
+        data = json.loads(path.read_text())
+        if data.pop("format", None) != FORMAT:
+            raise ValueError(f"{path} is not a result of this version of compare.py: measure again, or delete it")
+        data["scenarios"] = [Scenario(**scenario) for scenario in data["scenarios"]]
+        data["subjects"] = [Subject(**subject) for subject in data["subjects"]]
+        data["runs"] = [Run(**run | {"scenario": Scenario(**run["scenario"])}) for run in data["runs"]]
+        return cls(**data)
+
+    def runs_of(self, subject: Subject, scenario: Scenario) -> list[Run]:
+        return [run for run in self.runs if run.key == subject.key and run.scenario == scenario]
+
+    def median(self, subject: Subject, scenario: Scenario, value: Callable[[Run], float | None]) -> float | None:
+        """None where there are no runs, or no value."""
+        values = [value(run) for run in self.runs_of(subject, scenario)]
+        return statistics.median(values) if values and None not in values else None
+
+    def ratio(self, ours: Subject, peer: Subject, scenario: Scenario, value: Callable[[Run], float]) -> float | None:
+        """How many times the peer's value ours is: the median over pairs of runs in the same round. None where they never ran in turn."""
+        by_place = {run.place: value(run) for run in self.runs_of(ours, scenario)}
+        pairs = [by_place[run.place] / value(run) for run in self.runs_of(peer, scenario) if run.place in by_place]
+        return statistics.median(pairs) if pairs else None
+
+    def ours(self, peer: Subject) -> Subject | None:
+        """pace with the same kind of weights on the same shape."""
+        found = (s for s in self.subjects if s.runtime == "pace" and s.dtype == peer.dtype and s.shape == peer.shape and not s.missing)
+        return next(found, None)

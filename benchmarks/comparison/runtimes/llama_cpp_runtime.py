@@ -1,0 +1,147 @@
+"""llama.cpp through the C functions of llama-cpp-python: `llama_decode` on batches of token ids, nothing around it.
+
+The GGUF file comes from `gguf_writer`; the quantised ones are made from the fp16 one by llama.cpp's own `llama_model_quantize`."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.comparison.runtimes.base import Prompts, SteppedRuntime, Variant
+
+MICRO_BATCH = 512
+"""llama.cpp's default: tokens of a prompt that are computed at once."""
+FLASH_ATTENTION = {"off": 0, "on": 1}
+"""LLAMA_FLASH_ATTN_TYPE_DISABLED and _ENABLED."""
+FILE_TYPES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15}
+"""LLAMA_FTYPE_MOSTLY_*"""
+
+
+class LlamaCpp(SteppedRuntime):
+    name = "llama.cpp"
+    packages = ("llama-cpp-python",)
+    modules = ("llama_cpp", "gguf")
+    variants = (
+        Variant("bf16", "bf16", 16),
+        Variant("f16", "fp16", 16),
+        Variant("f32", "fp32", 32),
+        Variant("q8_0", "int8", None),
+        Variant("q4_0", "int4", None),
+        Variant("q4_k_m", "int4", None),
+    )
+
+    @classmethod
+    def import_modules(cls) -> None:
+        super().import_modules()
+        import llama_cpp
+
+        global _be_quiet  # llama.cpp keeps the pointer
+        _be_quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(_be_quiet, None)
+        llama_cpp.llama_backend_init()
+
+    @classmethod
+    def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:
+        import llama_cpp
+
+        from benchmarks.comparison.gguf_writer import DTYPES, write_gguf  # it needs torch, running does not
+
+        dtype = {"f16": "fp16", "f32": "fp32"}.get(variant, variant)
+        if dtype in DTYPES:
+            write_gguf(checkpoint, target, dtype)
+            return
+        half = target.with_name("half.gguf")
+        write_gguf(checkpoint, half, "fp16")
+        options = llama_cpp.llama_model_quantize_default_params()
+        options.ftype = FILE_TYPES[variant]
+        failed = llama_cpp.llama_model_quantize(str(half).encode(), str(target).encode(), ctypes.byref(options))
+        half.unlink()
+        if failed:
+            raise RuntimeError(f"llama_model_quantize returned {failed}")
+
+    def __init__(self, source: Path, variant: str, threads: int) -> None:
+        import llama_cpp
+
+        self.llama = llama_cpp
+        self.model = llama_cpp.llama_model_load_from_file(str(source).encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"llama.cpp cannot load {source.name}")
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.source, self.threads, self.context, self.flash = source, threads, None, {}
+
+    def reserve(self, batch: int, length: int) -> None:
+        """A new context: its cache has a part of `length` tokens for each of the sequences, and flash attention is on or off."""
+        if self.context:
+            self.llama.llama_free(self.context)
+        options = self.llama.llama_context_default_params()
+        options.n_ctx = batch * -(-length // 256) * 256
+        options.n_seq_max = batch
+        options.n_batch = options.n_ubatch = MICRO_BATCH
+        options.n_threads = options.n_threads_batch = self.threads
+        options.flash_attn_type = FLASH_ATTENTION[self.flash.get(batch, "on")]
+        self.context = self.llama.llama_init_from_model(self.model, options)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp makes no context for {batch} x {length} tokens")
+
+    def tune(self, prompts: Prompts) -> None:
+        """Flash attention on or off: the shorter time for the prompts and 64 steps decides, for each number of sequences."""
+        seconds = {}
+        for flash in FLASH_ATTENTION:
+            self.flash[len(prompts)] = flash
+            super().tune(prompts)
+            timing = self.run(prompts, 8)
+            seconds[flash] = timing.prefill_s + 64 * timing.step_s
+        self.flash[len(prompts)] = min(seconds, key=seconds.__getitem__)
+
+    def settings(self) -> dict[str, str]:
+        info = self.llama.llama_print_system_info().decode()
+        flash = ", ".join(f"{choice} for batches of {batch}" for batch, choice in self.flash.items())
+        return {"flash attention": flash, "n_batch, n_ubatch": str(MICRO_BATCH), "KV": "f16", "build": " ".join(info.split())}
+
+    def step_weight_bytes(self) -> int | None:
+        import gguf
+
+        sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(self.source).tensors}
+        return sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)
+
+    def start(self, prompts: Prompts) -> None:
+        self.llama.llama_memory_clear(self.llama.llama_get_memory(self.context), False)
+        self.length = len(prompts[0])
+        self.tokens = []
+        for index, ids in enumerate(prompts):
+            for begin in range(0, len(ids), MICRO_BATCH):
+                piece = ids[begin : begin + MICRO_BATCH]
+                is_last = begin + len(piece) == len(ids)
+                self._decode([(token, begin + i, index) for i, token in enumerate(piece)], [len(piece) - 1] if is_last else [])
+            self.tokens.append(int(self._row(-1).argmax()))
+
+    def step(self) -> None:
+        count = len(self.tokens)
+        self._decode([(token, self.length, index) for index, token in enumerate(self.tokens)], range(count))
+        self.tokens = [int(self._row(index).argmax()) for index in range(count)]
+        self.length += 1
+
+    def logits(self, prompt: list[int]) -> np.ndarray:
+        self.reserve(1, len(prompt))
+        self.start([prompt])
+        return self._row(-1).copy()
+
+    def _decode(self, tokens: list[tuple[int, int, int]], wanted) -> None:
+        """`tokens`: (id, position, sequence); `wanted`: those whose logits are computed."""
+        batch = self.llama.llama_batch_init(len(tokens), 0, 1)
+        try:
+            batch.n_tokens = len(tokens)
+            for i, (token, position, sequence) in enumerate(tokens):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = token, position, 1, sequence, False
+            for i in wanted:
+                batch.logits[i] = True
+            if code := self.llama.llama_decode(self.context, batch):
+                raise RuntimeError(f"llama_decode returned {code}")
+            self.llama.llama_synchronize(self.context)
+        finally:
+            self.llama.llama_batch_free(batch)
+
+    def _row(self, index: int) -> np.ndarray:
+        return np.ctypeslib.as_array(self.llama.llama_get_logits_ith(self.context, index), (self.vocab_size,))

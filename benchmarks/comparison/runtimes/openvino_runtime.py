@@ -1,0 +1,96 @@
+"""OpenVINO GenAI: `LLMPipeline` on a model that optimum-intel exports, given token ids; its own metrics tell the time of each token."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.comparison.runtimes.base import Prompts, Runtime, Timing, Variant, median_step
+
+QUANTIZATION = {"int8": {"bits": 8, "sym": False}, "int4": {"bits": 4, "sym": True, "group_size": 32}}
+
+BATCHED_TOKENS = 4096
+"""Tokens of prompts that are computed at once: all of a scenario's, where the default of 256 would cut a prompt in two."""
+
+
+class OpenVINO(Runtime):
+    name = "openvino-genai"
+    packages = ("openvino-genai", "openvino")
+    modules = ("openvino", "openvino_genai")
+    variants = (Variant("fp16", "fp16", 16, 8), Variant("bf16", "bf16", 16, 8), Variant("int8", "int8", 8, 8), Variant("int4", "int4", None, 8))
+
+    @classmethod
+    def refusal(cls, variant: str) -> str | None:
+        import openvino
+
+        capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if variant == "bf16" and "BF16" not in capabilities:
+            return f"its precisions on this CPU are {', '.join(sorted(capabilities))}"
+        return None
+
+    @classmethod
+    def conversion(cls, variant: str) -> str:
+        return "fp16" if variant == "bf16" else variant  # its CPU plugin rounds to bf16 when it compiles
+
+    @classmethod
+    def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:
+        if variant in QUANTIZATION:
+            from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
+
+            config = OVWeightQuantizationConfig(**QUANTIZATION[variant])
+            OVModelForCausalLM.from_pretrained(checkpoint, export=True, compile=False, quantization_config=config).save_pretrained(target)
+        else:
+            from optimum.exporters.openvino import main_export
+            from optimum.intel import OVConfig
+
+            main_export(str(checkpoint), target, task="text-generation-with-past", ov_config=OVConfig(dtype="fp16"), convert_tokenizer=False)
+
+    def __init__(self, source: Path, variant: str, threads: int) -> None:
+        import openvino_genai
+
+        precision = "bf16" if variant == "bf16" else "f32"
+        schedule = openvino_genai.SchedulerConfig()
+        schedule.enable_prefix_caching = False
+        schedule.max_num_batched_tokens = BATCHED_TOKENS
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+        self.pipeline = openvino_genai.LLMPipeline(str(source), "CPU", scheduler_config=schedule, **settings)
+        self.source, self.precision, self.threads = source, precision, threads
+
+    def settings(self) -> dict[str, str]:
+        return {"INFERENCE_PRECISION_HINT": self.precision, "KV": "u8, its default", "max_num_batched_tokens": str(BATCHED_TOKENS)}
+
+    def run(self, prompts: Prompts, generated: int) -> Timing:
+        import openvino
+        import openvino_genai
+
+        ids = np.array(prompts, np.int64)
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens, config.do_sample = generated + 1, False
+        config.ignore_eos, config.eos_token_id = True, 0  # where there is none it takes -1, and refuses it
+        began = time.perf_counter()
+        result = self.pipeline.generate(inputs, config)
+        elapsed = time.perf_counter() - began
+        lengths = {len(tokens) for tokens in result.tokens}
+        if lengths != {generated + 1}:
+            raise RuntimeError(f"OpenVINO GenAI was asked for {generated + 1} tokens and made {sorted(lengths)}")
+        metrics = result.perf_metrics.raw_metrics
+        prefill = metrics.m_times_to_first_token[0] / 1e6
+        times = [time / 1e3 for time in metrics.m_new_token_times]  # milliseconds, whatever the documentation says
+        if not 0.8 * elapsed < prefill + times[-1] - times[0] < 1.05 * elapsed:
+            raise RuntimeError(f"OpenVINO GenAI's clock tells {prefill:.3f} + {times[-1] - times[0]:.3f} s of {elapsed:.3f} s")
+        return Timing(prefill, median_step([after - before for before, after in zip(times, times[1:])]))
+
+    def logits(self, prompt: list[int]) -> np.ndarray:
+        """The pipeline shows none: the exported model is run without it."""
+        import openvino
+
+        settings = {"INFERENCE_NUM_THREADS": self.threads, "INFERENCE_PRECISION_HINT": self.precision}
+        model = openvino.Core().compile_model(str(self.source / "openvino_model.xml"), "CPU", settings)
+        count = len(prompt)
+        given = {"input_ids": [prompt], "attention_mask": [[1] * count], "position_ids": [list(range(count))]}
+        inputs = {name: np.array(value, np.int64) for name, value in given.items() if name in {n for i in model.inputs for n in i.names}}
+        outputs = model(inputs | {"beam_idx": np.zeros(1, np.int32)})
+        return outputs["logits"][0, -1]

@@ -1,0 +1,68 @@
+"""pace: its engine, greedy, as `pace bench` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.comparison.runtimes.base import Prompts, SteppedRuntime, Variant
+
+CACHE_BYTES = 2 << 30
+LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+class Pace(SteppedRuntime):
+    name = "pace"
+    packages = ("torch",)
+    modules = ("pace.llm.models.model_utils", "pace.llm.engine", "pace.llm.session")
+    variants = (Variant("bf16", "bf16", 16, 16), Variant("fp16", "fp16", 16, 16), Variant("fp32", "fp32", 32, 32))
+    converts = False
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        import pace
+
+        return {"pace": pace.__version__, **super().versions()}
+
+    def __init__(self, source: Path, variant: str, threads: int) -> None:
+        from pace.llm.engine import Engine
+        from pace.llm.models.model_utils import executable, load_model, select_ops
+
+        model = load_model(str(source), LONG_NAMES[variant], num_threads=threads, progress=False)
+        self.engine = Engine.create(executable(model, "native"), select_ops("native"), CACHE_BYTES)
+        self.model, self.sequences = model, []
+
+    def settings(self) -> dict[str, str]:
+        from pace import _C
+
+        return {"instruction set": _C.isa(), "threads": str(_C.get_num_threads())}
+
+    def step_weight_bytes(self) -> int | None:
+        from pace.bench.costs import Costs
+
+        return Costs.of(self.model, self.model.dtype).decode_weight_bytes
+
+    def reserve(self, batch: int, length: int) -> None:
+        self.engine.abort(self.sequences)
+        self.sequences, self.length = [], length
+
+    def start(self, prompts: Prompts) -> None:
+        from pace.llm.sampler import Greedy
+        from pace.llm.sequence import Sequence
+        from pace.llm.stopping_criteria import StoppingCriteria
+
+        self.sequences = [Sequence(ids, Greedy(), StoppingCriteria(self.length, []), self.length) for ids in prompts]
+        self.engine.submit(self.sequences)
+        while any(not sequence.num_generated for sequence in self.sequences):
+            self.engine.step()
+
+    def step(self) -> None:
+        self.engine.step()
+
+    def logits(self, prompt: list[int]) -> np.ndarray:
+        from pace.llm.session import Session
+
+        self.reserve(0, 0)
+        with Session(self.engine) as session:
+            return session.append(prompt)[-1].float().numpy()

@@ -1,0 +1,161 @@
+"""One runtime in a process of its own, driven by JSON lines: `python -m benchmarks.comparison.worker RUNTIME`, and its other end, `Worker`.
+
+A process each, because runtimes bring their own OpenMP, because peak memory is told by process, and because memory comes back when one ends.
+What libraries print goes to a log: the pipe is the worker's alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = "machine"
+"""The name of the worker that runs nothing, and measures the limits."""
+LIMIT_SECONDS = 0.3
+"""For each of the two limits, before every run."""
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+
+
+class WorkerError(RuntimeError):
+    """What went wrong in the other process, in its words."""
+
+
+class Worker:
+    """The driver's end of the pipe."""
+
+    def __init__(self, runtime: str, python: str = sys.executable, environment: dict[str, str] | None = None, log: Path | None = None) -> None:
+        self.runtime = runtime
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)} | (environment or {})
+        command = [python, "-m", "benchmarks.comparison.worker", runtime]
+        with open(log or os.devnull, "ab") as errors:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True)
+
+    def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to one request. Raises WorkerError where the other side raised, or ended."""
+        try:
+            self.process.stdin.write(json.dumps({"do": operation, **arguments}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise WorkerError(f"its process ended with code {self.process.wait()} (-9: out of memory, most likely)")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer
+
+    def cpu_seconds(self) -> float:
+        """Of all its threads, since it began."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Server:
+    """The worker's end: methods are the operations."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.subject = None
+
+    @property
+    def kind(self):
+        from benchmarks.comparison.runtimes import RUNTIMES
+
+        return RUNTIMES[self.name]
+
+    def describe(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        self.kind.import_modules()
+        import_s = time.perf_counter() - began
+        refusals = {variant.name: self.kind.refusal(variant.name) for variant in self.kind.variants}
+        return {"import_s": import_s, "versions": self.kind.versions(), "refusals": refusals}
+
+    def convert(self, checkpoint: str, variant: str, target: str) -> dict[str, Any]:
+        self.kind.import_modules()
+        self.kind.convert(Path(checkpoint), variant, Path(target))
+        return {}
+
+    def load(self, source: str, variant: str, threads: int) -> dict[str, Any]:
+        self.kind.import_modules()
+        before, began = _memory_mib("VmRSS"), time.perf_counter()
+        self.subject = self.kind(Path(source), variant, threads)
+        seconds = time.perf_counter() - began
+        return {"load_s": seconds, "before_mib": before, "step_weight_bytes": self.subject.step_weight_bytes()}
+
+    def tune(self, prompts: list[list[int]]) -> dict[str, Any]:
+        self.subject.tune(prompts)
+        return {}
+
+    def run(self, prompts: list[list[int]], generated: int) -> dict[str, Any]:
+        return asdict(self.subject.run(prompts, generated))
+
+    def logits(self, prompt: list[int], path: str) -> dict[str, Any]:
+        np.save(path, self.subject.logits(prompt).astype(np.float32))
+        return {}
+
+    def status(self) -> dict[str, Any]:
+        return {"peak_mib": _memory_mib("VmHWM"), "settings": self.subject.settings()}
+
+    def machine(self, threads: int | None) -> dict[str, Any]:
+        from pace import _C
+
+        _C.set_num_threads(threads or _C.cpu_info()["default_threads"])
+        return {"isa": _C.isa(), "threads": _C.get_num_threads()}
+
+    def limits(self) -> dict[str, Any]:
+        from pace.bench import limits
+
+        return asdict(limits.measure(LIMIT_SECONDS))
+
+
+def serve(requests: TextIO, answers: TextIO, server: Server) -> None:
+    """Answers one line with one line until there are no more."""
+    for line in requests:
+        request = json.loads(line)
+        operation = request.pop("do")
+        try:
+            answer = getattr(server, operation)(**request)
+        except BaseException as error:  # a panic or an exit in a library is an answer too
+            answer = {"error": f"{type(error).__name__}: {error}"}
+            import traceback
+
+            traceback.print_exc()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _memory_mib(field: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(sys.stdin, answers, Server(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

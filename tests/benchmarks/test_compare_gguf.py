@@ -1,0 +1,104 @@
+"""The GGUF file that `benchmarks/compare.py` writes: names, shapes, dtypes, values, and the rows of queries and keys as llama.cpp wants them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.comparison import gguf_writer
+from benchmarks.comparison.checkpoint import write_checkpoint
+from pace.bench.shapes import SHAPES
+
+SMALL = dict(num_hidden_layers=2, vocab_size=96, hidden_size=64, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+KINDS = {"bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16), "fp32": ("F32", torch.float32)}
+
+
+def written(tmp_path, shape: str, dtype: str, **changes):
+    """A small checkpoint of `shape`'s architecture as a GGUF file: the reader's fields and tensors, and the checkpoint's."""
+    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+    write_checkpoint(SHAPES[shape] | SMALL | changes, tmp_path)
+    gguf_writer.write_gguf(tmp_path, tmp_path / "model.gguf", dtype)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    return fields, {tensor.name: tensor for tensor in reader.tensors}, load_file(tmp_path / "model.safetensors")
+
+
+def values(tensor) -> torch.Tensor:
+    """A tensor of a GGUF file as fp32 in the order of rows that the checkpoint has."""
+    data = torch.from_numpy(np.array(tensor.data))
+    if tensor.tensor_type.name == "BF16":
+        data = data.view(torch.bfloat16)
+    return data.float().reshape([int(size) for size in reversed(tensor.shape)])
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("shape", ["qwen2.5-0.5b", "llama-3.2-1b", "tinyllama-1.1b"])
+def test_every_tensor(tmp_path, shape, dtype):
+    fields, tensors, checkpoint = written(tmp_path, shape, dtype)
+    kind, torch_dtype = KINDS[dtype]
+    names = {gguf_writer.tensor_name(name): name for name in checkpoint}
+    assert set(tensors) - {"rope_freqs.weight"} == set(names) and ("rope_freqs.weight" in tensors) == (shape == "llama-3.2-1b")
+    assert {"token_embd.weight", "output_norm.weight", "blk.1.attn_q.weight", "blk.1.ffn_down.weight", "blk.0.ffn_norm.weight"} <= set(tensors)
+    assert ("output.weight" in tensors) == (shape == "tinyllama-1.1b")
+    assert ("blk.0.attn_k.bias" in tensors) == shape.startswith("qwen2")
+    is_permuted = not shape.startswith("qwen2")
+    for name, tensor in tensors.items():
+        if name == "rope_freqs.weight":
+            continue
+        want = checkpoint[names[name]]
+        assert tensor.tensor_type.name == (kind if want.dim() == 2 else "F32"), name
+        if is_permuted and (".attn_q." in name or ".attn_k." in name):
+            heads = SMALL["num_attention_heads" if ".attn_q." in name else "num_key_value_heads"]
+            got = values(tensor)
+            assert not torch.equal(got, want.to(torch_dtype).float()), name
+            got = got.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # back: pairs to halves
+        else:
+            got = values(tensor)
+        assert torch.equal(got, want.to(torch_dtype if want.dim() == 2 else torch.float32).float()), name
+    architecture = "llama" if is_permuted else "qwen2"
+    assert fields["general.architecture"] == architecture and fields["tokenizer.ggml.model"] == "no_vocab"
+    assert fields[f"{architecture}.vocab_size"] == 96 and fields[f"{architecture}.attention.head_count_kv"] == 2
+    assert fields[f"{architecture}.rope.freq_base"] == SHAPES[shape]["rope_theta"] and fields[f"{architecture}.attention.key_length"] == 16
+
+
+def test_the_permutation_turns_halves_into_pairs():
+    rows = torch.arange(12)[:, None]  # two heads of six rows
+    assert gguf_writer.permute(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+
+
+def test_rope_factors_are_those_of_transformers():
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    fields = SHAPES["llama-3.2-1b"]
+    config = LlamaConfig(**{name: value for name, value in fields.items() if name != "architectures"})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = fields["rope_theta"] ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    factors = torch.from_numpy(gguf_writer.rope_factors(fields))
+    assert factors[0] == 1 and factors[-1] == 32
+    torch.testing.assert_close(plain / factors, scaled.double(), rtol=1e-5, atol=0)
+    assert gguf_writer.rope_factors(SHAPES["qwen2.5-0.5b"]) is None
+    with pytest.raises(NotImplementedError, match="yarn"):
+        gguf_writer.rope_factors(fields | {"rope_scaling": {"rope_type": "yarn"}})
+
+
+def test_other_architectures_are_refused(tmp_path):
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OPTForCausalLM"]}))
+    with pytest.raises(NotImplementedError, match="got OPTForCausalLM"):
+        gguf_writer.write_gguf(tmp_path, tmp_path / "model.gguf", "bf16")
+
+
+def test_the_checkpoint_is_the_same_each_time_and_its_weights_differ(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_checkpoint(SHAPES["qwen2.5-0.5b"] | SMALL, tmp_path / name)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    first, second = one["model.layers.0.mlp.up_proj.weight"], one["model.layers.1.mlp.up_proj.weight"]
+    assert not torch.equal(first, second) and first.float().std() == pytest.approx(0.02, rel=0.05)
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["eos_token_id"] is None

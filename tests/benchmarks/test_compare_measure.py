@@ -1,0 +1,160 @@
+"""`benchmarks/compare.py` runs pace and transformers on a small shape, and says which peers are missing and which failed."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import compare
+from benchmarks.comparison import report, worker
+from benchmarks.comparison.measure import Comparison, Plan
+from benchmarks.comparison.results import Results, Scenario, Subject
+from benchmarks.comparison.runtimes import RUNTIMES
+from benchmarks.comparison.runtimes.base import SteppedRuntime, Timing
+from pace.bench import limits
+from pace.bench.shapes import SHAPES
+
+SMALL = dict(num_hidden_layers=2, vocab_size=96, hidden_size=64, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+SCENARIOS = [Scenario(20, 4), Scenario(8, 3, 2)]
+
+
+def compare_small(monkeypatch, tmp_path, runtimes: list[str], dtypes: list[str], **changes) -> tuple[Results, list[str]]:
+    monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.2-1b"] | SMALL)
+    results, said = Results("small", "", "", {}, {}, SCENARIOS, {}), []
+    plan = Plan(["small"], runtimes, dtypes, SCENARIOS, 2, 2, None, tmp_path, 100.0, say=said.append)
+    Comparison(Plan(**vars(plan) | changes), results).run()
+    return results, said
+
+
+def test_pace_and_transformers_in_turn(monkeypatch, tmp_path):
+    results, _ = compare_small(monkeypatch, tmp_path, ["pace", "transformers"], ["bf16", "fp32"])
+    assert [subject.label for subject in results.subjects if subject.missing] == []
+    main = [run for run in results.runs if run.scenario == SCENARIOS[0]]
+    assert [run.runtime for run in main] == ["pace", "transformers"] * 4
+    assert [(run.variant, run.round) for run in main[::2]] == [("bf16", 0), ("bf16", 1), ("fp32", 0), ("fp32", 1)]
+    assert all(min(run.prefill_s, run.step_s, run.read_gb_s, run.fma_gflops, run.step_bytes) > 0 for run in results.runs)
+    assert len(results.runs) == 2 * len(main)
+    pace, torch = (next(s for s in results.subjects if s.runtime == name and s.dtype == "fp32") for name in ("pace", "transformers"))
+    assert pace.same_argmax and 0 < pace.error < 1e-4 and torch.error == 0
+    assert pace.peak_mib > 50 and pace.load_s > 0 and pace.settings["threads"] == "2"
+    assert results.ratio(pace, torch, SCENARIOS[1], lambda run: run.decode_rate) > 0
+    assert not report.disagreements(results)
+
+
+def test_a_missing_peer_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
+    broken = tmp_path / "broken" / "ctranslate2.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('no ctranslate2 for this test')\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    results, said = compare_small(monkeypatch, tmp_path, ["pace", "ctranslate2"], ["fp32"])
+    missing = next(s for s in results.subjects if s.runtime == "ctranslate2")
+    assert missing.missing == "ImportError: no ctranslate2 for this test"
+    assert "ctranslate2 is missing: ImportError: no ctranslate2 for this test" in said
+    assert {run.runtime for run in results.runs} == {"pace"}
+    assert any("Not measured: ctranslate2 (small float32): ImportError: no ctranslate2" in line for line in report.notes(results))
+
+
+def test_an_interpreter_that_is_not_there_is_reported(monkeypatch, tmp_path):
+    results, said = compare_small(monkeypatch, tmp_path, ["pace", "transformers"], ["bf16"], pythons={"transformers": "/no/such/python"})
+    assert "No such file" in next(s for s in results.subjects if s.runtime == "transformers").missing
+    assert {run.runtime for run in results.runs} == {"pace"}
+
+
+def test_what_takes_too_long_is_left_out_and_said(monkeypatch, tmp_path):
+    results, _ = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"], patience_s=0.0)
+    assert {run.scenario for run in results.runs} == {SCENARIOS[0]}
+    assert results.skipped[0].startswith("small, pace bf16, 2 x 8 + 3: a run would take about")
+
+
+def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
+    comparison = Comparison(Plan([], [], [], SCENARIOS, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
+    subjects = [Subject("s", *names) for names in (("pace", "bf16", "bf16"), ("a", "bf16", "bf16"), ("b", "bf16", "bf16"), ("a", "q8", "int8"))]
+    monkeypatch.setattr(comparison, "_resident_bytes", lambda subject: 40.0)
+    monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 100.0)
+    assert [[s.label for s in group] for group in comparison._groups(subjects)] == [["pace bf16", "a bf16"], ["pace bf16", "b bf16"], ["pace bf16", "a q8"]]
+    monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 1000.0)
+    assert [[s.label for s in group] for group in comparison._groups(subjects)] == [["pace bf16", "a bf16", "b bf16"], ["pace bf16", "a q8"]]
+    monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 1.0)  # one peer at a time, come what may
+    assert len(list(comparison._groups(subjects))) == 3
+
+
+def test_prompts_are_new_in_each_round_and_the_same_for_all(tmp_path):
+    comparison = Comparison(Plan([], [], [], SCENARIOS, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
+    comparison.vocab_size = 96
+    first, second = (comparison._prompts(SCENARIOS[1], seed) for seed in (1, 2))
+    assert first == comparison._prompts(SCENARIOS[1], 1) != second
+    assert np.shape(first) == (2, 8) and np.max(first) < 96
+
+
+def test_steps_are_timed_one_by_one(monkeypatch):
+    clock = iter([0.0, 10.0, *(t for step in (9.0, 8.0, 1.0, 3.0, 2.0) for t in (100.0, 100.0 + step))])
+    monkeypatch.setattr("benchmarks.comparison.runtimes.base.time.perf_counter", lambda: next(clock))
+
+    class Fake(SteppedRuntime):
+        calls: list = []
+
+        def __init__(self):
+            pass
+
+        def reserve(self, batch, length):
+            self.calls.append((batch, length))
+
+        def start(self, prompts):
+            self.calls.append(prompts)
+
+        def step(self):
+            self.calls.append("step")
+
+        def logits(self, prompt):
+            raise NotImplementedError
+
+    assert Fake().run([[1, 2], [3, 4]], 5) == Timing(10.0, 2.0)  # the median without the first two steps
+    assert Fake.calls == [(2, 8), [[1, 2], [3, 4]], *["step"] * 5]
+
+
+def test_a_worker_answers_errors_and_goes_on():
+    class Server:
+        def fail(self):
+            raise ValueError("not this")
+
+        def add(self, a, b):
+            return {"sum": a + b}
+
+    answers = io.StringIO()
+    worker.serve(io.StringIO('{"do": "fail"}\n{"do": "add", "a": 1, "b": 2}\n'), answers, Server())
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"error": "ValueError: not this"}, {"sum": 3}]
+
+
+def test_a_worker_that_ends_is_an_error(tmp_path):
+    with worker.Worker(worker.MACHINE, log=tmp_path / "log") as ended:
+        ended.process.kill()
+        with pytest.raises(worker.WorkerError, match="ended with code -9"):
+            ended.ask("limits")
+
+
+def test_a_worker_measures_the_limits(monkeypatch):
+    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
+    monkeypatch.setattr(worker, "LIMIT_SECONDS", 0.01)
+    server = worker.Server(worker.MACHINE)
+    told = server.machine(threads=1)
+    assert told["threads"] == 1 and server.limits()["read_gb_s"] > 0
+
+
+def test_options(capsys):
+    options = compare.parse(["--quick", "--peers"])
+    assert (options.repeats, options.prompt, options.batch, options.peers) == (2, 64, [], [])
+    assert compare.parse([]).peers is None and compare.parse([]).shapes == ["qwen2.5-0.5b", "llama-3.2-1b"]
+    for wrong in (["--repeats", "0"], ["--peers", "nobody"], ["--python", "nobody=/bin/python"]):
+        with pytest.raises(SystemExit):
+            compare.parse(wrong)
+    assert "--python wants PEER=PATH" in capsys.readouterr().err
+    assert compare._without_paths(["--python", "llama.cpp=/a/b", "--folder", "/c", "--isa", "avx2"]) == ["--python", "llama.cpp=PATH", "--folder", "PATH", "--isa", "avx2"]
+
+
+def test_every_runtime_says_what_it_has():
+    for name, runtime in RUNTIMES.items():
+        assert runtime.name == name and runtime.packages and runtime.modules
+        assert {variant.dtype for variant in runtime.variants} <= set(compare.DTYPES) and len({v.name for v in runtime.variants}) == len(runtime.variants)
