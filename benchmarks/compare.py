@@ -68,7 +68,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> Results:
-    from benchmarks.comparison.measure import Comparison, Plan
+    from benchmarks.comparison.measure import Comparison, LimitsError, Plan
 
     scenarios = [Scenario(options.prompt, options.generate)]
     scenarios += [Scenario(BATCH_PROMPT, BATCH_STEPS, batch) for batch in options.batch]
@@ -82,9 +82,9 @@ def measure(options: argparse.Namespace) -> Results:
     results = Results("", datetime.date.today().isoformat(), command, {}, {}, scenarios, {})
     try:
         Comparison(plan, results).run()
-    except KeyboardInterrupt:
-        print("stopped: what was measured is kept")
-        results.skipped.append("everything after an interruption")
+    except (KeyboardInterrupt, LimitsError) as error:
+        print(f"stopped, what was measured is kept: {type(error).__name__} {error}")
+        results.skipped.append("everything after the measurement was stopped")
     return results
 
 

@@ -34,6 +34,10 @@ RESIDENT_FACTOR, RESIDENT_BYTES = 1.4, 600 << 20
 MEMORY_SHARE = 0.85
 
 
+class LimitsError(RuntimeError):
+    """Without limits there is nothing to compare with, and no runtime is to blame."""
+
+
 @dataclass
 class Plan:
     """What to measure."""
@@ -179,7 +183,10 @@ class Comparison:
                         subject.settings = workers[id(subject)].ask("status")["settings"]
 
     def _measure(self, subject: Subject, workers: dict[int, Worker], scenario: Scenario, prompts: list[list[int]], index: int) -> None:
-        limits = self.machine.ask("limits")
+        try:
+            limits = self.machine.ask("limits")
+        except WorkerError as error:
+            raise LimitsError(f"the limits of the machine cannot be measured: {error}") from error
         worker = workers[id(subject)]
         busy, own, began = _busy_seconds(), worker.cpu_seconds(), time.perf_counter()
         timing = worker.ask("run", prompts=prompts, generated=scenario.generate)
@@ -199,12 +206,11 @@ class Comparison:
     def _work(self, subject: Subject, scenario: Scenario) -> tuple[int, int, int | None]:
         """Operations of the prompts and of a step, bytes of a step: what the model needs, whatever the runtime does."""
         costs, context = self.costs, scenario.prompt + scenario.generate // 2
-        per_token = costs.layer_flops_per_token + costs.head_flops + context * costs.attention_flops_per_pair
         num_bytes = None
         if subject.weight_bytes:
             kv_bits = next(v.kv_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)
-            num_bytes = subject.weight_bytes + scenario.batch * context * costs.kv_bytes_per_token * kv_bits // 32
-        return scenario.batch * costs.prefill_flops(scenario.prompt), scenario.batch * per_token, num_bytes
+            num_bytes = subject.weight_bytes + scenario.batch * costs.kv_bytes(context) * kv_bits // 32
+        return scenario.batch * costs.prefill_flops(scenario.prompt), costs.decode_flops(scenario.batch, context), num_bytes
 
     def _nominal_weight_bytes(self, subject: Subject) -> int | None:
         bits = next(v.weight_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)

@@ -6,6 +6,7 @@ What libraries print goes to a log: the pipe is the worker's alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -49,7 +50,8 @@ class Worker:
         except OSError:
             line = ""
         if not line:
-            raise WorkerError(f"its process ended with code {self.process.wait()} (-9: out of memory, most likely)")
+            code = self.process.wait()
+            raise WorkerError(f"its process ended with code {code}" + (": out of memory, most likely" if code == -9 else ""))
         answer = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])
@@ -61,7 +63,9 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        self.process.stdin.close()
+        """Ends the process, where it has not ended by itself."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import compare
 from benchmarks.comparison import report, worker
-from benchmarks.comparison.measure import Comparison, Plan
+from benchmarks.comparison.measure import Comparison, LimitsError, Plan
 from benchmarks.comparison.results import Results, Scenario, Subject
 from benchmarks.comparison.runtimes import RUNTIMES
 from benchmarks.comparison.runtimes.base import SteppedRuntime, Timing
@@ -67,6 +67,19 @@ def test_what_takes_too_long_is_left_out_and_said(monkeypatch, tmp_path):
     results, _ = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"], patience_s=0.0)
     assert {run.scenario for run in results.runs} == {SCENARIOS[0]}
     assert results.skipped[0].startswith("small, pace bf16, 2 x 8 + 3: a run would take about")
+
+
+def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(monkeypatch, tmp_path):
+    ask = worker.Worker.ask
+
+    def failing(self, operation, **arguments):
+        if operation == "limits":
+            self.process.kill()
+        return ask(self, operation, **arguments)
+
+    monkeypatch.setattr(worker.Worker, "ask", failing)
+    with pytest.raises(LimitsError, match="cannot be measured: its process ended with code -9"):
+        compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"])
 
 
 def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
