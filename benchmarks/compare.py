@@ -47,19 +47,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--generate", type=int, default=64, metavar="N", help="decode steps (default: 64)")
     parser.add_argument("--batch", type=int, nargs="*", default=[8, 32], metavar="N", help=f"also decode so many sequences of {BATCH_PROMPT} tokens (default: 8 32)")
     parser.add_argument("--deep", type=int, nargs="*", default=[], metavar="N", help="also decode at contexts of so many tokens, such as 4096")
+    parser.add_argument("--other-dtypes", nargs="*", choices=DTYPES, default=["bf16"], help="kinds of weights that also run --batch and --deep (default: bf16)")
+    parser.add_argument("--other-repeats", type=int, default=3, metavar="N", help="rounds of these (default: 3)")
     parser.add_argument("--threads", type=int, metavar="N", help="of every runtime (default: what `pace env` says)")
     parser.add_argument("--isa", help="pace's instruction set (PACE_ISA); the peers use what they like")
     parser.add_argument("--name", help="of the result and its file (default: from the CPU, the threads and pace's instruction set)")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="checkpoints and their conversions are kept here (default: build/compare)")
     parser.add_argument("--patience", type=float, default=120, metavar="S", help="leave out runs that would take longer (default: 120 s)")
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="the interpreter for a peer that needs one of its own")
-    parser.add_argument("--quick", action="store_true", help="two rounds, 64 tokens of prompt, 8 steps, no batches; the page is left alone")
+    parser.add_argument("--quick", action="store_true", help="two rounds of 64 tokens and 8 steps, one of 2 sequences; the page is left alone")
     parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/NAME.json; with --quick: in --folder)")
+    parser.add_argument("--prepare", action="store_true", help="write the checkpoints and their conversions, and measure nothing")
     parser.add_argument("--render", action="store_true", help="measure nothing: write the page and its pictures from all results")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.prompt, options.generate, options.repeats, options.batch, options.deep = 64, 8, 2, [], []
-    sizes = [options.repeats, options.prompt, options.generate, *options.batch, *options.deep]
+        options.prompt, options.generate, options.repeats, options.other_repeats, options.batch, options.deep = 64, 8, 2, 1, [2], []
+    sizes = [options.repeats, options.other_repeats, options.prompt, options.generate, *options.batch, *options.deep]
     if min(sizes) < 1:
         parser.error(f"numbers of rounds, tokens and sequences must be at least 1; got {min(sizes)}")
     if wrong := [pair for pair in options.python if pair.partition("=")[0] not in RUNTIMES]:
@@ -75,8 +78,9 @@ def measure(options: argparse.Namespace) -> Results:
     scenarios += [Scenario(context, LONG_STEPS) for context in options.deep]
     runtimes = ["pace", *(RUNTIMES.keys() - {"pace"} if options.peers is None else options.peers)]
     plan = Plan(
-        options.shapes, sorted(runtimes, key=list(RUNTIMES).index), options.dtypes, scenarios, options.repeats, options.threads, options.isa,
-        options.folder, options.patience, dict(pair.split("=", 1) for pair in options.python), lambda line: print(line, flush=True),
+        options.shapes, sorted(runtimes, key=list(RUNTIMES).index), options.dtypes, scenarios, options.other_dtypes, options.repeats,
+        options.other_repeats, options.threads, options.isa, options.folder, options.patience, dict(pair.split("=", 1) for pair in options.python),
+        options.prepare, lambda line: print(line, flush=True),
     )  # fmt: skip
     command = shlex.join(["python", "benchmarks/compare.py", *_without_paths(sys.argv[1:])])
     results = Results("", datetime.date.today().isoformat(), command, {}, {}, scenarios, {})
@@ -111,6 +115,8 @@ def main() -> int:
         write_page(report.read_all(RESULTS))
         return 0
     results = measure(options)
+    if options.prepare:
+        return 0
     machine = results.machine
     results.name = options.name or _slug(f"{machine['cpu']} {machine['threads']} threads {machine['isa']}")
     path = options.output or (options.folder if options.quick else RESULTS) / f"{results.name}.json"

@@ -25,6 +25,7 @@ from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
 from pace.ops import reference
 
+SubjectKey = tuple[str, str, str]
 AGREEMENT_TOKENS = 64
 """Of the prompt after which the logits of all runtimes are compared."""
 NOMINAL_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "int8": 9, "int4": 6}
@@ -47,7 +48,10 @@ class Plan:
     dtypes: list[str]
     scenarios: list[Scenario]
     """The first is the main one, whose runs also tell how long the others would take."""
+    other_dtypes: list[str]
+    """Whose groups run the other scenarios too."""
     repeats: int
+    other_repeats: int
     threads: int | None
     isa: str | None
     """pace's; None: its own choice."""
@@ -57,6 +61,8 @@ class Plan:
     """A run that would take longer is left out, and said to be."""
     pythons: dict[str, str] = field(default_factory=dict)
     """Interpreters for runtimes that need one of their own."""
+    prepare_only: bool = False
+    """Write checkpoints and conversions, measure nothing."""
     say: Callable[[str], None] = print
 
 
@@ -74,7 +80,9 @@ class Comparison:
             self.threads = self.results.machine["threads"]
             available = {runtime: self._describe(runtime) for runtime in self.plan.runtimes}
             for shape in self.plan.shapes:
-                self._shape(shape, available)
+                sources = self._prepare(shape, available)
+                if not self.plan.prepare_only:
+                    self._shape(shape, sources)
 
     def _describe(self, runtime: str) -> dict:
         """What a runtime says of itself, or why it cannot."""
@@ -87,7 +95,8 @@ class Comparison:
         self.results.versions |= answer["versions"]
         return answer
 
-    def _shape(self, shape: str, available: dict[str, dict]) -> None:
+    def _prepare(self, shape: str, available: dict[str, dict]) -> dict[SubjectKey, Path]:
+        """What each subject of a shape loads; those that are missing have nothing."""
         folder = self.plan.folder / shape
         self.plan.say(f"\n{shape}: checkpoint and conversions in {folder}")
         checkpoint = ensure_checkpoint(shape, folder)
@@ -108,8 +117,12 @@ class Comparison:
             if not subject.missing:
                 with self._noting_failure(subject):
                     sources[subject.key] = self._source(subject, checkpoint, folder)
-        for group in self._groups([subject for subject in subjects if not subject.missing]):
-            self._group(group, sources)
+        return sources
+
+    def _shape(self, shape: str, sources: dict[SubjectKey, Path]) -> None:
+        subjects = [subject for subject in self.results.subjects if subject.shape == shape]
+        for dtype, group in self._groups([subject for subject in subjects if not subject.missing]):
+            self._group(dtype, group, sources)
         self._compare_logits(subjects)
 
     def _source(self, subject: Subject, checkpoint: Path, folder: Path) -> Path:
@@ -127,8 +140,8 @@ class Comparison:
             partial.rename(target)
         return target
 
-    def _groups(self, subjects: list[Subject]) -> Iterator[list[Subject]]:
-        """Subjects that are loaded together: pace, and peers of the same kind of weights, as many as memory holds.
+    def _groups(self, subjects: list[Subject]) -> Iterator[tuple[str, list[Subject]]]:
+        """A kind of weights, and subjects that are loaded together: pace, and peers of the same kind of weights, as many as memory holds.
 
         Where pace has no weights of a kind, its widest 16-bit ones keep the peers company."""
         budget = MEMORY_SHARE * available_memory_bytes()
@@ -142,7 +155,7 @@ class Comparison:
                     left -= self._resident_bytes(waiting[0])
                     group.append(waiting.pop(0))
                 if group:
-                    yield group
+                    yield dtype, group
                 if not waiting:
                     break
 
@@ -150,8 +163,9 @@ class Comparison:
         weights = self.costs.weight_bytes / 32 * NOMINAL_BITS[subject.dtype]
         return weights * RESIDENT_FACTOR + RESIDENT_BYTES
 
-    def _group(self, subjects: list[Subject], sources: dict) -> None:
+    def _group(self, dtype: str, subjects: list[Subject], sources: dict[SubjectKey, Path]) -> None:
         self.group += 1
+        main, *others = self.plan.scenarios
         with ExitStack() as stack:
             workers: dict[int, Worker] = {}
             for subject in subjects:
@@ -161,18 +175,18 @@ class Comparison:
                     subject.load_s = answer["load_s"]
                     subject.weight_bytes = answer["step_weight_bytes"] or self._nominal_weight_bytes(subject)
                     workers[id(subject)] = worker
-            for scenario in self.plan.scenarios:
+            for scenario in [main, *(others if dtype in self.plan.other_dtypes else [])]:
                 running = [s for s in subjects if not s.missing and self._is_worth_waiting(s, scenario)]
                 for subject in running:
                     with self._noting_failure(subject):
                         workers[id(subject)].ask("tune", prompts=self._prompts(scenario, seed=0))
-                for index in range(self.plan.repeats):
+                for index in range(self.plan.repeats if scenario == main else self.plan.other_repeats):
                     prompts = self._prompts(scenario, seed=1 + index)
                     for subject in running:
                         if not subject.missing:
                             with self._noting_failure(subject):
                                 self._measure(subject, workers, scenario, prompts, index)
-                if scenario == self.plan.scenarios[0]:
+                if scenario == main:
                     for subject in running:
                         with self._noting_failure(subject):
                             subject.peak_mib = workers[id(subject)].ask("status")["peak_mib"]

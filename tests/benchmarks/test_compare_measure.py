@@ -24,7 +24,7 @@ SCENARIOS = [Scenario(20, 4), Scenario(8, 3, 2)]
 def compare_small(monkeypatch, tmp_path, runtimes: list[str], dtypes: list[str], **changes) -> tuple[Results, list[str]]:
     monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.2-1b"] | SMALL)
     results, said = Results("small", "", "", {}, {}, SCENARIOS, {}), []
-    plan = Plan(["small"], runtimes, dtypes, SCENARIOS, 2, 2, None, tmp_path, 100.0, say=said.append)
+    plan = Plan(["small"], runtimes, dtypes, SCENARIOS, ["bf16"], 2, 1, 2, None, tmp_path, 100.0, say=said.append)
     Comparison(Plan(**vars(plan) | changes), results).run()
     return results, said
 
@@ -36,11 +36,12 @@ def test_pace_and_transformers_in_turn(monkeypatch, tmp_path):
     assert [run.runtime for run in main] == ["pace", "transformers"] * 4
     assert [(run.variant, run.round) for run in main[::2]] == [("bf16", 0), ("bf16", 1), ("fp32", 0), ("fp32", 1)]
     assert all(min(run.prefill_s, run.step_s, run.read_gb_s, run.fma_gflops, run.step_bytes) > 0 for run in results.runs)
-    assert len(results.runs) == 2 * len(main)
+    others = [run for run in results.runs if run.scenario != SCENARIOS[0]]
+    assert [(run.runtime, run.variant, run.round) for run in others] == [("pace", "bf16", 0), ("transformers", "bf16", 0)]
     pace, torch = (next(s for s in results.subjects if s.runtime == name and s.dtype == "fp32") for name in ("pace", "transformers"))
     assert pace.same_argmax and 0 < pace.error < 1e-4 and torch.error == 0
     assert pace.peak_mib > 50 and pace.load_s > 0 and pace.settings["threads"] == "2"
-    assert results.ratio(pace, torch, SCENARIOS[1], lambda run: run.decode_rate) > 0
+    assert results.ratio(pace, torch, SCENARIOS[0], lambda run: run.decode_rate) > 0
     assert not report.disagreements(results)
 
 
@@ -63,6 +64,11 @@ def test_an_interpreter_that_is_not_there_is_reported(monkeypatch, tmp_path):
     assert {run.runtime for run in results.runs} == {"pace"}
 
 
+def test_preparing_measures_nothing(monkeypatch, tmp_path):
+    results, _ = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"], prepare_only=True)
+    assert not results.runs and (tmp_path / "small" / "checkpoint" / "model.safetensors").exists()
+
+
 def test_what_takes_too_long_is_left_out_and_said(monkeypatch, tmp_path):
     results, _ = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"], patience_s=0.0)
     assert {run.scenario for run in results.runs} == {SCENARIOS[0]}
@@ -83,19 +89,19 @@ def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(monkeypatch, tm
 
 
 def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
-    comparison = Comparison(Plan([], [], [], SCENARIOS, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
+    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
     subjects = [Subject("s", *names) for names in (("pace", "bf16", "bf16"), ("a", "bf16", "bf16"), ("b", "bf16", "bf16"), ("a", "q8", "int8"))]
     monkeypatch.setattr(comparison, "_resident_bytes", lambda subject: 40.0)
     monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 100.0)
-    assert [[s.label for s in group] for group in comparison._groups(subjects)] == [["pace bf16", "a bf16"], ["pace bf16", "b bf16"], ["pace bf16", "a q8"]]
+    assert [[s.label for s in group] for _, group in comparison._groups(subjects)] == [["pace bf16", "a bf16"], ["pace bf16", "b bf16"], ["pace bf16", "a q8"]]
     monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 1000.0)
-    assert [[s.label for s in group] for group in comparison._groups(subjects)] == [["pace bf16", "a bf16", "b bf16"], ["pace bf16", "a q8"]]
+    assert [[s.label for s in group] for _, group in comparison._groups(subjects)] == [["pace bf16", "a bf16", "b bf16"], ["pace bf16", "a q8"]]
     monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 1.0)  # one peer at a time, come what may
     assert len(list(comparison._groups(subjects))) == 3
 
 
 def test_prompts_are_new_in_each_round_and_the_same_for_all(tmp_path):
-    comparison = Comparison(Plan([], [], [], SCENARIOS, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
+    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
     comparison.vocab_size = 96
     first, second = (comparison._prompts(SCENARIOS[1], seed) for seed in (1, 2))
     assert first == comparison._prompts(SCENARIOS[1], 1) != second
@@ -158,7 +164,7 @@ def test_a_worker_measures_the_limits(monkeypatch):
 
 def test_options(capsys):
     options = compare.parse(["--quick", "--peers"])
-    assert (options.repeats, options.prompt, options.batch, options.peers) == (2, 64, [], [])
+    assert (options.repeats, options.prompt, options.batch, options.peers) == (2, 64, [2], [])
     assert compare.parse([]).peers is None and compare.parse([]).shapes == ["qwen2.5-0.5b", "llama-3.2-1b"]
     for wrong in (["--repeats", "0"], ["--peers", "nobody"], ["--python", "nobody=/bin/python"]):
         with pytest.raises(SystemExit):
