@@ -361,17 +361,17 @@ PACE_INLINE void widen(const T* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
 }
 
-// The tile that starts at `position`, of which the rows see blocks first .. last; row ranges are set. `end`: where the
-// positions of these rows end.
+// The tile that starts at `position`, of which the rows see blocks first .. last; row ranges are set. What is fetched ahead may
+// belong to the next partition: most often the same thread computes it next.
 template <class T>
-static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first, int last, int64_t end,
+static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first, int last,
                         AttentionScratch& s) {
     const KvView& kv = args.kv;
     const int64_t k_elements = kv.k_head_elements(), v_elements = kv.v_head_elements();
     const int32_t* const blocks = rows.blocks + position / kBlockPositions;
     TileBlocks<T> tile = {first, last, {}, {}, {}};
     for (int b = first; b <= last; ++b) {
-        const bool has_next = position + kTilePositions + b * kBlockPositions < end;
+        const bool has_next = position + kTilePositions + b * kBlockPositions <= s.position[rows.rows - 1];
         tile.keys[b] = kv.keys<const T>(blocks[b], rows.kv_head);
         tile.values[b] = kv.values<const T>(blocks[b], rows.kv_head);
         tile.next_keys[b] = has_next ? kv.keys<const T>(blocks[b + kTileBlocks], rows.kv_head) : tile.keys[b];
@@ -428,9 +428,9 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
         if (first >= last) continue;
         const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
         switch (args.kv.dtype) {
-            case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, end, s); break;
-            case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, end, s); break;
-            case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, end, s); break;
+            case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, s); break;
+            case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, s); break;
+            case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, s); break;
         }
     }
 }
