@@ -33,6 +33,8 @@ NOMINAL_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "int8": 9, "int4": 6}
 RESIDENT_FACTOR, RESIDENT_BYTES = 1.4, 600 << 20
 """What a process holds: its weights this many times (repacked, or in a file cache), and that much beside."""
 MEMORY_SHARE = 0.85
+SETTLE_SECONDS = 0.3
+"""After a run. Threads that spin before they sleep (OpenMP's, ONNX Runtime's: a tenth of a second) must not meet the limits or the next run."""
 
 
 class LimitsError(RuntimeError):
@@ -197,6 +199,7 @@ class Comparison:
                         subject.settings = workers[id(subject)].ask("status")["settings"]
 
     def _measure(self, subject: Subject, workers: dict[int, Worker], scenario: Scenario, prompts: list[list[int]], index: int) -> None:
+        time.sleep(SETTLE_SECONDS)
         try:
             limits = self.machine.ask("limits")
         except WorkerError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.comparison.report import _measured
+from benchmarks.comparison.report import measured
 from benchmarks.comparison.results import Results
 
 COLORS = {"pace": "#1b6ca8", "transformers": "#c9a227", "llama.cpp": "#6a994e", "openvino-genai": "#7b5ea7", "onnxruntime-genai": "#8d99ae", "ctranslate2": "#bc6c25"}
@@ -18,7 +18,7 @@ def draw(results: Results, path: Path) -> None:
     from matplotlib import pyplot
 
     scenario, shapes = results.scenarios[0], results.shapes
-    bars = max((len(_measured(results, shape, scenario)) for shape in shapes), default=1)
+    bars = max((len(measured(results, shape, scenario)) for shape in shapes), default=1)
     figure, axes = pyplot.subplots(len(shapes), 2, figsize=(13, len(shapes) * (1.2 + 0.28 * bars)), squeeze=False)
     for (left, right), shape in zip(axes, shapes):
         _bars(left, results, shape, f"{shape}: prefill of {scenario.prompt}, tokens/s", lambda run: run.prefill_rate, lambda run: run.prefill_rate / run.prefill_mfu)
@@ -32,7 +32,7 @@ def draw(results: Results, path: Path) -> None:
 
 def _bars(axes, results: Results, shape: str, title: str, value, limit) -> None:
     scenario = results.scenarios[0]
-    subjects = _measured(results, shape, scenario)
+    subjects = measured(results, shape, scenario)
     for index, subject in enumerate(subjects):
         rate, most = (results.median(subject, scenario, what) for what in (value, limit))
         axes.barh(index, rate, color=COLORS.get(subject.runtime, "gray"))

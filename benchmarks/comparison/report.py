@@ -62,7 +62,7 @@ def main_table(results: Results, shape: str) -> Table:
     """One row for each runtime and kind of weights; `pace / it` is of pace with the same kind of weights, from runs in turn."""
     header = ["runtime", "weights", "prefill t/s", "MFU", "decode t/s", "MBU", "pace / it: prefill", "decode", "load s", "peak MiB", "error", "argmax"]
     scenario, rows = results.scenarios[0], []
-    for subject in _measured(results, shape, scenario):
+    for subject in measured(results, shape, scenario):
 
         def median(value: Callable[[Run], float | None], subject: Subject = subject) -> float | None:
             return results.median(subject, scenario, value)
@@ -81,7 +81,7 @@ def main_table(results: Results, shape: str) -> Table:
 def other_table(results: Results, shape: str, scenario: Scenario) -> Table:
     header = ["runtime", "weights", "prefill t/s", "decode t/s", "a sequence", "MBU", "MFU", "pace / it: decode"]
     rows = []
-    for subject in _measured(results, shape, scenario):
+    for subject in measured(results, shape, scenario):
         values = [results.median(subject, scenario, value) for value in (targets.prefill_rate, targets.decode_rate, targets.mbu, targets.decode_mfu)]
         prefill, decode, mbu, mfu = values
         rows.append(
@@ -102,12 +102,13 @@ def target_table(results: Results) -> Table:
 
 def notes(results: Results) -> Iterator[str]:
     """What a reader must know beside the tables."""
-    missing = {}
+    missing, began = {}, {run.key for run in results.runs}
     for subject in results.subjects:
         if subject.missing:
-            missing.setdefault((subject.runtime, subject.missing), []).append(f"{subject.shape} {subject.variant}")
-    for (runtime, reason), where in missing.items():
-        yield f"Not measured: {runtime} ({', '.join(dict.fromkeys(where))}): {reason.splitlines()[0]}"
+            how = "Not measured to the end" if subject.key in began else "Not measured"
+            missing.setdefault((how, subject.runtime, subject.missing), []).append(f"{subject.shape} {subject.variant}")
+    for (how, runtime, reason), where in missing.items():
+        yield f"{how}: {runtime} ({', '.join(where)}): {reason.splitlines()[0]}"
     for line in results.skipped:
         yield f"Left out: {line}"
     for line in disagreements(results):
@@ -149,7 +150,7 @@ def _settings(results: Results) -> Iterator[str]:
             yield f"{runtime} ({', '.join(where)}): {words}"
 
 
-def _measured(results: Results, shape: str, scenario: Scenario) -> list[Subject]:
+def measured(results: Results, shape: str, scenario: Scenario) -> list[Subject]:
     """In the order of widths, pace first of each."""
     dtypes = list(TOLERANCES)
     found = [s for s in results.subjects if s.shape == shape and results.runs_of(s, scenario)]

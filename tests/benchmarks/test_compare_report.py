@@ -111,6 +111,13 @@ def test_the_text_for_a_terminal(results):
     assert "Not measured: transformers" in text and "NOT THE SAME MODEL" not in text
 
 
+def test_what_failed_half_way_keeps_its_runs(results):
+    pace, llama = results.subjects[:2]
+    pace.missing = "its process ended with code -9"
+    assert "Not measured to the end: pace (qwen2.5-0.5b bf16): its process ended with code -9" in list(report.notes(results))
+    assert results.ratio(results.ours(llama), llama, MAIN, targets.prefill_rate) == pytest.approx(2.0)
+
+
 def test_another_model_is_told(results):
     results.subjects[1].error = 1.4
     assert report.disagreements(results) == [f"{SHAPE}, llama.cpp bf16: logits are 1.4 standard deviations from fp32"]
