@@ -51,6 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--other-repeats", type=int, default=3, metavar="N", help="rounds of these (default: 3)")
     parser.add_argument("--threads", type=int, metavar="N", help="of every runtime (default: what `pace env` says)")
     parser.add_argument("--isa", help="pace's instruction set (PACE_ISA); the peers use what they like")
+    parser.add_argument("--peers-isa", choices=["avx2"], help="hold those peers to it that have a variable for it: torch, oneDNN, MKL, CTranslate2")
     parser.add_argument("--name", help="of the result and its file (default: from the CPU, the threads and pace's instruction set)")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="checkpoints and their conversions are kept here (default: build/compare)")
     parser.add_argument("--patience", type=float, default=120, metavar="S", help="leave out runs that would take longer (default: 120 s)")
@@ -79,7 +80,7 @@ def measure(options: argparse.Namespace) -> Results:
     runtimes = ["pace", *(RUNTIMES.keys() - {"pace"} if options.peers is None else options.peers)]
     plan = Plan(
         options.shapes, sorted(runtimes, key=list(RUNTIMES).index), options.dtypes, scenarios, options.other_dtypes, options.repeats,
-        options.other_repeats, options.threads, options.isa, options.folder, options.patience, dict(pair.split("=", 1) for pair in options.python),
+        options.other_repeats, options.threads, options.isa, options.peers_isa, options.folder, options.patience, dict(pair.split("=", 1) for pair in options.python),
         options.prepare, lambda line: print(line, flush=True),
     )  # fmt: skip
     command = shlex.join(["python", "benchmarks/compare.py", *_without_paths(sys.argv[1:])])
@@ -118,7 +119,7 @@ def main() -> int:
     if options.prepare:
         return 0
     machine = results.machine
-    results.name = options.name or _slug(f"{machine['cpu']} {machine['threads']} threads {machine['isa']}")
+    results.name = options.name or _slug(f"{machine['cpu']} {machine['threads']} threads {machine['isa']}" + (" peers " + machine["peers_isa"] if machine["peers_isa"] else ""))
     path = options.output or (options.folder if options.quick else RESULTS) / f"{results.name}.json"
     results.save(path)
     print("\n" + report.text(results))

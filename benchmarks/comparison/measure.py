@@ -36,6 +36,11 @@ MEMORY_SHARE = 0.85
 SETTLE_SECONDS = 0.3
 """After a run. Threads that spin before they sleep (OpenMP's, ONNX Runtime's: a tenth of a second) must not meet the limits or the next run."""
 
+PEER_ISA = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "CT2_FORCE_CPU_ISA": "AVX2"}
+}
+"""Variables that torch, oneDNN (also OpenVINO's), MKL and CTranslate2 look at. ONNX Runtime has none; llama.cpp uses what it was built for."""
+
 
 class LimitsError(RuntimeError):
     """Without limits there is nothing to compare with, and no runtime is to blame."""
@@ -57,6 +62,8 @@ class Plan:
     threads: int | None
     isa: str | None
     """pace's; None: its own choice."""
+    peers_isa: str | None
+    """One of `PEER_ISA`; None: what each of them likes."""
     folder: Path
     """Keeps checkpoints and what they are converted to."""
     patience_s: float
@@ -79,6 +86,7 @@ class Comparison:
         with self._worker(MACHINE) as machine:
             self.machine = machine
             self.results.machine = _machine() | machine.ask("machine", threads=self.plan.threads)
+            self.results.machine |= {"is_forced": self.plan.isa is not None, "peers_isa": self.plan.peers_isa}
             self.threads = self.results.machine["threads"]
             available = {runtime: self._describe(runtime) for runtime in self.plan.runtimes}
             for shape in self.plan.shapes:
@@ -270,6 +278,8 @@ class Comparison:
         environment = {"OMP_NUM_THREADS": str(self.plan.threads)} if self.plan.threads else {}
         if runtime in (MACHINE, "pace") and self.plan.isa:
             environment["PACE_ISA"] = self.plan.isa
+        elif runtime not in (MACHINE, "pace") and self.plan.peers_isa:
+            environment |= PEER_ISA[self.plan.peers_isa]
         return Worker(runtime, self.plan.pythons.get(runtime, sys.executable), environment, self.plan.folder / "log.txt")
 
     def _noting_failure(self, subject: Subject) -> _NotingFailure:
@@ -303,7 +313,7 @@ def _machine() -> dict:
         "features": shown,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": platform.release(),
+        "system": platform.release().partition("-")[0],
         "python": platform.python_version(),
     }
 

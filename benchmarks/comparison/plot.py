@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.comparison.report import measured
+from benchmarks.comparison.report import machine_line, measured
 from benchmarks.comparison.results import Results
 
 COLORS = {"pace": "#1b6ca8", "transformers": "#c9a227", "llama.cpp": "#6a994e", "openvino-genai": "#7b5ea7", "onnxruntime-genai": "#8d99ae", "ctranslate2": "#bc6c25"}
@@ -23,7 +23,7 @@ def draw(results: Results, path: Path) -> None:
     for (left, right), shape in zip(axes, shapes):
         _bars(left, results, shape, f"{shape}: prefill of {scenario.prompt}, tokens/s", lambda run: run.prefill_rate, lambda run: run.prefill_rate / run.prefill_mfu)
         _bars(right, results, shape, f"{shape}: decode, tokens/s", lambda run: run.decode_rate, lambda run: run.decode_rate / run.decode_mbu if run.decode_mbu else None)
-    figure.suptitle(f"{results.machine['cpu']}, {results.machine['threads']} threads, pace on {results.machine['isa']}; black: fp32 FMA peak and read bandwidth")
+    figure.suptitle(f"{machine_line(results)}\nblack: fp32 FMA peak and read bandwidth", fontsize="medium")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -24,7 +24,7 @@ def text(results: Results) -> str:
         parts += [f"{shape}, {scenario_line(results.scenarios[0])}", _plain(main_table(results, shape))]
         for scenario in results.scenarios[1:]:
             parts += [f"{shape}, {scenario_line(scenario)}", _plain(other_table(results, shape, scenario))]
-    parts += ["Against the targets", _plain(target_table(results)), *notes(results)]
+    parts += ["Against the targets", _plain(target_table(results)), target_line(results), *notes(results)]
     return "\n\n".join(parts)
 
 
@@ -50,7 +50,9 @@ def disagreements(results: Results) -> list[str]:
 
 def machine_line(results: Results) -> str:
     machine = results.machine
-    return f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; pace on {machine['isa']}; {results.date}"
+    isa = machine["isa"] + (" (forced)" if machine["is_forced"] else "")
+    peers = f"on {machine['peers_isa']} where they have a variable for it" if machine["peers_isa"] else "on what they chose"
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; pace on {isa}, peers {peers}; {results.date}"
 
 
 def scenario_line(scenario: Scenario) -> str:
@@ -100,6 +102,11 @@ def target_table(results: Results) -> Table:
     return ["shape", "what", "target", "measured", ""], rows
 
 
+def target_line(results: Results) -> str:
+    met = [finding.met for finding in targets.findings(results)]
+    return f"{met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured."
+
+
 def notes(results: Results) -> Iterator[str]:
     """What a reader must know beside the tables."""
     missing, began = {}, {run.key for run in results.runs}
@@ -133,7 +140,7 @@ def _section(results: Results, pictures: list[str]) -> str:
         lines += [f"{scenario_line(results.scenarios[0])}:".capitalize(), "", _markdown(main_table(results, shape)), ""]
         for scenario in results.scenarios[1:]:
             lines += [f"{scenario_line(scenario)}:".capitalize(), "", _markdown(other_table(results, shape, scenario)), ""]
-    lines += ["### Against the targets", "", _markdown(target_table(results)), ""]
+    lines += ["### Against the targets", "", target_line(results), "", _markdown(target_table(results)), ""]
     lines += [f"- {line}" for line in notes(results)]
     lines += [f"- {line}" for line in _settings(results)]
     return "\n".join(lines).rstrip()

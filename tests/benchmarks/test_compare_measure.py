@@ -24,7 +24,7 @@ SCENARIOS = [Scenario(20, 4), Scenario(8, 3, 2)]
 def compare_small(monkeypatch, tmp_path, runtimes: list[str], dtypes: list[str], **changes) -> tuple[Results, list[str]]:
     monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.2-1b"] | SMALL)
     results, said = Results("small", "", "", {}, {}, SCENARIOS, {}), []
-    plan = Plan(["small"], runtimes, dtypes, SCENARIOS, ["bf16"], 2, 1, 2, None, tmp_path, 100.0, say=said.append)
+    plan = Plan(["small"], runtimes, dtypes, SCENARIOS, ["bf16"], 2, 1, 2, None, None, tmp_path, 100.0, say=said.append)
     Comparison(Plan(**vars(plan) | changes), results).run()
     return results, said
 
@@ -89,7 +89,7 @@ def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(monkeypatch, tm
 
 
 def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
-    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
+    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
     subjects = [Subject("s", *names) for names in (("pace", "bf16", "bf16"), ("a", "bf16", "bf16"), ("b", "bf16", "bf16"), ("a", "q8", "int8"))]
     monkeypatch.setattr(comparison, "_resident_bytes", lambda subject: 40.0)
     monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 100.0)
@@ -100,8 +100,18 @@ def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
     assert len(list(comparison._groups(subjects))) == 3
 
 
+def test_who_is_held_to_an_instruction_set(monkeypatch, tmp_path):
+    given = {}
+    monkeypatch.setattr("benchmarks.comparison.measure.Worker", lambda name, python, environment, log: given.update({name: environment}))
+    plan = Plan([], [], [], SCENARIOS, [], 1, 1, 2, "avx2", "avx2", tmp_path, 1.0)
+    for name in ("pace", worker.MACHINE, "transformers"):
+        Comparison(plan, Results("", "", "", {}, {}, SCENARIOS, {}))._worker(name)
+    assert given["pace"] == given[worker.MACHINE] == {"OMP_NUM_THREADS": "2", "PACE_ISA": "avx2"}
+    assert given["transformers"]["ATEN_CPU_CAPABILITY"] == "avx2" and "PACE_ISA" not in given["transformers"]
+
+
 def test_prompts_are_new_in_each_round_and_the_same_for_all(tmp_path):
-    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
+    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
     comparison.vocab_size = 96
     first, second = (comparison._prompts(SCENARIOS[1], seed) for seed in (1, 2))
     assert first == comparison._prompts(SCENARIOS[1], 1) != second

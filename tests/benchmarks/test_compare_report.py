@@ -32,7 +32,7 @@ def results() -> Results:
         "made-up", "2026-01-01", "python benchmarks/compare.py", {"cpu": "CPU | one", "features": ["avx2"], "cores": 2, "threads": 2, "isa": "avx2"},
         {"llama-cpp-python": "0.3.36"}, [MAIN, BATCH], {SHAPE: 494 * 10**6}, [pace, llama, q8, torch],
     )  # fmt: skip
-    made.machine |= {"memory_gib": 24.0, "system": "6.1", "python": "3.11"}
+    made.machine |= {"is_forced": True, "peers_isa": None, "memory_gib": 24.0, "system": "6.1", "python": "3.11"}
     for index, slow in enumerate((1.0, 1.5, 4.0)):
         made.runs += [run("pace", "bf16", 1.0 * slow, 0.04 * slow, index), run("llama.cpp", "bf16", 2.0 * slow, 0.03 * slow, index)]
         made.runs += [run("llama.cpp", "q8_0", 1.0, 0.02, index, group=2)]
@@ -96,6 +96,8 @@ def test_the_page_keeps_what_is_written_by_hand(results):
     assert re.sub(r"\s+", " ", row) == "| llama.cpp | bf16 | 170.7 | 0.17 | 22.2 | 0.67 | 2.00 | 0.75 | 0.10 | 1,100 | 0.01 | same |"
     assert "Not measured: transformers (qwen2.5-0.5b bf16): ModuleNotFoundError: No module named 'transformers'\n" in made
     assert "```text\npython benchmarks/compare.py\n```" in made and "llama-cpp-python 0.3.36" in made
+    assert "2 threads; pace on avx2 (forced), peers on what they chose; 2026-01-01" in made
+    assert "\n4 met, 4 missed, 8 not measured.\n" in made
     assert "30, 30, 30 GB/s read, 200, 200, 200 GFLOPS" in made
 
 
