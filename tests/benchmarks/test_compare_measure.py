@@ -30,15 +30,14 @@ def compare_small(monkeypatch, tmp_path, runtimes: list[str], dtypes: list[str],
 
 
 def test_pace_and_transformers_in_turn(monkeypatch, tmp_path):
-    results, _ = compare_small(monkeypatch, tmp_path, ["pace", "transformers"], ["bf16", "fp32"])
+    results, _ = compare_small(monkeypatch, tmp_path, ["pace", "transformers"], ["fp32"], other_dtypes=["fp32"])
     assert [subject.label for subject in results.subjects if subject.missing] == []
     main = [run for run in results.runs if run.scenario == SCENARIOS[0]]
-    assert [run.runtime for run in main] == ["pace", "transformers"] * 4
-    assert [(run.variant, run.round) for run in main[::2]] == [("bf16", 0), ("bf16", 1), ("fp32", 0), ("fp32", 1)]
+    assert [(run.runtime, run.round) for run in main] == [("pace", 0), ("transformers", 0), ("pace", 1), ("transformers", 1)]
     assert all(min(run.prefill_s, run.step_s, run.read_gb_s, run.fma_gflops, run.step_bytes) > 0 for run in results.runs)
     others = [run for run in results.runs if run.scenario != SCENARIOS[0]]
-    assert [(run.runtime, run.variant, run.round) for run in others] == [("pace", "bf16", 0), ("transformers", "bf16", 0)]
-    pace, torch = (next(s for s in results.subjects if s.runtime == name and s.dtype == "fp32") for name in ("pace", "transformers"))
+    assert [(run.runtime, run.variant, run.round) for run in others] == [("pace", "fp32", 0), ("transformers", "fp32", 0)]
+    pace, torch = results.subjects
     assert pace.same_argmax and 0 < pace.error < 1e-4 and torch.error == 0
     assert pace.peak_mib > 50 and pace.load_s > 0 and pace.settings["threads"] == "2"
     assert results.ratio(pace, torch, SCENARIOS[0], lambda run: run.decode_rate) > 0
@@ -55,6 +54,7 @@ def test_a_missing_peer_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
     assert missing.missing == "ImportError: no ctranslate2 for this test"
     assert "ctranslate2 is missing: ImportError: no ctranslate2 for this test" in said
     assert {run.runtime for run in results.runs} == {"pace"}
+    assert {run.scenario for run in results.runs} == {SCENARIOS[0]}  # fp32 is none of `other_dtypes`
     assert any("Not measured: ctranslate2 (small float32): ImportError: no ctranslate2" in line for line in report.notes(results))
 
 
