@@ -3,6 +3,8 @@
     python benchmarks/compare.py                     qwen2.5-0.5b and llama-3.2-1b, all peers and kinds of weights
     python benchmarks/compare.py --quick             two rounds of short runs: that everything works, no figures to keep
     python benchmarks/compare.py --isa avx2          pace as on a CPU without AVX-512; the peers use what they like
+    python benchmarks/compare.py --isa avx2 --peers-isa avx2      and those peers that can be told so
+    python benchmarks/compare.py --prepare           checkpoints and conversions only, which needs no quiet machine
     python benchmarks/compare.py --render            docs/benchmarks.md again, from all files in benchmarks/results/
 
 Random weights in a known shape (`pace bench --list`), written once as a checkpoint and converted for each peer (GGUF, OpenVINO, ONNX,
