@@ -151,6 +151,10 @@ constexpr int kManyRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
 // Panels of a tile that finds its weights in cache: as many as registers hold; see WHY THESE SIZES.
 constexpr int kCachedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 4;
 
+// Up to so many rows, panels are read one by one from front to back, for memory is what they wait for; with more, all of them block by
+// block of K, so that the inputs of a block stay in the second-level cache.
+constexpr int kStreamedRows = kCachedPanels == 1 ? 16 : 0;  // a decode step of 8 sequences 1.12 times as fast, of 16 1.09 (avx2)
+
 template <class W, int R, int P>
 static void linear_rows(const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels, int64_t k_begin,
                         int64_t k_count) {
@@ -188,16 +192,24 @@ static void linear(const LinearArgs& a) {
     // Rows in groups of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
     const int64_t groups = (a.rows + kManyRows - 1) / kManyRows;
     constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * kCachedPanels);
+    const auto block = [&](int64_t panel, int64_t panels, int64_t k) {
+        const int64_t k_count = a.k_padded - k < kBlock ? a.k_padded - k : kBlock;
+        for (int64_t group = 0, row = 0; group < groups; ++group) {
+            const int64_t rows = (a.rows - row + groups - group - 1) / (groups - group);
+            linear_rows_of<W, kCachedPanels, kManyRows>(rows, a, row, panel, panels, k, k_count);
+            row += rows;
+        }
+    };
+    if (a.rows <= kStreamedRows) {
+        for (int64_t panel = 0; panel < a.panel_count; ++panel) {
+            for (int64_t k = 0; k < a.k_padded; k += kBlock) block(panel, 1, k);
+        }
+        return;
+    }
     constexpr int64_t kPanelGroup = 4;
     for (int64_t k = 0; k < a.k_padded; k += kBlock) {
-        const int64_t k_count = a.k_padded - k < kBlock ? a.k_padded - k : kBlock;
         for (int64_t panel = 0; panel < a.panel_count; panel += kPanelGroup) {
-            const int64_t panels = a.panel_count - panel < kPanelGroup ? a.panel_count - panel : kPanelGroup;
-            for (int64_t group = 0, row = 0; group < groups; ++group) {
-                const int64_t rows = (a.rows - row + groups - group - 1) / (groups - group);
-                linear_rows_of<W, kCachedPanels, kManyRows>(rows, a, row, panel, panels, k, k_count);
-                row += rows;
-            }
+            block(panel, a.panel_count - panel < kPanelGroup ? a.panel_count - panel : kPanelGroup, k);
         }
     }
 }
