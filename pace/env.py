@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+
+MAX_THREADS = 4096
+"""Of `ThreadPool` (csrc/include/pace/threading.h)."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,12 @@ def value(name: str) -> str | None:
 
 
 def num_threads() -> int | None:
-    """PACE_NUM_THREADS as a number, None where it is not set. Raises ValueError unless it is a whole number of at least 1."""
+    """PACE_NUM_THREADS as a number, None where it is not set. Raises ValueError unless it is a whole number in 1..`MAX_THREADS`."""
     text = value("PACE_NUM_THREADS")
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"PACE_NUM_THREADS must be a whole number of at least 1; got {text!r}")
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MAX_THREADS:
+        raise ValueError(f"PACE_NUM_THREADS must be a whole number in 1..{MAX_THREADS}; got {text!r}")
     return int(text)
 
 

@@ -366,7 +366,7 @@ def test_env_tells_what_was_forced(isa, code):
     assert re.search(rf"instruction set +{'generic: PACE_ISA asks for it' if code == 0 else 'none: PACE_ISA=nonsense'}", out)
 
 
-@pytest.mark.parametrize("threads, code, shown", [("3", 0, "3: PACE_NUM_THREADS asks for it"), ("many", 1, "none: PACE_NUM_THREADS must be")])
+@pytest.mark.parametrize("threads, code, shown", [("3", 0, "3: PACE_NUM_THREADS asks for it"), ("many", 1, "none: PACE_NUM_THREADS must be"), ("99999", 1, "none: PACE_NUM_THREADS must be")])
 def test_env_tells_the_threads_that_were_asked_for(command, monkeypatch, threads, code, shown):
     monkeypatch.setenv("PACE_NUM_THREADS", threads)
     found, out, _ = command("env")

@@ -28,7 +28,7 @@ def test_num_threads(monkeypatch):
     assert env.num_threads() is None
     monkeypatch.setenv("PACE_NUM_THREADS", "3")
     assert env.num_threads() == 3
-    for wrong in ("0", "-1", "two", "1.5", "²"):
+    for wrong in ("0", "-1", "two", "1.5", "²", "4097", "9" * 5000):
         monkeypatch.setenv("PACE_NUM_THREADS", wrong)
         with pytest.raises(ValueError, match="PACE_NUM_THREADS"):
             env.num_threads()

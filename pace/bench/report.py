@@ -47,13 +47,25 @@ def _profile(title: str, phase: Phase) -> str:
     return "\n".join(lines)
 
 
-def plot(result: Result, path: Path) -> None:
-    """The roofline of this machine with this model on it, and bars of where the time goes. Raises ImportError without matplotlib,
-    ValueError for a file type that it does not write."""
+def check_plot(path: Path) -> None:
+    """Raises what `plot` would, before anything is measured: ImportError without matplotlib, FileNotFoundError, ValueError for a file
+    type that it does not write."""
     try:
-        import matplotlib
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--plot {path}: there is no directory {str(path.parent)!r}")
+    types = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in types:
+        raise ValueError(f"--plot {path}: the name must end in a type of picture: {', '.join(types)}")
+
+
+def plot(result: Result, path: Path) -> None:
+    """The roofline of this machine with this model on it, and bars of where the time goes. Raises what `check_plot` raises."""
+    check_plot(path)
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

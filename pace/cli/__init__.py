@@ -92,7 +92,7 @@ def _show_log(level: int) -> None:
 
 def _describe(error: Exception) -> str:
     """The message that the library wrote for the user; for an exception that it did not foresee, the type as well."""
-    if isinstance(error, (ValueError, TypeError, NotImplementedError)) and str(error):
+    if isinstance(error, (ValueError, TypeError, NotImplementedError, MemoryError, ImportError)) and str(error):
         return str(error)
     if isinstance(error, OSError):
         return str(error)

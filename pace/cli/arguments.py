@@ -46,6 +46,13 @@ def add_backend_argument(group: argparse._ActionsContainer, default: str) -> Non
     group.add_argument("--backend", type=backend, default=default, metavar="NAME", help=explanation)
 
 
+def check_counts(arguments: argparse.Namespace, *names: str) -> None:
+    """Raises ValueError for an option of these that was given and is less than 1."""
+    for name in names:
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+
+
 def load_model(arguments: argparse.Namespace):
     """The `LLMModel` that the options of `add_model_arguments` describe."""
     from pace.llm import LLMModel

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pace.cli.arguments import add_backend_argument
+from pace.cli.arguments import add_backend_argument, check_counts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.model is None:
         raise ValueError("say what to measure: a checkpoint, or a shape (see: pace bench --list)")
+    check_counts(arguments, "prompt", "context", "generate", "batch", "repeats")
+    if arguments.plot:
+        report.check_plot(arguments.plot)
     subject = measure.load(arguments.model, arguments.dtype, arguments.backend, arguments.num_threads)
     result = measure.measure(subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context)
     print(report.table(result))

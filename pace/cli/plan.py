@@ -6,6 +6,8 @@ import argparse
 import json
 from dataclasses import asdict
 
+from pace.cli.arguments import check_counts
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path or Hub id: config.json alone is read), or a shape of `pace bench --list`")
@@ -25,9 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.memory import available_memory_bytes
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 
-    for name in ("prompt", "context", "batch"):
-        if (value := getattr(arguments, name)) is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
+    check_counts(arguments, "prompt", "context", "batch")
     config = SHAPES.get(arguments.model)
     if config is None:
         found = find_checkpoint(

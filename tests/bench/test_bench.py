@@ -154,6 +154,24 @@ def test_mistakes(capsys):
     assert main(["plan", str(TINY), "--prompt", "0"]) == 1 and "--prompt" in capsys.readouterr().err
 
 
+def test_mistakes_are_found_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "load", lambda *_: pytest.fail("loaded"))
+    for option in ("prompt", "context", "generate", "batch", "repeats"):
+        assert main(["bench", str(TINY), f"--{option}", "0"]) == 1
+        assert f"--{option} must be at least 1, got 0" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert main(["bench", str(TINY), "--plot", str(tmp_path / "missing" / "a.png")]) == 1 and "there is no directory" in capsys.readouterr().err
+    assert main(["bench", str(TINY), "--plot", str(tmp_path / "a.doc")]) == 1 and "type of picture" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_told_in_the_words_of_the_loader(monkeypatch, capsys):
+    def refuse(*_):
+        raise MemoryError("the weights take 30 GiB")
+
+    monkeypatch.setattr(measure, "load", refuse)
+    assert main(["bench", str(TINY)]) == 1 and capsys.readouterr().err == "pace: error: the weights take 30 GiB\n"
+
+
 def test_plan_reads_the_config_alone(tmp_path, capsys):
     (tmp_path / "config.json").write_bytes((TINY / "config.json").read_bytes())
     assert main(["plan", str(tmp_path), "--json"]) == 0

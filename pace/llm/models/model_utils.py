@@ -122,8 +122,8 @@ def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int
         num_threads = env.num_threads() or _C.cpu_info()["default_threads"]
     if type(num_threads) is not int:
         raise TypeError(f"num_threads must be an integer or None; got {type(num_threads).__name__}")
-    if not 1 <= num_threads <= 4096:
-        raise ValueError(f"num_threads must be in 1..4096; got {num_threads}")
+    if not 1 <= num_threads <= env.MAX_THREADS:
+        raise ValueError(f"num_threads must be in 1..{env.MAX_THREADS}; got {num_threads}")
     if pin_threads is None:
         pin_threads = env.pin_threads()
     if type(pin_threads) is not bool:
