@@ -136,7 +136,7 @@ void Program::attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Prepar
                         int64_t window, float softcap) {
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
         const Step& step = frame.step;
-        const KvView& kv = frame.program.cache_[layer];
+        const KvView& kv = step.cache[layer];
         op.q = frame.at(q);
         op.args = {q.value.columns, kv.head_dim, kv, q.count, scale, window, softcap, frame.at(out)};
         op.heads = {frame.at(q),
@@ -162,11 +162,6 @@ void Program::attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Prepar
 }
 
 // ---- Running
-
-void Program::set_cache(std::vector<KvView> layers) {
-    const ThreadPool::Turn turn(ThreadPool::instance());
-    cache_ = std::move(layers);
-}
 
 void Program::run(const Step& step) {
     ThreadPool::Turn turn(ThreadPool::instance());

@@ -117,6 +117,11 @@ class Norm:
 class Preparation:
     def __init__(self, query_norm: Norm | None, key_norm: Norm | None, half: int, interleaved: bool) -> None: ...
 
+class KvCache:
+    """What the attention of a program reads and writes: a view for each layer."""
+
+    def __init__(self, layers: list[KvView]) -> None: ...
+
 class Program:
     """Keeps addresses only: weights, parameters and caches must outlive it."""
 
@@ -131,9 +136,9 @@ class Program:
     def attention(
         self, out: Value, q: Heads, k: Heads, v: Heads, preparation: Preparation, layer: int, scale: float, window: int, softcap: float
     ) -> None: ...
-    def set_cache(self, layers: list[KvView]) -> None: ...
     def run(
         self,
+        cache: KvCache,
         tokens: int,
         logit_rows: int,
         ids: int,

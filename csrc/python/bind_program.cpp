@@ -28,10 +28,15 @@ void attention(Program& program, Value out, HeadsOf q, HeadsOf k, HeadsOf v, con
     program.attention(out, q, k, v, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
 }
 
-void run(Program& program, int64_t tokens, int64_t logit_rows, Address ids, Address positions, Address cos, Address sin,
-         Address slots, Address rows, int64_t spans, Address query_start, Address kv_len, Address block_table,
+// The views of all layers, made once for the many steps that run on them.
+struct KvCache {
+    std::vector<pace::KvView> layers;
+};
+
+void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_rows, Address ids, Address positions, Address cos,
+         Address sin, Address slots, Address rows, int64_t spans, Address query_start, Address kv_len, Address block_table,
          int64_t table_stride, Address logits) {
-    program.run({tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions), at<const float>(cos),
+    program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions), at<const float>(cos),
                  at<const float>(sin), at<const int64_t>(slots), at<const int64_t>(rows), spans,
                  at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table), table_stride,
                  at<float>(logits)});
@@ -52,6 +57,7 @@ void bind_program(py::module_& m) {
     py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"), py::arg("eps"));
     py::class_<pace::Preparation>(m, "Preparation")
         .def(py::init(&make_preparation), py::arg("query_norm"), py::arg("key_norm"), py::arg("half"), py::arg("interleaved"));
+    py::class_<KvCache>(m, "KvCache").def(py::init<std::vector<pace::KvView>>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
         .def("embedding", [](Program& program, Value out, Address weight, bool positions, int64_t offset) {
@@ -62,7 +68,6 @@ void bind_program(py::module_& m) {
         .def("norm", &Program::norm)
         .def("linear", linear)
         .def("attention", attention)
-        .def("set_cache", &Program::set_cache)
         .def("run", run, release)
         .def("set_profiling", &Program::set_profiling)
         .def("timings", timings)

@@ -43,19 +43,21 @@ class Program:
         self.instructions = optimise(tracer.instructions)
         self._result = logits.value
         self._program = _lower(self.instructions, self._result)
-        self._cache: list[KVBlocks] | None = None
+        self._last_cache: tuple[list[KVBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
 
     def run(self, batch: ForwardBatch, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
 
         Raises ValueError for ids, slots and spans that do not fit; then nothing is written."""
-        if batch.kv is not self._cache:
-            self._program.set_cache([kv_view(layer)[0] for layer in batch.kv])
-            self._cache = batch.kv
+        kv, cache = self._last_cache  # both at once: another thread may run with a cache of its own
+        if batch.kv is not kv:
+            cache = _C.KvCache([kv_view(layer)[0] for layer in batch.kv])
+            self._last_cache = batch.kv, cache
         cos, sin = (table.data_ptr() for table in angles) if angles else (0, 0)
         spans, num_rows = batch.spans, len(batch.logit_rows)
         logits = torch.empty(num_rows, self._result.columns)
         self._program.run(
+            cache,
             len(batch.tokens),
             num_rows,
             batch.tokens.data_ptr(),

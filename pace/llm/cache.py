@@ -13,7 +13,7 @@ from pace.llm.sequence import Sequence
 class CacheManager:
     """A pool of blocks shared by all sequences of one model.
 
-    The pool is one allocation per layer, made at first use and as large as the budget; the operating system gives it memory
+    The pool is one allocation for all layers, made at first use and as large as the budget; the operating system gives it memory
     only where a block is written, and blocks are handed out lowest first and reused last-freed first, so that what stays
     resident is the peak of what was in use.
 

@@ -34,6 +34,7 @@ struct Layer {
     const Weight embedding, qkv, out, gate_up, down;
     const std::vector<float> gain = check::heavy_tailed(kHidden, 1);
     std::vector<float> keys, values, cos, sin;
+    KvView cache;
     Program program{{kHidden, (kHeads + 2 * kKvHeads) * kHeadDim, kHeads * kHeadDim, kInner, kHidden}};
 
     explicit Layer(DType dtype)
@@ -62,7 +63,7 @@ struct Layer {
         program.gather_rows(last, x);
         program.linear({Value::kLogits, kVocabulary, false}, last, norm, embedding.get(), nullptr, Activation::None, nullptr);
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
-        program.set_cache({{keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim}});
+        cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim};
     }
 
     // The logits of kTokens tokens, `count` of them in each step, from an empty cache.
@@ -82,7 +83,7 @@ struct Layer {
         for (int64_t p = 0; p < kTokens; p += count) {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
-            program.run({tokens, tokens, &ids[p], &positions[p], &cos[p * kHalf], &sin[p * kHalf], &slots[p], rows.data(), 1,
+            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &cos[p * kHalf], &sin[p * kHalf], &slots[p], rows.data(), 1,
                          query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
         }
         return logits;

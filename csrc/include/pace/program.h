@@ -22,6 +22,7 @@ namespace pace {
 
 // What one step gives to a program; the arrays are those of ForwardBatch in pace/llm/batch.py.
 struct Step {
+    const KvView* cache;       // of every layer
     int64_t tokens;            // T
     int64_t logit_rows;        // R
     const int64_t* ids;        // [T]
@@ -78,9 +79,6 @@ public:
                    int64_t window, float softcap);
 
     // -- running
-    // The cache of every layer. The views must stay valid for as long as the program runs on them.
-    void set_cache(std::vector<KvView> layers);
-
     // Computes one step. Callers from several threads take turns. Throws std::invalid_argument, before anything is computed,
     // for what an instruction refuses: an id outside of the vocabulary, a slot outside of the cache, ...
     void run(const Step& step);
@@ -152,7 +150,6 @@ private:
 
     const std::vector<int64_t> widths_;
     std::vector<std::unique_ptr<Instruction>> instructions_;
-    std::vector<KvView> cache_;
     std::vector<float*> buffers_;
     Memory arena_, workspace_;
     Shape bound_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -138,6 +139,32 @@ def test_a_refused_step_harms_nothing(models):
     with pytest.raises(ValueError, match="row 5 is wanted of 5"):
         compiled.forward(native, batch_of(model, torch.arange(2, 7), [5]))
     assert torch.equal(compiled.forward(native, good), expected)
+
+
+def test_threads_with_a_cache_each_do_not_mix_them_up(models):
+    model, compiled = models
+    wrong = []
+
+    def run(count):
+        batch = batch_of(model, torch.arange(2, 2 + count), [count - 1])
+        expected = model.forward(native, batch)
+        for _ in range(1000):
+            for layer in batch.kv:
+                layer.k.fill_(torch.nan)
+            if not torch.equal(compiled.forward(native, batch), expected):
+                wrong.append(count)
+
+    threads = [threading.Thread(target=run, args=(count,)) for count in (5, 6, 7)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
 
 
 def test_children_forked_in_the_middle_of_a_step_can_run_it(models):
