@@ -17,6 +17,7 @@
 #include "norm.inl"
 #include "rotary.inl"
 #include "attention.inl"
+#include "attention_partitions.inl"
 #include "kv_cache.inl"
 #include "sampling.inl"
 #include "table.inl"

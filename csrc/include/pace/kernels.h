@@ -94,7 +94,7 @@ struct KernelTable {
     void (*rotary)(float* x, int64_t heads, int64_t head_stride, const float* cos, const float* sin, int64_t half,
                    bool interleaved);
 
-    // -- attention (kernels/attention.inl). `scratch` holds attention_scratch_floats().
+    // -- attention (kernels/attention.inl, attention_partitions.inl). `scratch` holds attention_scratch_floats().
     // Complete rows; or one partition of them as states [rows][partial_floats], and the merge of such states in order.
     void (*attention)(const AttentionArgs& args, const QueryRows& rows, float* scratch);
     void (*attention_partition)(const AttentionArgs& args, const QueryRows& rows, int64_t partition, float* states,

@@ -1,0 +1,129 @@
+// From tiles (attention.inl) to whole rows: the tiles of a partition in order, and the states of partitions merged in order.
+//
+// SHAPES      a state is kPartialOut + Dp floats: max, sum of 2^(score - max), and the unnormalised sum of values (attention.h)
+// DEFINITION  merge of (m, s, o) and (m', s', o'), M = max(m, m'):  (M, s 2^(m - M) + s' 2^(m' - M), o 2^(m - M) + o' 2^(m' - M))
+//             out[d] = o[d] / s
+// NUMERICS    A partition is computed from nothing, wherever and by whichever thread; merging in order makes the bits of a row
+//             those of one pass over all of its partitions.
+
+static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed) {
+    const int64_t group = args.group(), head_dim = args.kv.head_dim;
+    const float scale = args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
+    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * head_dim) {
+        const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
+        for (int row = begin; row < end; ++row) {
+            const int64_t token = (rows.first_row + row) / group, head = (rows.first_row + row) % group;
+            const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
+            for (int64_t d = 0; d < head_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
+        }
+    }
+}
+
+// The rows over the positions [begin, end) of one partition, into s.max, s.sum and s.out.
+static void attend_partition(const AttentionArgs& args, const QueryRows& rows, int64_t begin, int64_t end,
+                             AttentionScratch& s) {
+    const int64_t padded = args.kv.padded_dim();
+    for (int row = 0; row < rows.rows; ++row) {
+        s.max[row] = -__builtin_inff();
+        s.sum[row] = 0.0f;
+        for (int64_t d = 0; d < padded; d += kLanes) store(s.out + row * padded + d, zero());
+    }
+    for (int64_t tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
+        int first = kTilePositions, last = 0;  // the positions of the tile that any row sees
+        for (int row = 0; row < rows.rows; ++row) {
+            const int64_t to = s.position[row] + 1 - tile, from = to - args.window;
+            s.begin[row] = from < 0 ? 0 : from > kTilePositions ? kTilePositions : int(from);
+            s.end[row] = to < 0 ? 0 : to > kTilePositions ? kTilePositions : int(to);
+            if (s.begin[row] >= s.end[row]) continue;
+            first = s.begin[row] < first ? s.begin[row] : first;
+            last = s.end[row] > last ? s.end[row] : last;
+        }
+        if (first >= last) continue;
+        const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
+        switch (args.kv.dtype) {
+            case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, s); break;
+            case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, s); break;
+            case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, s); break;
+        }
+    }
+}
+
+// total = total and part, two states of a row over neighbouring positions (see kPartialOut); a state of sum 0 has seen nothing.
+static void merge_states(float* total, float part_max, float part_sum, const float* part_out, int64_t padded_dim) {
+    if (part_sum == 0.0f) return;
+    float* out = total + kPartialOut;
+    if (total[1] == 0.0f) {
+        total[0] = part_max;
+        total[1] = part_sum;
+        for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, load(part_out + d));
+        return;
+    }
+    const float new_max = part_max > total[0] ? part_max : total[0];
+    const float keep = power_of_two_below_one(total[0] - new_max), add = power_of_two_below_one(part_max - new_max);
+    total[0] = new_max;
+    total[1] = total[1] * keep + part_sum * add;
+    for (int64_t d = 0; d < padded_dim; d += kLanes) {
+        store(out + d, fma(load(part_out + d), broadcast(add), load(out + d) * broadcast(keep)));
+    }
+}
+
+static void write_row(const AttentionArgs& args, const QueryRows& rows, int row, const float* total) {
+    const int64_t group = args.group(), head_dim = args.kv.head_dim;
+    const int64_t token = rows.first_token + (rows.first_row + row) / group;
+    const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
+    float* out = args.out + (token * args.query_heads + head) * head_dim;
+    const F32 scale = broadcast(1.0f / total[1]);
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+        const int n = head_dim - d < kLanes ? int(head_dim - d) : kLanes;
+        store_lanes(out + d, load_lanes(total + kPartialOut + d, n) * scale, n);
+    }
+}
+
+// Partition by partition over all that the rows see, merged in order, into args.out.
+static void attention(const AttentionArgs& args, const QueryRows& rows, float* scratch) {
+    AttentionScratch s = cut_scratch(args, rows, scratch);
+    const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
+    const int64_t oldest = s.position[0] - args.window + 1, begin = oldest > 0 ? oldest : 0;
+    const int64_t end = s.position[rows.rows - 1] + 1;
+    pack_queries(args, rows, s.q);
+    for (int row = 0; row < rows.rows; ++row) s.total[row * state_floats + 1] = 0.0f;
+    for (int64_t from = begin; from < end;) {
+        const int64_t next = (from / kPartitionPositions + 1) * kPartitionPositions;
+        attend_partition(args, rows, from, next < end ? next : end, s);
+        for (int row = 0; row < rows.rows; ++row) {
+            merge_states(s.total + row * state_floats, s.max[row], s.sum[row], s.out + row * padded, padded);
+        }
+        from = next;
+    }
+    for (int row = 0; row < rows.rows; ++row) write_row(args, rows, row, s.total + row * state_floats);
+}
+
+// One partition alone, into states [rows][partial_floats].
+static void attention_partition(const AttentionArgs& args, const QueryRows& rows, int64_t partition, float* states,
+                                float* scratch) {
+    AttentionScratch s = cut_scratch(args, rows, scratch);
+    const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
+    const int64_t begin = partition * kPartitionPositions, next = begin + kPartitionPositions;
+    const int64_t last = s.position[rows.rows - 1] + 1;
+    pack_queries(args, rows, s.q);
+    attend_partition(args, rows, begin, next < last ? next : last, s);
+    for (int row = 0; row < rows.rows; ++row, states += state_floats) {
+        states[0] = s.max[row];
+        states[1] = s.sum[row];
+        for (int64_t d = 0; d < padded; d += kLanes) store(states + kPartialOut + d, load(s.out + row * padded + d));
+    }
+}
+
+// The states of `partitions` partitions, [partitions][rows][partial_floats] in order, merged into args.out.
+static void attention_merge(const AttentionArgs& args, const QueryRows& rows, int64_t partitions, const float* states,
+                            float* scratch) {
+    const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
+    for (int row = 0; row < rows.rows; ++row) {
+        scratch[1] = 0.0f;
+        for (int64_t p = 0; p < partitions; ++p) {
+            const float* state = states + (p * rows.rows + row) * state_floats;
+            merge_states(scratch, state[0], state[1], state + kPartialOut, padded);
+        }
+        write_row(args, rows, row, scratch);
+    }
+}
