@@ -33,7 +33,7 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
 
     `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and then by
     rising index, before which less than p of the probability lies; the first is always in it. `top_k` int64 `[R]`, `top_p`
-    float32 `[R]`. A row with NaN is left as it is, and one with +inf gets no nucleus (`argmax` tells NaN by -1)."""
+    float32 `[R]`. A row with NaN is left as it is, and one with +inf gets no nucleus (`argmax` tells both by -1)."""
     rows, vocab_size = _check_logits(logits)
     top_k_address = check_vector("top_k", top_k, rows, torch.int64)
     top_p_address = check_vector("top_p", top_p, rows)
