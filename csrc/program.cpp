@@ -24,6 +24,7 @@ bool Program::Memory::grow(size_t wanted) {
     const size_t rounded = (wanted + kPage - 1) / kPage * kPage;
     void* const memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
+    madvise(memory, rounded, MADV_HUGEPAGE);  // a block of a prefill touches 128 rows: with small pages, a page for each
     if (data) munmap(data, bytes);
     data = static_cast<char*>(memory);
     bytes = rounded;

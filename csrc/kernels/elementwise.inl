@@ -50,15 +50,15 @@ static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* 
         // With glu, output column c is in panel pair c / 16: gate first, up 16 columns on.
         const int64_t at = a.glu ? (column & ~int64_t(15)) * 2 + (column & 15) : column;
         F32 y = load(sums + at);
-        if (a.bias) y = y + load_partial(a.bias + column, lanes);
+        if (a.bias) y = y + load_lanes(a.bias + column, lanes);
         y = activate<kind>(y);
         if (a.glu) {
             F32 up = load(sums + at + 16);
-            if (a.bias) up = up + load_partial(a.up_bias + column, lanes);
+            if (a.bias) up = up + load_lanes(a.up_bias + column, lanes);
             y = y * up;
         }
-        if (a.residual) y = load_partial(residual + column, lanes) + y;
-        store_partial(out + column, y, lanes);
+        if (a.residual) y = load_lanes(residual + column, lanes) + y;
+        store_lanes(out + column, y, lanes);
     }
 }
 

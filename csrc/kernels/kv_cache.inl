@@ -17,7 +17,7 @@ static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, i
             T column[kLanes];
             store(column, load_lanes(k + d, n));
             for (int i = 0; i < n; ++i) keys[(d + i) * kBlockPositions] = column[i];
-            store_partial(values + d, load_lanes(v + d, n), n);
+            store_lanes(values + d, load_lanes(v + d, n), n);
         }
     }
 }

@@ -28,16 +28,6 @@ PACE_INLINE float sum_over_row(int64_t k, const Term& term) {
     return reduce_add((totals[0] + totals[1]) + (totals[2] + totals[3]));
 }
 
-PACE_INLINE F32 load_lanes(const float* p, int n) { return n == kLanes ? load(p) : load_partial(p, n); }
-
-PACE_INLINE void store_lanes(float* p, F32 v, int n) {
-    if (n == kLanes) {
-        store(p, v);
-    } else {
-        store_partial(p, v, n);
-    }
-}
-
 // 1 / sqrt(v), exactly rounded twice: the approximate instruction differs between processors.
 PACE_INLINE float inverse_sqrt(float v) {
     float lanes[kLanes];

@@ -63,6 +63,21 @@ PACE_INLINE void store_partial(T* p, F32 v, int n) {
     for (int i = 0; i < n; ++i) p[i] = buffer[i];
 }
 
+// n lanes of which most often all are wanted: a store under a mask takes some 20 cycles on Zen, a plain one takes one.
+template <class T>
+PACE_INLINE F32 load_lanes(const T* p, int n) {
+    return n == kLanes ? load(p) : load_partial(p, n);
+}
+
+template <class T>
+PACE_INLINE void store_lanes(T* p, F32 v, int n) {
+    if (n == kLanes) {
+        store(p, v);
+    } else {
+        store_partial(p, v, n);
+    }
+}
+
 // 0, 1, 2, ...
 PACE_INLINE F32 lane_numbers() {
     alignas(64) static constexpr float kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
