@@ -44,7 +44,7 @@ class Prediction:
     """Of a decode step of the whole batch."""
 
 
-AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.75, decode_attention=0.35, prefill_attention=0.60)
+AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.62, decode_attention=0.45, prefill_attention=0.65)
 AVX512 = AVX2
 AVX512_BF16 = replace(AVX512, products=1.60)
 """Products of pairs of bf16 are more than the fp32 peak, of which the shares are told; attention multiplies in fp32 on every set."""
