@@ -22,7 +22,7 @@ def text(results: Results) -> str:
     parts = [f"{results.name}: {machine_line(results)}"]
     for shape in results.shapes:
         parts += [f"{shape}, {scenario_line(results.scenarios[0])}", _plain(main_table(results, shape))]
-        for scenario in results.scenarios[1:]:
+        for scenario in _other_scenarios(results, shape):
             parts += [f"{shape}, {scenario_line(scenario)}", _plain(other_table(results, shape, scenario))]
     parts += ["Against the targets", _plain(target_table(results)), target_line(results), *notes(results)]
     return "\n\n".join(parts)
@@ -138,12 +138,17 @@ def _section(results: Results, pictures: list[str]) -> str:
     for shape in results.shapes:
         lines += [f"### {shape}, {results.parameters[shape] / 1e9:.2f} billion weights", ""]
         lines += [f"{scenario_line(results.scenarios[0])}:".capitalize(), "", _markdown(main_table(results, shape)), ""]
-        for scenario in results.scenarios[1:]:
+        for scenario in _other_scenarios(results, shape):
             lines += [f"{scenario_line(scenario)}:".capitalize(), "", _markdown(other_table(results, shape, scenario)), ""]
     lines += ["### Against the targets", "", target_line(results), "", _markdown(target_table(results)), ""]
     lines += [f"- {line}" for line in notes(results)]
     lines += [f"- {line}" for line in _settings(results)]
     return "\n".join(lines).rstrip()
+
+
+def _other_scenarios(results: Results, shape: str) -> list[Scenario]:
+    """Those after the first in which something was measured; what was left out stands among the notes."""
+    return [scenario for scenario in results.scenarios[1:] if measured(results, shape, scenario)]
 
 
 def _settings(results: Results) -> Iterator[str]:
