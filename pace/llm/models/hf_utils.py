@@ -41,6 +41,8 @@ TOKENIZER_FILES = (
 # The Hub's rule: one or two parts of letters, digits, ".", "_" and "-", none of which starts or ends with "." or "-".
 HUB_ID = re.compile(r"(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
 MAX_HUB_ID = 96
+HUB_TIMEOUT_SECONDS = 10
+"""For the first answer; what takes longer counts as unreachable."""
 
 
 def find_checkpoint(
@@ -142,7 +144,9 @@ def _find_on_hub(
         return Path(huggingface_hub.snapshot_download(repo, **common, token=token, allow_patterns=patterns, tqdm_class=Bar))
 
     try:
-        names = huggingface_hub.HfApi(token=token).list_repo_files(repo, revision=revision)
+        # Asks once, where list_repo_files would ask for 26 s of a Hub that is not there.
+        siblings = huggingface_hub.HfApi(token=token).model_info(repo, revision=revision, timeout=HUB_TIMEOUT_SECONDS).siblings
+        names = [file.rfilename for file in siblings or []]
         return fetch(needed_files(names, lambda index: shard_names(fetch([index]) / index, Path()).values(), weights))
     except errors.GatedRepoError as error:
         raise PermissionError(

@@ -156,6 +156,14 @@ def test_without_network_the_cache_is_used(hub, tmp_path, monkeypatch, caplog):
         find_checkpoint("org/bin", cache_dir=tmp_path)
 
 
+def test_a_hub_that_is_not_there_is_asked_once(hub, tmp_path, monkeypatch, capfd):
+    hub.close()
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits {seconds} s to ask again"))
+    with pytest.raises(FileNotFoundError, match="cannot be reached"):
+        find_checkpoint("org/single", cache_dir=tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_cached_snapshot_that_lacks_its_weights(hub, tmp_path):
     find_checkpoint("org/single", cache_dir=tmp_path, weights=False)
     directory = find_checkpoint("org/single", cache_dir=tmp_path, local_files_only=True)
