@@ -23,47 +23,58 @@ logger = logging.getLogger("pace")
 
 
 class LogitsProcessor:
-    """Changes logits in the light of the tokens so far. A grammar, a penalty, a ban.
+    """Changes logits in the light of the tokens so far: a penalty, a ban, a grammar.
 
-    One object serves one sequence. It follows the tokens through `accept` and `rollback`, which `sync` calls as needed, so
-    that drafts can be verified and dropped, and a sequence can be forked with `copy.deepcopy`. Subclasses override `accept`
-    and `rollback` where they keep state, and `process_`.
+    One object serves one sequence: each gets a deep copy of what `SamplingConfig(logits_processors=[...])` names. Before every
+    token it is told what is new of prompt and output by `accept`, then `apply` changes the logits. Where a proposed token is
+    verified and dropped, `rollback` takes it back. Subclasses define `apply`, and, where they keep state, the other two: after
+    `rollback(n)` the state must be what it was before the last n calls of `accept`.
     """
 
     seen: list[int]
     """Tokens accepted and not rolled back. During `accept` and `rollback`, those before the call."""
+    num_prompt_tokens: int
+    """How many of the first tokens are the prompt. Set before the first `accept`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LogitsProcessor:
         processor = super().__new__(cls)
         processor.seen = []
+        processor.num_prompt_tokens = 0
         return processor
+
+    def apply(self, logits: Tensor) -> None:
+        """Changes `logits [V]`, fp32, in place: those of the token that comes after `self.seen`."""
+        raise NotImplementedError(f"{type(self).__name__} must define apply(logits)")
 
     def accept(self, token: int) -> None:
         """Takes note of the next token, of the prompt or generated."""
 
-    def rollback(self, tokens: list[int]) -> None:
-        """Forgets the last accepted tokens, which are given in the order they were accepted."""
+    def rollback(self, num_tokens: int) -> None:
+        """Forgets the last `num_tokens` accepted tokens, which are `self.seen[-num_tokens:]`."""
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        """Changes `logits [V]`, fp32, in place; `tokens` are prompt and output, all accepted."""
-        raise NotImplementedError(f"{type(self).__name__} must define process_(logits, tokens)")
+    # -- the side of the engine ----------------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
         """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new."""
         num_kept = len(self.seen)
         if tokens[:num_kept] != self.seen:
             num_kept = next((index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]), min(len(tokens), num_kept))
-            self.rollback(self.seen[num_kept:])
+            self.rollback(len(self.seen) - num_kept)
             del self.seen[num_kept:]
         for token in tokens[num_kept:]:
             self.accept(token)
             self.seen.append(token)
 
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        """Changes `logits [V]` in place after `tokens`, prompt and output. Raises TypeError where `apply` returns its result."""
+        self.sync(tokens)
+        result = self.apply(logits)
+        if result is not None and result is not logits:
+            raise TypeError(f"{type(self).__name__}.apply must change the logits in place and return None, got {type(result).__name__}; use logits.copy_(...)")
+
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """As transformers calls a processor, for one sequence: ids `[1, S]` and logits `[1, V]`, which are changed and returned."""
-        tokens = input_ids[0].tolist()
-        self.sync(tokens)
-        self.process_(logits[0], tokens)
+        self.process_(logits[0], input_ids[0].tolist())
         return logits
 
 
@@ -74,7 +85,7 @@ class LogitBias(LogitsProcessor):
         self.tokens = torch.tensor(list(bias), dtype=torch.int64)
         self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+    def apply(self, logits: Tensor) -> None:
         logits.index_add_(0, self.tokens, self.values)
 
 
@@ -89,12 +100,11 @@ class _Occurrences(LogitsProcessor):
         if len(self.seen) >= self.start:
             self.counts[token] += 1
 
-    def rollback(self, tokens: list[int]) -> None:
-        for position, token in enumerate(tokens, len(self.seen) - len(tokens)):
-            if position >= self.start:
-                self.counts[token] -= 1
-                if not self.counts[token]:
-                    del self.counts[token]
+    def rollback(self, num_tokens: int) -> None:
+        for token in self.seen[max(self.start, len(self.seen) - num_tokens) :]:
+            self.counts[token] -= 1
+            if not self.counts[token]:
+                del self.counts[token]
 
 
 class RepetitionPenalty(_Occurrences):
@@ -104,7 +114,7 @@ class RepetitionPenalty(_Occurrences):
         super().__init__(start=0)
         self.penalty = penalty
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+    def apply(self, logits: Tensor) -> None:
         seen = torch.tensor([token for token in self.counts if token < logits.shape[0]], dtype=torch.int64)
         values = logits[seen]
         logits[seen] = torch.where(values < 0, values * self.penalty, values / self.penalty)
@@ -117,7 +127,7 @@ class FrequencyPresencePenalty(_Occurrences):
         super().__init__(start=num_prompt_tokens)
         self.frequency, self.presence = frequency, presence
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+    def apply(self, logits: Tensor) -> None:
         if self.counts:
             seen = torch.tensor(list(self.counts), dtype=torch.int64)
             counts = torch.tensor(list(self.counts.values()), dtype=torch.float32)
@@ -129,26 +139,24 @@ class NoRepeatNgram(LogitsProcessor):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.window: list[int] = []  # all tokens seen; its last size - 1 are the prefix of the next run
         self.followers: dict[tuple[int, ...], list[int]] = {}
 
     def accept(self, token: int) -> None:
-        if len(self.window) >= self.size - 1:
-            self.followers.setdefault(self._prefix(), []).append(token)
-        self.window.append(token)
+        if len(self.seen) >= self.size - 1:
+            self.followers.setdefault(self._prefix(len(self.seen)), []).append(token)
 
-    def rollback(self, tokens: list[int]) -> None:
-        for _ in tokens:
-            self.window.pop()
-            if len(self.window) >= self.size - 1:
-                self.followers[self._prefix()].pop()
+    def rollback(self, num_tokens: int) -> None:
+        for end in range(len(self.seen) - 1, len(self.seen) - 1 - num_tokens, -1):
+            if end >= self.size - 1:
+                self.followers[self._prefix(end)].pop()
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        if len(self.window) >= self.size - 1:
-            logits[[token for token in self.followers.get(self._prefix(), ()) if token < logits.shape[0]]] = -math.inf
+    def apply(self, logits: Tensor) -> None:
+        if len(self.seen) >= self.size - 1:
+            logits[[token for token in self.followers.get(self._prefix(len(self.seen)), ()) if token < logits.shape[0]]] = -math.inf
 
-    def _prefix(self) -> tuple[int, ...]:
-        return tuple(self.window[len(self.window) + 1 - self.size :])
+    def _prefix(self, end: int) -> tuple[int, ...]:
+        """The first `size - 1` tokens of the run whose last token stands at position `end`."""
+        return tuple(self.seen[end + 1 - self.size : end])
 
 
 class BadWords(LogitsProcessor):
@@ -158,8 +166,8 @@ class BadWords(LogitsProcessor):
         self.always = sorted({word[0] for word in words if len(word) == 1})
         self.completions = [(word[:-1], word[-1]) for word in words if len(word) > 1]
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        banned = self.always + [last for prefix, last in self.completions if tokens[-len(prefix) :] == prefix]
+    def apply(self, logits: Tensor) -> None:
+        banned = self.always + [last for prefix, last in self.completions if self.seen[-len(prefix) :] == prefix]
         logits[banned] = -math.inf
 
 
@@ -170,19 +178,22 @@ class MinNewTokens(LogitsProcessor):
         self.until = num_prompt_tokens + minimum
         self.end_tokens = end_tokens
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        if len(tokens) < self.until:
+    def apply(self, logits: Tensor) -> None:
+        if len(self.seen) < self.until:
             logits[self.end_tokens] = -math.inf
 
 
-class UserProcessor(LogitsProcessor):
-    """A callable of the user's, called as transformers calls its own: (input_ids [1, S], logits [1, V]) -> logits [1, V]."""
+class CallableProcessor(LogitsProcessor):
+    """A callable in the place of a processor, called as transformers calls its own: (input_ids [1, S], logits [1, V]) -> logits [1, V].
+
+    It keeps no state here, so verifying drafts calls it again with other ids: its answer must depend on what it is given alone.
+    """
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.function = function
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        result = self.function(torch.tensor([tokens], dtype=torch.int64), logits[None])
+    def apply(self, logits: Tensor) -> None:
+        result = self.function(torch.tensor([self.seen], dtype=torch.int64), logits[None])
         if not isinstance(result, Tensor) or result.numel() != logits.numel():
             got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise TypeError(f"logits processor {self.function!r} must return logits [1, {logits.numel()}], got {got}")
@@ -208,7 +219,9 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
     if config.min_new_tokens and end_tokens:
         processors.append(MinNewTokens(config.min_new_tokens, end_tokens, num_prompt_tokens))
     for function in config.logits_processors or ():
-        processors.append(copy.deepcopy(function) if isinstance(function, LogitsProcessor) else UserProcessor(function))
+        processors.append(copy.deepcopy(function) if isinstance(function, LogitsProcessor) else CallableProcessor(function))
+    for processor in processors:
+        processor.num_prompt_tokens = num_prompt_tokens
     return processors
 
 

@@ -29,7 +29,6 @@ def random_case(seed: int, longest: int = 30) -> tuple[list[int], torch.Tensor]:
 def ours(config: SamplingConfig, tokens: list[int], logits: torch.Tensor, num_prompt_tokens: int, ops=None) -> torch.Tensor:
     logits = logits.clone()
     for processor in build_processors(config, num_prompt_tokens, END):
-        processor.sync(tokens)
         processor.process_(logits, tokens)
     for keep_ in build_filters(config):
         keep_(ops or backend("reference"), logits)
@@ -149,10 +148,10 @@ class Counting(LogitsProcessor):
     def accept(self, token: int) -> None:
         self.count += 1
 
-    def rollback(self, tokens: list[int]) -> None:
-        self.count -= len(tokens)
+    def rollback(self, num_tokens: int) -> None:
+        self.count -= num_tokens
 
-    def process_(self, logits: torch.Tensor, tokens: list[int]) -> None:
+    def apply(self, logits: torch.Tensor) -> None:
         allowed = logits[self.count % VOCAB].clone()
         logits.fill_(-math.inf)
         logits[self.count % VOCAB] = allowed
@@ -163,6 +162,51 @@ def test_our_own_processors_are_copied_for_each_sequence() -> None:
     for _ in range(2):
         assert int(ours(SamplingConfig(logits_processors=[original]), [9, 9, 9], torch.zeros(VOCAB), 3).argmax()) == 3
     assert original.count == 0 and original.seen == []
+
+
+class FirstOfPrompt(LogitsProcessor):
+    """Allows the first token of the prompt, then the first generated one."""
+
+    def apply(self, logits: torch.Tensor) -> None:
+        logits += 1000 * torch.nn.functional.one_hot(torch.tensor(self.seen[0 if len(self.seen) <= self.num_prompt_tokens else self.num_prompt_tokens]), VOCAB)
+
+
+def test_a_processor_knows_where_the_prompt_ends() -> None:
+    config = SamplingConfig(logits_processors=[FirstOfPrompt()])
+    assert int(ours(config, [9, 8, 7], torch.zeros(VOCAB), 3).argmax()) == 9
+    assert int(ours(config, [9, 8, 7, 6, 5], torch.zeros(VOCAB), 3).argmax()) == 6
+
+
+class Returning(LogitsProcessor):
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits + 1
+
+
+def test_logits_that_apply_returns_would_be_lost() -> None:
+    with pytest.raises(TypeError, match=r"Returning.apply must change the logits in place .* got Tensor"):
+        ours(SamplingConfig(logits_processors=[Returning()]), [1], torch.zeros(VOCAB), 1)
+    Returning.apply = lambda self, logits: logits.add_(1)
+    assert torch.equal(ours(SamplingConfig(logits_processors=[Returning()]), [1], torch.zeros(VOCAB), 1), torch.ones(VOCAB)), "in place, and told"
+    with pytest.raises(NotImplementedError, match="must define apply"):
+        ours(SamplingConfig(logits_processors=[LogitsProcessor()]), [1], torch.zeros(VOCAB), 1)
+
+
+def test_what_is_no_processor_is_told() -> None:
+    class Duck:
+        def apply(self, logits: torch.Tensor) -> None: ...
+
+    for wrong in (Duck(), [Duck()], 5):
+        with pytest.raises(TypeError, match="pace.llm.LogitsProcessor, or of callables"):
+            SamplingConfig(logits_processors=wrong)
+
+
+def test_transformers_and_ours_stand_in_one_list_and_in_theirs() -> None:
+    tokens, logits = random_case(6)
+    theirs_list = hf.LogitsProcessorList([hf.NoRepeatNGramLogitsProcessor(2), hf.MinNewTokensLengthLogitsProcessor(2, 9, END)])
+    expected = theirs([*theirs_list, hf.RepetitionPenaltyLogitsProcessor(1.4)], tokens, logits)
+    torch.testing.assert_close(ours(SamplingConfig(logits_processors=theirs_list), tokens, logits, 2), theirs(theirs_list, tokens, logits))
+    torch.testing.assert_close(ours(SamplingConfig(logits_processors=[*theirs_list, RepetitionPenalty(1.4)]), tokens, logits, 2), expected)
+    torch.testing.assert_close(theirs([*theirs_list, RepetitionPenalty(1.4)], tokens, logits), expected)
 
 
 stateful = [
@@ -186,7 +230,7 @@ def test_rolled_back_is_as_if_it_had_not_been(make, kept: list[int], dropped: li
     fresh.sync(kept + after)
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(len(kept)))
     results = [logits.clone(), logits.clone()]
-    once.process_(results[0], kept + after)
-    fresh.process_(results[1], kept + after)
+    once.apply(results[0])
+    fresh.apply(results[1])
     assert once.seen == fresh.seen == kept + after
     torch.testing.assert_close(results[0], results[1])
