@@ -81,6 +81,8 @@ def test_help_names_every_command(command):
         (["generate", "x", "--system", "y"], "--chat"),
         (["generate", "x", "--logprobs", "2"], "--json"),
         (["chat", "--logprobs", "2"], "--logprobs"),
+        (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs needs --json"),
+        (["chat", "--prompt-logprobs", "2"], "--prompt-logprobs"),
         (["generate", "--x"], "--x"),
         (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
     ],
@@ -178,12 +180,13 @@ def test_generate_from_a_terminal_wants_a_prompt():
 
 
 def test_generate_json(command):
-    code, out, err = command(*CAPITAL, "--json", "--logprobs", "2")
+    code, out, err = command(*CAPITAL, "--json", "--logprobs", "2", "--prompt-logprobs", "1")
     result = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert result["prompt"] == CAPITAL[-1] and result["texts"] == ["The capital of Japan is Tokyo."] and result["finish_reasons"] == ["stop"]
     assert len(result["generated_token_ids"][0]) == len(result["logprobs"][0]) == result["metrics"]["num_generated_tokens"]
     assert all(len(token["top"]) == 2 and token["logprob"] <= 0 for token in result["logprobs"][0])
+    assert result["prompt_logprobs"][0][0] is None and all(len(token["top"]) == 1 for token in result["prompt_logprobs"][0][1:])
 
 
 def test_generate_several_samples(command):
@@ -219,7 +222,7 @@ VALUES = {
     "frequency_penalty": ("-1.5", -1.5), "presence_penalty": ("1", 1.0), "no_repeat_ngram_size": ("3", 3), "num_beams": ("4", 4),
     "length_penalty": ("-0.5", -0.5), "early_stopping": ("never", "never"), "num_return_sequences": ("2", 2), "eos_token_id": ("5 --eos-token-id 6", [5, 6]),
     "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
-    "seed": ("11", 11), "logprobs": ("4", 4),
+    "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3),
 }  # fmt: skip
 
 

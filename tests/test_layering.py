@@ -19,7 +19,7 @@ LAYERS: list[list[str]] = [
     ["pace.llm.models"],
     [f"pace.llm.{name}" for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")],
     ["pace.llm.engine", "pace.llm.batching", "pace.llm.prefix_cache"],
-    ["pace.llm.generator", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
+    ["pace.llm.generator", "pace.llm.requests", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
     ["pace.bench"],
     ["pace.cli", "pace.server", "pace.__main__"],
 ]

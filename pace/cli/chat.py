@@ -30,8 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
         config = sampling_config(arguments)
         if config.num_return_sequences > 1:
             raise ValueError(f"--num-return-sequences {config.num_return_sequences}: a conversation goes on from one answer")
-        if config.logprobs is not None:
-            raise ValueError("--logprobs: a conversation has no place for them; `pace generate --chat --json` has")
+        for option, value in (("--logprobs", config.logprobs), ("--prompt-logprobs", config.prompt_logprobs)):
+            if value is not None:
+                raise ValueError(f"{option}: a conversation has no place for them; `pace generate --chat --json` has")
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
     model = load_model(arguments)

@@ -32,8 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
         config = sampling_config(arguments)
         if arguments.system is not None and not arguments.chat:
             raise ValueError("--system needs --chat: plain text has no place for it")
-        if config.logprobs is not None and not arguments.json:
-            raise ValueError("--logprobs needs --json: plain text has no place for them")
+        for option, value in (("--logprobs", config.logprobs), ("--prompt-logprobs", config.prompt_logprobs)):
+            if value is not None and not arguments.json:
+                raise ValueError(f"{option} needs --json: plain text has no place for them")
         prompt = read_prompt(arguments.prompt)
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
@@ -109,6 +110,8 @@ class JsonWriter:
         }
         if output.logprobs is not None:
             result["logprobs"] = [[dataclasses.asdict(token) for token in row] for row in output.logprobs]
+        if output.prompt_logprobs is not None:
+            result["prompt_logprobs"] = [[token and dataclasses.asdict(token) for token in row] for row in output.prompt_logprobs]
         self._write(result)
 
     def _write(self, result: dict) -> None:

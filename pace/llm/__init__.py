@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pace.llm.models.base_model import BaseModelForCausalLM
     from pace.llm.operators import OperatorConfig, OperatorReport
     from pace.llm.outputs import GenerateOutput, Metrics
+    from pace.llm.requests import Request
     from pace.llm.sampler import Sampler
     from pace.llm.scheduler import Scheduler
     from pace.llm.sequence import TokenLogprob
@@ -41,6 +42,7 @@ _HOMES = {
     "Metrics": "outputs",
     "OperatorConfig": "operators",
     "OperatorReport": "operators",
+    "Request": "requests",
     "Sampler": "sampler",
     "SamplingConfig": "configs",
     "Scheduler": "scheduler",

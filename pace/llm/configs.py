@@ -127,7 +127,9 @@ def _logprobs(name: str, value: Any) -> int | None:
 def _callables(name: str, value: Any) -> list[Callable]:
     items = [value] if callable(value) else value
     if not isinstance(items, (list, tuple)) or not all(callable(item) for item in items):
-        raise TypeError(f"{name} must be a list of callables (input_ids [1, S], logits [1, V]) -> logits [1, V], got {value!r}")
+        raise TypeError(
+            f"{name} must be a list of pace.llm.LogitsProcessor, or of callables as transformers has them: (input_ids [1, S], logits [1, V]) -> logits; got {value!r}"
+        )
     return list(items)
 
 
@@ -156,6 +158,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "logit_bias": _logit_bias,
     "seed": _integer(0, 2**64 - 1),
     "logprobs": _logprobs,
+    "prompt_logprobs": _logprobs,
     "ignore_eos": _flag,
     "logits_processors": _callables,
 }
@@ -234,11 +237,13 @@ class SamplingConfig:
     logprobs: int | bool | None = None
     """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
     They are of the model's own distribution: before temperature, penalties and filters."""
+    prompt_logprobs: int | bool | None = None
+    """The same for each token of the prompt after the first."""
     ignore_eos: bool = False
     """Generate past end tokens."""
     logits_processors: list[Callable] | None = None
-    """Called as HF's: (input_ids LongTensor [1, S], logits FloatTensor [1, V]) -> logits, after the penalties, before the
-    temperature. A `pace.llm.logits.LogitsProcessor` is copied for every sequence."""
+    """Of `pace.llm.LogitsProcessor`, copied for every sequence, or callables as transformers' own: (input_ids LongTensor [1, S],
+    logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())

@@ -18,6 +18,10 @@ from pace.llm.sequence import Sequence, Span
 from pace.llm.turns import TurnLock
 
 
+MOST_PRIORITY = 100
+"""Either way: how many may pass a sequence is bounded."""
+
+
 class Engine:
     """Composes the parts, and holds the lock that serialises them.
 
@@ -145,6 +149,16 @@ class Engine:
                 self.scheduler.remove(sequence)
 
     # -- what the owners of sequences do ---------------------------------------------------------------------------------
+
+    def add_request(self, sequence: Sequence, priority: int = 0) -> None:
+        """Queues one sequence, as `submit` does, from any thread, also while others run. `priority` is its head start among those
+        that wait and run (`Scheduler` says how much). Raises TypeError or ValueError for a priority that is none."""
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority!r}")
+        if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+            raise ValueError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, higher is earlier; got {priority}")
+        sequence.priority = priority
+        self.submit([sequence])
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the engine's."""

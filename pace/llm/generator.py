@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 import torch
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.detokenizer import TextPieces, decode
+from pace.llm.detokenizer import decode
 from pace.llm.engine import Engine
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.logits import build_filters, build_processors
 from pace.llm.outputs import GenerateOutput, Metrics
-from pace.llm.sampler import Greedy, Policy, Sampling, mix
+from pace.llm.requests import Batch, Request, Stream
+from pace.llm.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria, StopStrings
-from pace.llm.streamer import Feed, make_feed
+from pace.llm.streamer import make_feed
 
 logger = logging.getLogger("pace")
 
@@ -33,19 +35,27 @@ class Prepared:
     prompts: Prompts
     config: SamplingConfig
     """With every field settled: the caller's, the checkpoint's, or the default."""
-    sequences: list[Sequence]
-    """`num_return_sequences` of each prompt, one prompt after the other."""
+    limits: list[int]
+    """Of each prompt, the tokens at which it ends, its own included."""
+    seeds: list[int]
+    """Of each prompt."""
+
+    @property
+    def num_rows(self) -> int:
+        """`num_return_sequences` of each prompt, one prompt after the other."""
+        return len(self.prompts.rows) * self.config.num_return_sequences
 
 
 class Generator:
     """Drives an engine for one call at a time; any number of threads may use one generator."""
 
-    def __init__(self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None) -> None:
+    def __init__(self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None, progress: bool = False) -> None:
         """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer prompts are
-        token ids, and there are no texts and no stop strings."""
+        token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows, on a terminal only."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
+        self.progress = progress
 
     # -- before --------------------------------------------------------------------------------------------------------
 
@@ -60,21 +70,24 @@ class Generator:
         prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
         limits = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
-        sequences: list[Sequence] = []
-        for index, (row, limit) in enumerate(zip(prompts.rows, limits)):
-            # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
-            row_seed = mix((seed + index) % 2**64) if config.seed is None else seed
-            sequences += self._sequences_of(row, limit, config, row_seed)
-        return Prepared(prompts, config, sequences)
+        # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
+        seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
+        return Prepared(prompts, config, limits, seeds)
 
-    def _sequences_of(self, row: list[int], limit: int, config: SamplingConfig, seed: int) -> list[Sequence]:
+    def _sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
         """One sequence per sample of a prompt; the later ones wait to share the first one's prompt."""
+        config, row, limit, seed = prepared.config, prepared.prompts.rows[index], prepared.limits[index], prepared.seeds[index]
         end_tokens = self._end_tokens(config)
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
             policy = self._policy(config, len(row), end_tokens, seed if sample == 0 else mix(seed ^ mix(sample)))
             stops = StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None
             samples.append(Sequence(row, policy, StoppingCriteria(limit, end_tokens, stops), limit))
+        if config.prompt_logprobs is not None:
+            samples[0].policy = PromptLogprobs(samples[0].policy, config.prompt_logprobs)
+            samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
+            for sample in samples:
+                sample.prompt_logprobs = prompt_logprobs
         samples[0].prompt_sharers = samples[1:]
         for sharer in samples[1:]:
             sharer.waits_for_prompt = True
@@ -122,137 +135,88 @@ class Generator:
             beyond = [token for token in tokens if token >= vocab_size]
             if beyond:
                 raise ValueError(f"{name} names the token {beyond[0]}; this model's ids are 0 to {vocab_size - 1}")
-        if config.logprobs is not None and config.logprobs > vocab_size:
-            raise ValueError(f"logprobs={config.logprobs} asks for more tokens than the vocabulary's {vocab_size}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (num_top := getattr(config, name)) is not None and num_top > vocab_size:
+                raise ValueError(f"{name}={num_top} asks for more tokens than the vocabulary's {vocab_size}")
         if config.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer")
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def generate(self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None) -> GenerateOutput:
+    def generate(
+        self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None, cancel: threading.Event | None = None
+    ) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the streamer's
         frees what this call held and leaves the calls of other threads running."""
+        if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+            raise TypeError(f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}")
+        told = streamer
         try:
             prepared = self.prepare_for_generate(inputs, sampling_config)
-            feed = make_feed(streamer, prepared.config, len(prepared.sequences))
-            self._feed(feed, prepared.sequences)
+            told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress)
+            groups = (self._sequences_of(prepared, index) for index in range(len(prepared.limits)))
+            batch = Batch(self.engine, groups, feed, cancel or threading.Event())
+            batch.run([row[:] for row in prepared.prompts.rows for _ in range(prepared.config.num_return_sequences)])
         except BaseException:
-            self._end_quietly(streamer)
+            self._end_quietly(told)
             raise
         feed.end()
-        return self._output(prepared)
-
-    def _feed(self, feed: Feed, sequences: list[Sequence]) -> None:
-        """Runs the sequences and tells `feed` as they go. However it ends, nothing of them stays in the engine."""
-        feed.start([sequence.tokens[:] for sequence in sequences])
-        try:
-            for row, token in run(self.engine, sequences):
-                if token is None:
-                    feed.finished(row, sequences[row].finish_reason)
-                else:
-                    feed.token(row, token)
-        finally:
-            self.engine.abort(sequences)
+        return self._output(prepared, batch.rows)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. The model
         works when the next piece is asked for; closing the iterator ends the generation."""
         if self.tokenizer is None:
             raise ValueError("streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer")
-        prepared = self.prepare_for_generate(prompt, sampling_config)
-        if len(prepared.sequences) != 1:
-            raise ValueError(f"stream continues one prompt once, and this call makes {len(prepared.sequences)} texts; use generate with a CallbackStreamer")
-        return Stream(self.engine, prepared.sequences[0], TextPieces(self.tokenizer, prepared.config.stop_strings))
+        prepared = self._prepare_one("stream", prompt, sampling_config)
+        return Stream(lambda: self._request(prepared))
 
-    def _end_quietly(self, streamer: Any) -> None:
-        """Lets whoever reads from the streamer know that nothing more comes; the generation's own error is the one to tell."""
+    def add_request(self, prompt: Any, sampling_config: SamplingConfig | None = None, priority: int = 0) -> Request:
+        """Queues one prompt and returns at once; see `LLMModel.add_request`."""
+        return self._request(self._prepare_one("add_request", prompt, sampling_config), priority)
+
+    def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None) -> Prepared:
+        prepared = self.prepare_for_generate(prompt, sampling_config)
+        if prepared.num_rows != 1:
+            raise ValueError(f"{caller} continues one prompt once, and this call makes {prepared.num_rows} texts; use generate, with a CallbackStreamer to follow them")
+        return prepared
+
+    def _request(self, prepared: Prepared, priority: int = 0) -> Request:
+        (sequence,) = self._sequences_of(prepared, 0)
+        return Request(
+            self.engine, sequence, priority, self.tokenizer, prepared.config.stop_strings, lambda sequence: self._output(prepared, [sequence])
+        )
+
+    def _end_quietly(self, told: Any) -> None:
+        """Lets whoever reads from a streamer know that nothing more comes; the generation's own error is the one to tell."""
         try:
-            if streamer is not None:
-                streamer.end()
+            if told is not None:
+                told.end()
         except Exception as error:
             logger.debug("the streamer's end() failed after a failed generation: %s", error)
 
     # -- after ---------------------------------------------------------------------------------------------------------
 
-    def _output(self, prepared: Prepared) -> GenerateOutput:
-        config, sequences = prepared.config, prepared.sequences
-        generated = [sequence.generated for sequence in sequences]
+    def _output(self, prepared: Prepared, rows: list[Sequence]) -> GenerateOutput:
+        config = prepared.config
+        generated = [row.generated for row in rows]
         pad = self._pad_token(config)
         longest = max(map(len, generated))
         continuation = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens in generated], dtype=torch.int64)
         prompts = prepared.prompts.padded(pad).repeat_interleave(config.num_return_sequences, dim=0)
-        texts = [sequence.stopping.trim(decode(self.tokenizer, sequence.generated)) for sequence in sequences] if self.tokenizer else []
         return GenerateOutput(
             output_token_ids=torch.cat([prompts, continuation], dim=1),
             generated_token_ids=generated,
-            texts=texts,
-            finish_reasons=[sequence.finish_reason for sequence in sequences],
-            logprobs=None if config.logprobs is None else [sequence.logprobs for sequence in sequences],
-            metrics=Metrics.of(sequences),
+            texts=[row.stopping.trim(decode(self.tokenizer, tokens)) for row, tokens in zip(rows, generated)] if self.tokenizer else [],
+            finish_reasons=[row.finish_reason for row in rows],
+            # Drafts may have been looked at beyond the token that ended the row.
+            logprobs=None if config.logprobs is None else [row.logprobs[: len(tokens)] for row, tokens in zip(rows, generated)],
+            prompt_logprobs=None if config.prompt_logprobs is None else [list(row.prompt_logprobs) for row in rows],
+            metrics=Metrics.of(rows),
+            request_metrics=[Metrics.of([row]) for row in rows],
         )
 
     def _pad_token(self, config: SamplingConfig) -> int:
         if config.pad_token_id is not None:
             return config.pad_token_id
         return config.eos_token_id[0] if config.eos_token_id else 0
-
-
-class Stream:
-    """The text of one generation, piece by piece. Closing or dropping it ends the generation.
-
-    No generator function: one that is dropped in a reference cycle is closed wherever the garbage collector strikes, be it in
-    the middle of a step, and there it must not wait for the engine's lock.
-    """
-
-    def __init__(self, engine: Engine, sequence: Sequence, pieces: TextPieces) -> None:
-        self._engine = engine
-        self._sequence = sequence
-        self._pieces = pieces
-        self._events = run(engine, [sequence])
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> str:
-        try:
-            for _, token in self._events:
-                piece = self._pieces.flush() if token is None else self._pieces.push(token)
-                if piece:
-                    return piece
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        raise StopIteration
-
-    def close(self) -> None:
-        """Ends the generation, if it has not ended. Closing twice is harmless."""
-        self._events = iter(())
-        self._engine.abort([self._sequence])
-
-    def __del__(self) -> None:
-        self._engine.discard_later(self._sequence)
-
-
-def run(engine: Engine, sequences: list[Sequence]) -> Iterator[tuple[int, int | None]]:
-    """Submits the sequences and steps the engine until they are done; yields (row, token) as they come, and (row, None) as a
-    row ends. To be followed by `engine.abort(sequences)`, however it ends."""
-    num_told = [len(sequence.tokens) for sequence in sequences]
-    live = list(range(len(sequences)))
-    engine.submit(sequences)
-    while live:
-        engine.step()
-        still_live = []
-        for row in live:
-            sequence = sequences[row]
-            is_finished = sequence.is_finished  # before the tokens: another thread may be stepping
-            while num_told[row] < len(sequence.tokens):
-                num_told[row] += 1
-                yield row, sequence.tokens[num_told[row] - 1]
-            if sequence.error is not None:
-                raise sequence.error
-            if is_finished:
-                yield row, None
-            else:
-                still_live.append(row)
-        live = still_live

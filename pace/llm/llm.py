@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_confi
 from pace.llm.models.model_utils import executable, fill_model, make_model, parse_dtype, select_ops, use_threads
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
+from pace.llm.requests import Request
 from pace.llm.session import Session, score
 
 logger = logging.getLogger("pace")
@@ -65,7 +67,7 @@ class LLMModel:
         `pin_threads`: each of them on a CPU of its own, for a process that has its CPUs to itself; None for what PACE_PIN_THREADS
         says, which is no by default.
         `max_seq_len`: the longest a sequence, prompt included, may get; None for what the model's config allows.
-        `progress`: a bar while loading, on a terminal only.
+        `progress`: a bar while loading, and while several prompts are continued, on a terminal only.
         `kv_cache_bytes`: what keys and values may take, in bytes or as "2GiB"; None for half of the memory available after loading. It is
         address space until it is used. Sequences that do not fit all at once take turns, with the same results; a prompt that would
         not fit alone is refused, and a text that grows to fill it all ends with "length".
@@ -99,29 +101,48 @@ class LLMModel:
         elif budget > available:
             logger.warning("kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process", kv_cache_bytes, format_bytes(available))
         self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, max_seq_len=max_seq_len)
-        self._generator: Generator | None = Generator(self._engine, self.tokenizer, defaults)
+        self._generator: Generator | None = Generator(self._engine, self.tokenizer, defaults, progress)
         self.config = self._model.config
         """The model's config, read from config.json, with that architecture's defaults."""
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
-    def generate(self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None) -> GenerateOutput:
+    def generate(
+        self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None, cancel: threading.Event | None = None
+    ) -> GenerateOutput:
         """Continues one prompt or several.
 
         `inputs`: a string, a list of strings, token ids (a list, or a list of lists), an integer tensor `[S]` or `[B, S]`, or a
         tokenizer's output with its attention mask, padded on either side.
         `sampling_config`: beats the checkpoint's generation_config.json field by field, which beats the defaults.
-        `streamer`: told each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer.
+        `streamer`: told each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer. One that answers False
+        ends its row there.
+        `cancel`: an event that another thread sets to end the call after the step under way. Rows that had not ended come back as
+        far as they are, as "cancelled".
+
+        Any number of prompts: as many as run at once are in the engine, the others follow. Several show a bar on a terminal, where
+        the model was loaded with `progress` and there is no streamer.
 
         Raises ValueError or TypeError for what the inputs or the config ask and cannot have, before any work is done. After an
         exception or Ctrl-C the model is usable, and what other threads generate goes on.
         """
-        return self._open.generate(inputs, sampling_config, streamer)
+        return self._open.generate(inputs, sampling_config, streamer, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
         """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. Closing
         the iterator ends the generation."""
         return self._open.stream(prompt, sampling_config)
+
+    def add_request(self, prompt: Any, sampling_config: SamplingConfig | None = None, priority: int = 0) -> Request:
+        """Queues one prompt, from any thread, and returns at once; it joins whatever else is generated. Its tokens are those of
+        `generate`.
+
+        `priority`: from -100 to 100, 0 for all of `generate`, `stream` and sessions. Each unit is a head start of 64 requests: no request
+        is passed by more than that of those that come later, so that none starves (docs/decoding.md).
+
+        Raises what `generate` does, and ValueError for inputs or a config that make several texts.
+        """
+        return self._open.add_request(prompt, sampling_config, priority)
 
     def session(self) -> Session:
         """An empty sequence to append tokens to, look at logits of, take tokens back from, and fork."""

@@ -11,18 +11,22 @@ from pace.llm.sequence import Sequence, TokenLogprob
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counts and speeds of one call, over all its sequences. `print(metrics)` shows them in a line."""
+    """Counts and speeds of one call, over all its sequences, or of one of them. `print(metrics)` shows them in a line."""
 
     num_prompt_tokens: int
     """Of every sequence, also where several share a prompt."""
     num_generated_tokens: int
     total_seconds: float
+    seconds_waiting: float
+    """From the call's start in the engine until the first of its sequences had room among those that run."""
     seconds_to_first_token: float
     """From the call's start in the engine to the first token of any of its sequences."""
     prefill_tokens_per_second: float
     """Prompt tokens by the seconds until every sequence had its first token."""
     decode_tokens_per_second: float
     """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there are none."""
+    num_preemptions: int
+    """How often one of its sequences gave way to others, and went on later."""
     num_drafted_tokens: int
     num_accepted_tokens: int
     """Of the drafted tokens, those that were kept."""
@@ -32,6 +36,7 @@ class Metrics:
         """Raises nothing; speeds are 0.0 where there is nothing to divide."""
         begin = min(sequence.times.submitted for sequence in sequences)
         end = max(sequence.times.finished or begin for sequence in sequences)
+        admitted = min((sequence.times.admitted for sequence in sequences if sequence.times.admitted is not None), default=end)
         firsts = [sequence.times.first_token for sequence in sequences if sequence.times.first_token is not None]
         first, last_first = min(firsts, default=end), max(firsts, default=end)
         num_prompt = sum(sequence.num_prompt_tokens for sequence in sequences)
@@ -41,9 +46,11 @@ class Metrics:
             num_prompt_tokens=num_prompt,
             num_generated_tokens=num_generated,
             total_seconds=end - begin,
+            seconds_waiting=admitted - begin,
             seconds_to_first_token=first - begin,
             prefill_tokens_per_second=num_prompt / (last_first - begin) if last_first > begin else 0.0,
             decode_tokens_per_second=num_after_first / (end - first) if num_after_first and end > first else 0.0,
+            num_preemptions=sum(sequence.times.num_preemptions for sequence in sequences),
             num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
             num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
         )
@@ -72,7 +79,12 @@ class GenerateOutput:
     """"stop" (end token or stop string), "length", or "cancelled"."""
     logprobs: list[list[TokenLogprob]] | None
     """Per row and generated token, where `SamplingConfig.logprobs` asked for them."""
+    prompt_logprobs: list[list[TokenLogprob | None]] | None
+    """Per row and token of its prompt, where `SamplingConfig.prompt_logprobs` asked for them; None for the first token, which
+    has nothing before it, and for those that a cancelled row had not read."""
     metrics: Metrics
+    request_metrics: list[Metrics]
+    """Of each row alone. A later sample of a prompt waits while the first one reads it."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,6 @@ class Sampling:
     def _choose_one(self, ops: Any, raw: Tensor, tokens: list[int], sequence: Sequence) -> int:
         logits = torch.from_numpy(raw.numpy().copy())
         for processor in self.processors:
-            processor.sync(tokens)
             processor.process_(logits, tokens)
         num_generated = len(tokens) - sequence.num_prompt_tokens
         largest = int(ops.argmax(logits[None])[0])
@@ -87,6 +86,28 @@ class Sampling:
             del sequence.logprobs[num_generated:]
             sequence.logprobs.append(token_logprob(ops, raw, token, self.num_logprobs))
         return token
+
+
+class PromptLogprobs:
+    """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to `policy`."""
+
+    wants_argmax_only = False
+
+    def __init__(self, policy: Policy, num_top: int) -> None:
+        """`num_top` most likely tokens are recorded beside each token of the prompt."""
+        self.policy = policy
+        self.num_top = num_top
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        sequence = span.sequence
+        first = span.end - logits.shape[0]
+        num_known = min(logits.shape[0], len(sequence.tokens) - 1 - first)  # rows that a token of the prompt comes after
+        for row, token in enumerate(sequence.tokens[first + 1 : first + 1 + num_known]):
+            sequence.prompt_logprobs[first + 1 + row] = token_logprob(ops, logits[row], token, self.num_top)
+        if num_known == logits.shape[0]:
+            return []
+        sequence.policy, sequence.wanted_from = self.policy, None
+        return self.policy.choose(ops, logits[num_known:], span)
 
 
 class Sampler:

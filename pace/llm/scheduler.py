@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+import time
+from bisect import insort
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 from pace.llm.sequence import Sequence, Span
 
+HEAD_START = 64
+"""Places that a unit of priority is worth: as many sequences as run at once by default."""
+
+_place = attrgetter("place")
+
 
 class Scheduler:
-    """First come, first served, with prefill cut into chunks so that decoding goes on beside it.
+    """First come, first served, with a head start for priority, and prefill cut into chunks so that decoding goes on beside it.
 
-    A sequence is in one of three places: `waiting` (in order of arrival), `running` (gets spans, in order of admission), or
-    `parked` (everything computed, nothing asked: an idle session; least recently used first).
+    A sequence is `waiting`, `running` (gets spans), or `parked` (everything computed, nothing asked: an idle session; least
+    recently used first).
 
-    When the pool runs out, the cached blocks of parked sequences go first, then those that waiting sequences share, then
-    those of the running sequence admitted last, which returns to the head of the queue. What was dropped is computed again
-    later, with bit-identical results; no tokens are lost. The first sequence of a step can always take from all others, and
-    the engine admits none that the whole pool could not hold, so every step makes progress.
+    The order is by arrival, 0, 1, 2, ..., less HEAD_START for each unit of priority; among equals the earlier arrival is first. So
+    one of priority p is passed by fewer than `HEAD_START * (q - p)` of those that arrive after it, where q is the highest
+    priority among them, however many come: no one starves. A session has a new arrival with every append.
+
+    When the pool runs out, the cached blocks of parked sequences go first, then those that waiting sequences hold, then
+    those of the running sequence that is last in the order, which waits again, at its old place. A sequence that arrives ahead
+    of running ones takes from them in the same way. What was dropped is computed again later, with bit-identical results; no
+    tokens are lost. The first in the order can always take from all others, and the engine admits none that the whole pool
+    could not hold, so every step makes progress.
 
     Not thread-safe: the engine calls it under its lock.
     """
@@ -38,9 +51,10 @@ class Scheduler:
         self.max_tokens_per_step = max_tokens_per_step
         self.max_sequences_per_step = max_sequences_per_step
         self.max_logit_rows_per_step = max_logit_rows_per_step
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
+        self._arrivals = itertools.count()
 
     def sequences(self) -> Iterator[Sequence]:
         """All that are in the engine."""
@@ -51,8 +65,11 @@ class Scheduler:
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a new or a parked sequence at the end of the queue."""
-        self.waiting.append(sequence)
+        """Queues a new or a parked sequence, at the place it has or else at the next of its priority."""
+        if sequence.place is None:
+            arrival = next(self._arrivals)
+            sequence.place = (arrival - HEAD_START * sequence.priority, arrival)
+        insort(self.waiting, sequence, key=_place)
         self.parked.pop(sequence, None)
 
     def park(self, sequence: Sequence) -> None:
@@ -68,22 +85,25 @@ class Scheduler:
         elif sequence.num_pending == 0:
             self.parked[sequence] = None
             self.running.pop(sequence)
+            sequence.place = None
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes it out, wherever it is, and frees its blocks. Does nothing for one that is gone already."""
+        """Frees its blocks and takes it out, wherever it is, in this order: interrupted, it is still there to be removed. Does
+        nothing for one that is gone already."""
+        self.cache.free(sequence)
         self.running.pop(sequence, None)
         self.parked.pop(sequence, None)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
+        sequence.place = None
         for sharer in sequence.prompt_sharers:
             sharer.waits_for_prompt = False
         sequence.prompt_sharers.clear()
-        self.cache.free(sequence)
 
     def restart(self) -> None:
         """Sends all running sequences back to the queue, in order, after the cache was reset. Tolerates a sequence that an
         interrupted move left in two places; every move enters the new place before it leaves the old one."""
-        self.waiting = deque(dict.fromkeys((*self.running, *self.waiting)))
+        self.waiting = sorted(dict.fromkeys((*self.running, *self.waiting)), key=_place)
         self.running.clear()
         for sequence in self.waiting:
             self.parked.pop(sequence, None)
@@ -93,14 +113,15 @@ class Scheduler:
     def schedule(self) -> list[Span]:
         """The spans of the next step, with room reserved in the cache; empty where nothing is to be done.
 
-        Sequences that decode come first, one token each, then prefill chunks share what is left of `max_tokens_per_step`.
+        Sequences that decode come first, one token each, then prefill chunks share what is left of `max_tokens_per_step`; both
+        in order.
         """
         if self.waiting:
             self._admit()
         spans: dict[Sequence, Span] = {}
         tokens_left, rows_left = self.max_tokens_per_step, self.max_logit_rows_per_step
         prefilling = []
-        for sequence in list(self.running):
+        for sequence in sorted(self.running, key=_place):
             if sequence.num_pending != 1:
                 prefilling.append(sequence)
             elif tokens_left and self._reserve(sequence, len(sequence.tokens), spans):
@@ -117,20 +138,39 @@ class Scheduler:
         return list(spans.values())
 
     def _admit(self) -> None:
-        """Moves waiting sequences to running while there is room for all their tokens, and a block to grow for each that
-        runs. Those that wait for another's prompt are passed over; otherwise no one overtakes."""
+        """Moves waiting sequences to running while there is room. Those that wait for another's prompt are passed over; otherwise
+        no one overtakes."""
         for sequence in list(self.waiting):
-            if len(self.running) >= self.max_sequences_per_step:
-                return
             if sequence.waits_for_prompt:
                 continue
-            while not self._has_room(sequence):
-                if not self._reclaim_idle(sequence):
-                    return
+            if not self._make_room(sequence):
+                return
             self.running[sequence] = None
             self.waiting.remove(sequence)
+            sequence.times.admitted = sequence.times.admitted or time.perf_counter()
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """One of the `max_sequences_per_step` and room for all tokens of a waiting sequence, at the cost of idle ones and then, if
+        that is enough, of running ones behind it in the order; else False."""
+        behind = sorted((other for other in self.running if other.place > sequence.place), key=_place)
+        while True:
+            may_run = len(self.running) < self.max_sequences_per_step
+            if may_run and self._has_room(sequence):
+                return True
+            if may_run and self._reclaim_idle(sequence):
+                continue
+            if not behind or not self._would_have_room(sequence, behind):
+                return False
+            self._preempt(behind.pop())
+
+    def _would_have_room(self, sequence: Sequence, behind: list[Sequence]) -> bool:
+        """Whether `_has_room` once those behind it and all idle ones have given up their blocks, as far as these are not shared."""
+        others = [other for other in (*self.parked, *self.waiting, *behind) if other is not sequence]
+        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running) - len(behind)
+        return num_needed <= self.cache.num_free_blocks + sum(len(other.block_table) for other in others)
 
     def _has_room(self, sequence: Sequence) -> bool:
+        """Reserves blocks for all tokens, if a block to grow is then left for each that runs."""
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running)
         return num_needed <= self.cache.num_free_blocks and self.cache.reserve(sequence, len(sequence.tokens))
 
@@ -153,14 +193,17 @@ class Scheduler:
         return False
 
     def _preempt_last(self, spared: Sequence, spans: dict[Sequence, Span]) -> bool:
-        """Sends the running sequence admitted last, of those without a span, back to the head of the queue."""
-        for sequence in reversed(self.running):
-            if sequence not in spans and sequence is not spared:
-                self.waiting.appendleft(sequence)
-                del self.running[sequence]
-                self.cache.free(sequence)
-                return True
-        return False
+        """Preempts the running sequence that is last in the order, of those without a span; False where there is none."""
+        others = [other for other in self.running if other not in spans and other is not spared]
+        if others:
+            self._preempt(max(others, key=_place))
+        return bool(others)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Sends a running sequence back to its place in the queue. It keeps its blocks until they are reclaimed."""
+        insort(self.waiting, sequence, key=_place)
+        del self.running[sequence]
+        sequence.times.num_preemptions += 1
 
     def _share_prompt(self, sequence: Sequence) -> None:
         """Once all of the prompt but its last token is computed, the sharers get those blocks and compute that token themselves."""

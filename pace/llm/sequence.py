@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from array import array
@@ -32,6 +33,10 @@ class Sequence:
         """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to hold."""
         self.wanted_from: int | None = None
         """Position of the first token whose logits are wanted; None for the last token, whichever it is at the time."""
+        self.priority = 0
+        """A head start in the order of the scheduler, which says how much; negative for one that has time."""
+        self.place: tuple[int, int] | None = None
+        """In the scheduler's order, smallest first; None while it neither waits nor runs. The scheduler gives it."""
 
         self.num_computed = 0
         """Tokens whose keys and values are in the cache."""
@@ -48,6 +53,8 @@ class Sequence:
         self.waits_for_prompt = False
         """True while this one is in another's `prompt_sharers`."""
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        """Of each prompt token after those before it, where asked for; None for the first, and for what is not yet computed."""
         self.times = Times()
 
     @property
@@ -89,6 +96,12 @@ class Sequence:
         self.error = error
         self.finish_reason = "error"
 
+    def outcome(self) -> Sequence:
+        """A finished sequence without what it needed to get there: its policy's state may be large."""
+        outcome = copy.copy(self)
+        outcome.policy, outcome.block_table, outcome.prompt_sharers = None, array("i"), []
+        return outcome
+
     def __repr__(self) -> str:
         return (
             f"Sequence(id={self.id}, prompt={self.num_prompt_tokens}, generated={self.num_generated}, "
@@ -101,8 +114,11 @@ class Times:
     """Seconds on the clock of `time.perf_counter`, and what drafts brought."""
 
     submitted: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    """When it first got a place in the steps."""
     first_token: float | None = None
     finished: float | None = None
+    num_preemptions: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
 

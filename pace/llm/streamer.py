@@ -16,12 +16,12 @@ from pace.llm.detokenizer import TextPieces
 
 class BaseStreamer:
     """One sequence's tokens as they come. `put` gets the prompt first, `[1, S]`, then each generated token, `[1]`; `end` comes
-    last. An exception from either ends the generation and reaches its caller."""
+    last. An exception from either ends the generation and reaches its caller. A `put` that returns False cancels it."""
 
     def begin(self, config: SamplingConfig) -> None:
         """Called before the first `put`, with the config that holds."""
 
-    def put(self, value: Tensor) -> None:
+    def put(self, value: Tensor) -> bool | None:
         raise NotImplementedError(f"{type(self).__name__} must define put(value)")
 
     def end(self) -> None:
@@ -83,9 +83,10 @@ class StreamEvent:
 
 
 class CallbackStreamer(BaseStreamer):
-    """Calls `callback(StreamEvent)` for every token of every row, for batches of any size."""
+    """Calls `callback(StreamEvent)` for every token of every row, for batches of any size. A callback that returns False cancels
+    the row, with this token as its last."""
 
-    def __init__(self, callback: Callable[[StreamEvent], None], tokenizer: Any = None) -> None:
+    def __init__(self, callback: Callable[[StreamEvent], bool | None], tokenizer: Any = None) -> None:
         if not callable(callback):
             raise TypeError(f"callback must be a callable that takes a StreamEvent, got {callback!r}")
         self.callback = callback
@@ -100,25 +101,41 @@ class CallbackStreamer(BaseStreamer):
     # -- the side of the generator: see Feed --
 
     def start(self, prompts: list[list[int]]) -> None:
-        if self.tokenizer is not None:
-            self._pieces = {row: TextPieces(self.tokenizer, self._stop_strings) for row in range(len(prompts))}
+        pass
 
-    def token(self, row: int, token: int) -> None:
-        self.callback(StreamEvent(row, token, self._pieces[row].push(token) if self._pieces else ""))
+    def token(self, row: int, token: int) -> bool | None:
+        return self.callback(StreamEvent(row, token, self._row(row).push(token)))
 
     def finished(self, row: int, reason: str) -> None:
-        self.callback(StreamEvent(row, None, self._pieces[row].flush() if self._pieces else "", reason))
+        self.callback(StreamEvent(row, None, self._row(row).flush(), reason))
+        self._pieces.pop(row, None)
+
+    def _row(self, row: int) -> TextPieces | NoPieces:
+        if row not in self._pieces:
+            self._pieces[row] = NoPieces() if self.tokenizer is None else TextPieces(self.tokenizer, self._stop_strings)
+        return self._pieces[row]
 
     def end(self) -> None:
         pass
 
 
+class NoPieces:
+    """The text of tokens where there is no tokenizer."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
 class Feed(Protocol):
-    """What the generator tells about a batch."""
+    """What the generator tells about a batch: all prompts, then the tokens and the end of each row, then the end of all. False
+    from `start` cancels the batch, and from `token` the row."""
 
-    def start(self, prompts: list[list[int]]) -> None: ...
+    def start(self, prompts: list[list[int]]) -> bool | None: ...
 
-    def token(self, row: int, token: int) -> None: ...
+    def token(self, row: int, token: int) -> bool | None: ...
 
     def finished(self, row: int, reason: str) -> None: ...
 
@@ -141,17 +158,37 @@ class NullFeed:
         pass
 
 
+class ProgressFeed:
+    """Shows a bar of the rows that are done, on stderr, once a call takes longer than a second."""
+
+    def start(self, prompts: list[list[int]]) -> None:
+        from tqdm import tqdm
+
+        self.num_tokens = 0
+        self.bar = tqdm(total=len(prompts), desc="generate", unit="row", leave=False, delay=1.0)
+
+    def token(self, row: int, token: int) -> None:
+        self.num_tokens += 1
+
+    def finished(self, row: int, reason: str) -> None:
+        self.bar.set_postfix_str(f"{self.num_tokens} tokens", refresh=False)
+        self.bar.update(1)
+
+    def end(self) -> None:
+        self.bar.close()
+
+
 class PutFeed:
     """Tells a streamer with `put` and `end`, in the way of transformers: the prompt, each token, the end."""
 
     def __init__(self, streamer: Any) -> None:
         self.streamer = streamer
 
-    def start(self, prompts: list[list[int]]) -> None:
-        self.streamer.put(torch.tensor(prompts, dtype=torch.int64))
+    def start(self, prompts: list[list[int]]) -> bool | None:
+        return self.streamer.put(torch.tensor(prompts, dtype=torch.int64))
 
-    def token(self, row: int, token: int) -> None:
-        self.streamer.put(torch.tensor([token], dtype=torch.int64))
+    def token(self, row: int, token: int) -> bool | None:
+        return self.streamer.put(torch.tensor([token], dtype=torch.int64))
 
     def finished(self, row: int, reason: str) -> None:
         pass
@@ -160,10 +197,11 @@ class PutFeed:
         self.streamer.end()
 
 
-def make_feed(streamer: Any, config: SamplingConfig, num_rows: int) -> Feed:
-    """Raises TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of several."""
+def make_feed(streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False) -> Feed:
+    """What tells the streamer; without one, a bar for several rows, where wanted and stderr is a terminal. Raises TypeError for
+    what is no streamer, ValueError for a streamer of one sequence and a batch of several."""
     if streamer is None:
-        return NullFeed()
+        return ProgressFeed() if progress and num_rows > 1 and sys.stderr.isatty() else NullFeed()
     if isinstance(streamer, BaseStreamer):
         streamer.begin(config)
     if isinstance(streamer, CallbackStreamer):

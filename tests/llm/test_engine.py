@@ -206,7 +206,9 @@ def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> 
             pass
         for sequence, num_tokens in zip(others, (30, 25)):
             assert_greedy(model, sequence, num_tokens)
+        engine.abort(others)
         engine.check_idle()
+        assert engine.cache.used_bytes == 0
 
 
 def test_a_model_called_by_its_own_processor_says_so() -> None:
