@@ -18,7 +18,7 @@ from pace import _C
 from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.prediction import Prediction, efficiency, predict
-from pace.bench.shapes import SHAPES, RandomWeights
+from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape
 from pace.graph.instructions import Attention, Instruction, Linear
 from pace.memory import available_memory_bytes, format_bytes
 from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec
@@ -64,7 +64,8 @@ def load(model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", 
         model = model_class(config, parse_dtype(dtype), select_ops(backend))
         model.load_weights(RandomWeights(model), _C.get_num_threads())
     else:
-        model = load_model(model_or_shape, dtype, backend, num_threads=num_threads)
+        with hint_of_shape(model_or_shape):
+            model = load_model(model_or_shape, dtype, backend, num_threads=num_threads)
     seconds = time.perf_counter() - started
     engine = Engine.create(executable(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE))
     name = model_or_shape if model_or_shape in SHAPES else Path(model_or_shape).name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pace.bench.measure import Phase, Result
@@ -48,14 +49,18 @@ def _profile(title: str, phase: Phase) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raises what `plot` would, before anything is measured: ImportError without matplotlib, FileNotFoundError, ValueError for a file
-    type that it does not write."""
+    """Raises what `plot` would, before anything is measured: ImportError without matplotlib, FileNotFoundError, IsADirectoryError,
+    PermissionError, ValueError for a file type that it does not write."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
     if not path.parent.is_dir():
         raise FileNotFoundError(f"--plot {path}: there is no directory {str(path.parent)!r}")
+    if path.is_dir():
+        raise IsADirectoryError(f"--plot {path}: this is a directory; give the name of a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"--plot {path}: you may not write there")
     types = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix.lower().removeprefix(".") not in types:
         raise ValueError(f"--plot {path}: the name must end in a type of picture: {', '.join(types)}")

@@ -5,6 +5,9 @@ Speed does not depend on the values of the weights, so random ones of a trained 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +56,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt-j-6b": dict(architectures=["GPTJForCausalLM"], model_type="gptj", n_embd=4096, n_layer=28, n_head=16, n_positions=2048, rotary_dim=64, vocab_size=50400,
                      activation_function="gelu_new", tie_word_embeddings=False),
 }
+
+
+@contextmanager
+def hint_of_shape(name: str) -> Iterator[None]:
+    """Where no checkpoint of this name is found, the error also tells the shapes that may have been meant."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        close = difflib.get_close_matches(name.lower(), SHAPES, n=3)
+        if not close:
+            raise
+        raise FileNotFoundError(f"{error}; did you mean the shape {' or '.join(map(repr, close))}?") from error
 
 
 class RandomWeights:

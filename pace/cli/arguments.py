@@ -46,11 +46,15 @@ def add_backend_argument(group: argparse._ActionsContainer, default: str) -> Non
     group.add_argument("--backend", type=backend, default=default, metavar="NAME", help=explanation)
 
 
-def check_counts(arguments: argparse.Namespace, *names: str) -> None:
-    """Raises ValueError for an option of these that was given and is less than 1."""
-    for name in names:
-        if (value := getattr(arguments, name)) is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
+def count(text: str) -> int:
+    """The `type=` of an option that is a number of things, of which there must be one."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; got {text!r}")
+    return number
 
 
 def load_model(arguments: argparse.Namespace):

@@ -7,22 +7,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pace.cli.arguments import add_backend_argument, check_counts
+from pace.cli.arguments import add_backend_argument, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path or Hub id), or a shape of --list, run with random weights")
     parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
-    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of a prompt (default: 512); decode starts from it, unless --context says otherwise")
-    parser.add_argument("--context", type=int, metavar="N", help="decode with so many positions in the cache of each sequence: random numbers, not a computed prompt")
-    parser.add_argument("--generate", type=int, default=64, metavar="N", help="decode steps (default: 64)")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences decoded at once (default: 1)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="medians are taken over so many runs (default: 5)")
+    parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of a prompt (default: 512); decode starts from it, unless --context says otherwise")
+    parser.add_argument("--context", type=count, metavar="N", help="decode with so many positions in the cache of each sequence: random numbers, not a computed prompt")
+    parser.add_argument("--generate", type=count, default=64, metavar="N", help="decode steps (default: 64)")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="medians are taken over so many runs (default: 5)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     add_backend_argument(parser, "native")
     parser.add_argument("--profile", action="store_true", help="also print the time of each instruction")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes")
+    parser.set_defaults(parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(SHAPES))
         return 0
     if arguments.model is None:
-        raise ValueError("say what to measure: a checkpoint, or a shape (see: pace bench --list)")
-    check_counts(arguments, "prompt", "context", "generate", "batch", "repeats")
+        arguments.parser.error("say what to measure: a checkpoint, or a shape of `pace bench --list`")
     if arguments.plot:
         report.check_plot(arguments.plot)
     subject = measure.load(arguments.model, arguments.dtype, arguments.backend, arguments.num_threads)
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(report.table(result))
     if arguments.profile:
         print("\n" + report.profile(result))
+    print(json.dumps(_rounded(result.as_dict())), flush=True)
     if arguments.plot:
         report.plot(result, arguments.plot)
-    print(json.dumps(_rounded(result.as_dict())))
     return 0
 
 

@@ -6,14 +6,14 @@ import argparse
 import json
 from dataclasses import asdict
 
-from pace.cli.arguments import check_counts
+from pace.cli.arguments import count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path or Hub id: config.json alone is read), or a shape of `pace bench --list`")
-    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences decoded at once (default: 1)")
+    parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
+    parser.add_argument("--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
@@ -23,17 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
-    from pace.bench.shapes import SHAPES
+    from pace.bench.shapes import SHAPES, hint_of_shape
     from pace.memory import available_memory_bytes
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 
-    check_counts(arguments, "prompt", "context", "batch")
     config = SHAPES.get(arguments.model)
     if config is None:
-        found = find_checkpoint(
-            arguments.model, arguments.revision, cache_dir=arguments.cache_dir, local_files_only=arguments.local_files_only, weights=False, progress=False
-        )
+        with hint_of_shape(arguments.model):
+            found = find_checkpoint(
+                arguments.model, arguments.revision, cache_dir=arguments.cache_dir, local_files_only=arguments.local_files_only, weights=False, progress=False
+            )
         config = read_config_json(found)
+    elif arguments.revision is not None:
+        raise ValueError(f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions")
     available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
     plans = plan.plan(config, limits, available, arguments.prompt, arguments.context, arguments.batch)
     if arguments.json:

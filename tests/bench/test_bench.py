@@ -148,20 +148,44 @@ def test_the_picture(subject, tmp_path):
 
 
 def test_mistakes(capsys):
-    assert main(["bench"]) == 1 and "say what to measure" in capsys.readouterr().err
     assert main(["bench", "no-such-shape"]) == 1
     assert main(["bench", "--list"]) == 0 and "qwen2.5-0.5b" in capsys.readouterr().out
-    assert main(["plan", str(TINY), "--prompt", "0"]) == 1 and "--prompt" in capsys.readouterr().err
+    for command in ("bench", "plan"):
+        assert main([command, "Llama3.2-1b"]) == 1 and "did you mean the shape 'llama-3.2-1b'" in capsys.readouterr().err
+    assert main(["plan", "llama-3.2-1b", "--revision", "v2"]) == 1 and "has no revisions" in capsys.readouterr().err
 
 
-def test_mistakes_are_found_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("command", "options"), [("bench", ["prompt", "context", "generate", "batch", "repeats"]), ("plan", ["prompt", "context", "batch"])])
+def test_counts_are_at_least_1(command, options, capsys, monkeypatch):
     monkeypatch.setattr(measure, "load", lambda *_: pytest.fail("loaded"))
-    for option in ("prompt", "context", "generate", "batch", "repeats"):
-        assert main(["bench", str(TINY), f"--{option}", "0"]) == 1
-        assert f"--{option} must be at least 1, got 0" in capsys.readouterr().err
+    for option in options:
+        for wrong in ("0", "-1", "1e3"):
+            with pytest.raises(SystemExit, match="2"):
+                main([command, str(TINY), f"--{option}={wrong}"])
+            assert f"--{option}: must be a whole number, at least 1; got {wrong!r}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([command])
+
+
+def test_pictures_that_cannot_be_written_are_refused_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    assert main(["bench", str(TINY), "--plot", str(tmp_path / "missing" / "a.png")]) == 1 and "there is no directory" in capsys.readouterr().err
-    assert main(["bench", str(TINY), "--plot", str(tmp_path / "a.doc")]) == 1 and "type of picture" in capsys.readouterr().err
+    monkeypatch.setattr(measure, "load", lambda *_: pytest.fail("loaded"))
+    (tmp_path / "folder.png").mkdir()
+    for name, message in [("missing/a.png", "there is no directory"), ("a.doc", "type of picture"), ("folder.png", "is a directory")]:
+        assert main(["bench", str(TINY), "--plot", str(tmp_path / name)]) == 1 and message in capsys.readouterr().err
+    monkeypatch.setattr(report.os, "access", lambda *_: False)
+    assert main(["bench", str(TINY), "--plot", str(tmp_path / "a.png")]) == 1 and "may not write" in capsys.readouterr().err
+
+
+def test_a_picture_that_fails_loses_no_figures(tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr(report, "check_plot", lambda _: None)
+    monkeypatch.setattr(report, "plot", fail)
+    assert main(["bench", str(TINY), *FAST, "--plot", str(tmp_path / "a.png")]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out.splitlines()[-1])["prompt"] == 20 and "no space left" in printed.err
 
 
 def test_too_little_memory_is_told_in_the_words_of_the_loader(monkeypatch, capsys):
