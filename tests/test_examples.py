@@ -70,6 +70,21 @@ def test_chat(run):
     assert output == "The capital of Spain is Madrid.\nThe capital of Portugal is Lisbon.\n"
 
 
+def test_prefix(run):
+    """Every prompt but the first begins with the system prompt that was there, and a second turn with all of the first."""
+    output = run("pace_llm_prefix.py")
+    counts = [(int(tokens), int(reused)) for tokens, reused in re.findall(r"\[(\d+) tokens, (\d+) reused, first token", output)]
+    assert len(counts) == 6 and counts[0][1] == 0 and all(reused > 60 for _, reused in counts[1:])
+    assert all(second_reused > first - 16 for (first, _), (_, second_reused) in zip(counts[::2], counts[1::2]))
+    without = run("pace_llm_prefix.py", "--prefix-cache-bytes", "0")
+    assert set(re.findall(r"(\d+) reused", without)) == {"0"} and answers(without) == answers(output)
+
+
+def answers(output: str) -> list[str]:
+    """Without the counts and the report on memory."""
+    return re.sub(r" \[\d+ tokens.*\]", "", output).rpartition("\n\n")[0].split("\n")
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_short_and_say_how_to_run_them(name):
     source = (ROOT / "examples" / name).read_text()

@@ -17,8 +17,9 @@ LAYERS: list[list[str]] = [
     ["pace.quant"],
     ["pace.llm.layers"],
     ["pace.llm.models"],
-    [f"pace.llm.{name}" for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")],
-    ["pace.llm.engine", "pace.llm.batching", "pace.llm.prefix_cache"],
+    [f"pace.llm.{name}" for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")]
+    + [f"pace.llm.{name}" for name in ("block_pool", "cache_policy", "prefix_cache")],
+    ["pace.llm.engine", "pace.llm.batching"],
     ["pace.llm.generator", "pace.llm.requests", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
     ["pace.bench"],
     ["pace.cli", "pace.server", "pace.__main__"],

@@ -12,10 +12,11 @@ from dataclasses import fields
 from typing import Any
 
 from pace.assets import TINY
-from pace.llm.configs import SamplingConfig
+from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.operators import read_backend
 
-MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "pin_threads", "max_seq_len", "kv_cache_bytes", "backend", "revision", "cache_dir", "local_files_only")
+MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "pin_threads", "max_seq_len", "kv_cache_bytes", "kv_cache_type", "bmc_rows", "prefix_cache_bytes")
+MODEL_OPTIONS += ("backend", "revision", "cache_dir", "local_files_only")
 """Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows it."""
 
 
@@ -30,6 +31,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for")
     add_backend_argument(group, argparse.SUPPRESS)
     group.add_argument("--kv-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what keys and values may take, such as 2GiB (default: half of the memory that is left)")
+    group.add_argument("--kv-cache-type", choices=[kind.value for kind in KVCacheType], default=argparse.SUPPRESS, help="how their room grows (default: paged)")
+    group.add_argument("--bmc-rows", type=int, default=argparse.SUPPRESS, metavar="N", help="with bmc: new rows at a time (default: what balances time and memory)")
+    group.add_argument("--prefix-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what the beginnings of earlier texts may take; 0 for none (default: a quarter)")
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
     group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")

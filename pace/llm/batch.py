@@ -49,14 +49,23 @@ class KVSpec:
         return (self.num_kv_heads, self.head_dim, BLOCK_SIZE), (self.num_kv_heads, BLOCK_SIZE, self.padded_head_dim)
 
     def allocate(self, num_blocks: int) -> list[KVBlocks]:
-        """One `KVBlocks` per layer, contents undefined (positions not yet stored are never read into a result).
+        """One `KVBlocks` per layer, in memory of their own; see `reserve`."""
+        return self.layers(self.reserve(num_blocks))
+
+    def reserve(self, num_blocks: int) -> torch.Tensor:
+        """uint8 `[num_blocks, block_bytes]`, contents undefined (positions not yet stored are never read into a result).
 
         Memory is taken when a position is written, and a block's keys and values of all layers lie together: so the cache can be on
-        huge pages and yet grow with the text. On pages of 4 KB decode attention took up to 1.4 times as long.
+        huge pages and yet grow with the text, and a block is copied at once. On pages of 4 KB decode attention took up to 1.4 times as long.
         Raises OSError where there are no addresses."""
-        memory = torch.frombuffer(reserve(num_blocks * self.block_bytes, huge_pages=True), dtype=self.dtype).view(num_blocks, -1)
+        memory = reserve(num_blocks * self.block_bytes, huge_pages=True)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
+
+    def layers(self, memory: torch.Tensor) -> list[KVBlocks]:
+        """One `KVBlocks` per layer: views of `memory`, which is as `reserve` gives it."""
+        elements = memory.view(self.dtype)
         lengths = [math.prod(shape) for shape in self._shapes] * self.num_layers
-        parts = memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1)[: len(lengths)]
+        parts = elements.split([*lengths, elements.shape[1] - sum(lengths)], dim=1)[: len(lengths)]
         keys, values = ([part.unflatten(1, shape) for part in parts[i::2]] for i, shape in enumerate(self._shapes))
         return [KVBlocks(k, v) for k, v in zip(keys, values)]
 

@@ -1,53 +1,74 @@
-"""Keys and values in blocks of 16 positions: who holds which block, and when it is free again."""
+"""Keys and values in blocks of 16 positions: what sequences do with them, whatever the policy by which their room grows."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec
+from pace.llm.block_pool import BlockPool, num_blocks_of
+from pace.llm.cache_policy import CachePolicy, Contiguous, Paged, balanced_rows
+from pace.llm.configs import KVCacheType
+from pace.llm.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.sequence import Sequence
+
+PREFIX_SHARE = 0.25
+"""Of the budget, the part that the beginnings of texts which have ended may take where nobody says: the rest stays with the system until
+texts that are at work want it."""
 
 
 class CacheManager:
-    """A pool of blocks shared by all sequences of one model.
+    """The cache of all sequences of one model: a pool of blocks, a policy by which a sequence gets them, and the prefix cache.
 
-    The pool is one allocation for all layers, made at first use and as large as the budget; the operating system gives it memory
-    only where a block is written, and blocks are handed out lowest first and reused last-freed first, so that what stays
-    resident is the peak of what was in use.
-
-    A block may belong to several sequences (`fork`); it is copied when one of them writes into it. The manager alone changes
-    `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the engine calls it under its lock.
+    A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager and its
+    parts alone change `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the engine calls it under its lock.
     """
 
-    def __init__(self, spec: KVSpec, budget_bytes: int) -> None:
-        """Raises ValueError where the budget holds no block."""
+    def __init__(
+        self,
+        spec: KVSpec,
+        budget_bytes: int,
+        kv_cache_type: KVCacheType | str = KVCacheType.PAGED,
+        bmc_rows: int | None = None,
+        prefix_cache_bytes: int | None = 0,
+        rope_regime: Callable[[int], int] = lambda length: 0,
+    ) -> None:
+        """`bmc_rows`: the r of "bmc", None for `balanced_rows`. `prefix_cache_bytes`: what the prefix cache may keep in blocks that no
+        sequence holds; 0 for no prefix cache, None for PREFIX_SHARE of the budget where the policy shares blocks. `rope_regime`: the model's.
+
+        Raises ValueError where the budget holds no block, and for options that do not go together."""
         self.spec = spec
-        self.num_blocks = min(budget_bytes // spec.block_bytes, 2**31 // BLOCK_SIZE - 1)
-        if self.num_blocks < 1:
+        num_blocks = min(budget_bytes // spec.block_bytes, 2**31 // BLOCK_SIZE - 1)
+        if num_blocks < 1:
             raise ValueError(
                 f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes {spec.block_bytes} bytes here; "
                 f"give it more (kv_cache_bytes), or free some memory"
             )
-        self._kv: list[KVBlocks] = []
-        self._num_touched = 0  # blocks handed out at least once: 0 .. _num_touched - 1
-        self._free: list[int] = []  # a stack of those given back
-        self._references = array("i")  # per touched block
+        kv_cache_type = check_cache_options(kv_cache_type, bmc_rows, prefix_cache_bytes)
+        if prefix_cache_bytes is None:
+            prefix_cache_bytes = int(PREFIX_SHARE * budget_bytes) if kv_cache_type == KVCacheType.PAGED else 0
+        elif prefix_cache_bytes > budget_bytes:
+            raise ValueError(f"prefix_cache_bytes={prefix_cache_bytes} is a part of kv_cache_bytes, which is {budget_bytes} here; lower it, or raise that")
+        elif 0 < prefix_cache_bytes < spec.block_bytes:
+            raise ValueError(f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none")
+        self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
+        self.policy = _policy(kv_cache_type, bmc_rows, self.pool)
+        self.prefix = PrefixCache(self.pool, rope_regime) if prefix_cache_bytes else NoPrefixCache()
 
     @property
     def kv(self) -> list[KVBlocks]:
         """The blocks of each layer; allocated when first asked for."""
-        if not self._kv:
-            try:
-                self._kv = self.spec.allocate(self.num_blocks)
-            except (OSError, OverflowError, ValueError) as error:
-                raise MemoryError(f"could not reserve {self.budget_bytes} bytes of address space for the cache: {error}") from None
-        return self._kv
+        return self.pool.kv
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        return self.num_blocks - self._num_touched + len(self._free)
+        """Blocks that sequences can have, those among them that the prefix cache keeps meanwhile."""
+        return self.pool.num_free
 
     @property
     def capacity(self) -> int:
@@ -61,54 +82,60 @@ class CacheManager:
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes of the blocks of one sequence of so many tokens."""
-        return -(-num_tokens // BLOCK_SIZE) * self.spec.block_bytes
+        return num_blocks_of(num_tokens) * self.spec.block_bytes
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of the blocks used at least once, which is what may be resident."""
-        return self._num_touched * self.spec.block_bytes
+        """Bytes of the blocks handed out at least once, which is what may be resident."""
+        return self.pool.num_touched * self.spec.block_bytes
 
     @property
     def used_bytes(self) -> int:
+        """Bytes of the blocks that sequences hold."""
         return (self.num_blocks - self.num_free_blocks) * self.spec.block_bytes
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes of the blocks that the prefix cache keeps and no sequence holds."""
+        return len(self.pool.idle_blocks) * self.spec.block_bytes
 
     # -- what sequences do ---------------------------------------------------------------------------------------------
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing changed,
         where the pool has too few free blocks. Blocks to be written that others hold as well are copied first."""
-        table = sequence.block_table
-        shared = self._shared_and_written(sequence)
-        num_missing = max(0, -(-num_tokens // BLOCK_SIZE) - len(table))
-        if num_missing + len(shared) > self.num_free_blocks:
-            return False
-        for index in shared:
-            self._copy_on_write(table, index, holds_content=index * BLOCK_SIZE < sequence.num_computed)
-        for _ in range(num_missing):
-            table.append(self._take())
-        return True
+        return self.policy.reserve(sequence, num_tokens)
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """Free blocks that `reserve` would take."""
-        return max(0, -(-num_tokens // BLOCK_SIZE) - len(sequence.block_table)) + len(self._shared_and_written(sequence))
+        """Free blocks without which `reserve` fails."""
+        return self.policy.blocks_needed(sequence, num_tokens)
+
+    def reuse(self, sequence: Sequence) -> None:
+        """Takes what is known of the sequence's tokens from the prefix cache: then more of them are computed than before. At least
+        those whose logits are wanted are left."""
+        self.prefix.reuse(sequence)
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Declares the first `num_tokens` positions computed. What was written beyond them (rejected drafts) is void."""
         assert num_tokens <= len(sequence.block_table) * BLOCK_SIZE
         sequence.num_computed = num_tokens
 
+    def publish(self, sequence: Sequence) -> None:
+        """Offers what is computed to the prefix cache; the sequence has all of its tokens by now."""
+        self.prefix.publish(sequence)
+
     def truncate(self, sequence: Sequence, num_tokens: int) -> None:
         """Forgets the positions from `num_tokens` on and gives back the blocks that held only those."""
-        num_kept = -(-num_tokens // BLOCK_SIZE)
+        num_kept = num_blocks_of(num_tokens)
         sequence.num_computed = min(sequence.num_computed, num_tokens)
         while len(sequence.block_table) > num_kept:
-            self._give_back(sequence.block_table.pop())
+            self.pool.give_back(sequence.block_table.pop())
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
         """Gives `target`, which must hold no block, the first `num_tokens` computed positions of `source`; nothing is copied."""
         assert not target.block_table and num_tokens <= source.num_computed
-        for block in source.block_table[: -(-num_tokens // BLOCK_SIZE)]:
-            self._references[block] += 1
+        for block in source.block_table[: num_blocks_of(num_tokens)]:
+            self.pool.share(block)
             target.block_table.append(block)
         target.num_computed = num_tokens
 
@@ -124,51 +151,47 @@ class CacheManager:
         for sequence in sequences:
             sequence.num_computed = 0
             sequence.block_table = array("i")  # a new one: the traceback may still hold a view of the old
-        self._references = array("i", [0]) * self._num_touched
-        self._free = list(range(self._num_touched - 1, -1, -1))
+        self.pool.reset()
+        self.prefix.reset()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless each block is held exactly as often as `sequences` (all there are) hold it, is free or
-        held but not both, and each sequence has blocks for what it has computed."""
+        """Raises AssertionError unless each block is held exactly as often as `sequences` (all there are) hold it, and is in exactly one
+        state; each sequence has blocks, laid as its policy says, for what it has computed; and the prefix cache knows what it says."""
+        sequences = list(sequences)
         held: Counter[int] = Counter()
         for sequence in sequences:
             held.update(sequence.block_table)
             assert 0 <= sequence.num_computed <= len(sequence.block_table) * BLOCK_SIZE, f"blocks are missing: {sequence}"
             assert sequence.num_computed <= len(sequence.tokens), f"more computed than there are tokens: {sequence}"
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
-        assert len(self._references) == self._num_touched <= self.num_blocks
-        for block, count in enumerate(self._references):
-            assert count == held[block], f"block {block} counts {count} holders and has {held[block]}"
-            assert (count == 0) == (block in free), f"block {block} has {count} holders and is {'free' if block in free else 'not free'}"
-        assert not held or max(held) < self._num_touched, "a sequence holds a block that was never handed out"
+            self.policy.check_layout(sequence.block_table)
+        self.pool.check_integrity(held)
+        self.prefix.check_integrity(sequences)
 
-    # -- single blocks -------------------------------------------------------------------------------------------------
 
-    def _shared_and_written(self, sequence: Sequence) -> list[int]:
-        """Indices in the block table, from the first position not computed on, of blocks that others hold too."""
-        table = sequence.block_table
-        return [index for index in range(sequence.num_computed // BLOCK_SIZE, len(table)) if self._references[table[index]] > 1]
+def check_cache_options(kv_cache_type: KVCacheType | str, bmc_rows: int | None, prefix_cache_bytes: int | None) -> KVCacheType:
+    """The type. Raises ValueError or TypeError for one that is none, and for options that do not go with it."""
+    names = [kind.value for kind in KVCacheType]
+    if kv_cache_type not in names:
+        raise ValueError(f"kv_cache_type must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}")
+    kind = KVCacheType(kv_cache_type)
+    if bmc_rows is not None:
+        if isinstance(bmc_rows, bool) or not isinstance(bmc_rows, int):
+            raise TypeError(f"bmc_rows must be an int >= 1, or None to balance copying and memory; got {bmc_rows!r}")
+        if bmc_rows < 1:
+            raise ValueError(f"bmc_rows must be an int >= 1, or None to balance copying and memory; got {bmc_rows}")
+        if kind != KVCacheType.BMC:
+            raise ValueError(f"bmc_rows={bmc_rows} is for kv_cache_type='bmc', and this is {kind.value!r}; leave it out")
+    if prefix_cache_bytes and kind != KVCacheType.PAGED:
+        raise ValueError(
+            f"a prefix cache (prefix_cache_bytes={prefix_cache_bytes}) needs kv_cache_type='paged', where texts share blocks; "
+            f"with {kind.value!r} leave it out, or say 0"
+        )
+    return kind
 
-    def _take(self) -> int:
-        if self._free:
-            block = self._free.pop()
-            self._references[block] = 1
-            return block
-        self._references.append(1)
-        self._num_touched += 1
-        return self._num_touched - 1
 
-    def _give_back(self, block: int) -> None:
-        self._references[block] -= 1
-        if self._references[block] == 0:
-            self._free.append(block)
-
-    def _copy_on_write(self, table: array, index: int, holds_content: bool) -> None:
-        old, new = table[index], self._take()
-        if holds_content:
-            for layer in self.kv:
-                layer.k[new].copy_(layer.k[old])
-                layer.v[new].copy_(layer.v[old])
-        table[index] = new
-        self._give_back(old)
+def _policy(kind: KVCacheType, bmc_rows: int | None, pool: BlockPool) -> CachePolicy:
+    if kind == KVCacheType.PAGED:
+        return Paged(pool)
+    if kind == KVCacheType.DYNAMIC:
+        return Contiguous(pool, lambda num_tokens: 1)
+    return Contiguous(pool, balanced_rows if bmc_rows is None else lambda num_tokens: bmc_rows)

@@ -19,7 +19,8 @@ logger = logging.getLogger("pace")
 
 
 class KVCacheType(str, enum.Enum):
-    """How keys and values are kept. `paged` (blocks of 16 positions, shared between sequences) is what is implemented."""
+    """How a text's room for keys and values grows: as a run that moves whenever it is too short, as one with spare rows, or in blocks
+    of 16 positions from anywhere, which texts share. The results are the same; docs/cache.md compares them."""
 
     DYNAMIC = "dynamic"
     BMC = "bmc"

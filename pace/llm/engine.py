@@ -32,7 +32,7 @@ class Engine:
     def __init__(
         self, model: Any, ops: Any, cache: CacheManager, scheduler: Scheduler, drafter: Drafter | None = None, max_seq_len: int | None = None
     ) -> None:
-        """`model` has `forward(ops, batch)`, `vocab_size`, `max_position_embeddings` and `recompute_length`; `scheduler` works on `cache`;
+        """`model` has `forward(ops, batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and `rope_regime`; `scheduler` works on `cache`;
         `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
@@ -49,10 +49,17 @@ class Engine:
 
     @classmethod
     def create(
-        cls, model: Any, ops: Any, cache_bytes: int, drafter: Drafter | None = None, max_seq_len: int | None = None, **limits: int
+        cls,
+        model: Any,
+        ops: Any,
+        cache_bytes: int,
+        drafter: Drafter | None = None,
+        max_seq_len: int | None = None,
+        cache_options: dict[str, Any] | None = None,
+        **limits: int,
     ) -> Engine:
-        """An engine with a cache of at most `cache_bytes`; `limits` are those of `Scheduler`."""
-        cache = CacheManager(model.kv_spec, cache_bytes)
+        """An engine with a cache of at most `cache_bytes`; `cache_options` are those of `CacheManager`, `limits` those of `Scheduler`."""
+        cache = CacheManager(model.kv_spec, cache_bytes, rope_regime=model.rope_regime, **(cache_options or {}))
         return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
 
     def what_bounds(self, num_tokens: int) -> str:
@@ -109,6 +116,7 @@ class Engine:
             sequence.append(token)
             if self._stop_if_done(sequence):
                 break
+        self.cache.publish(sequence)
         self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pace.memory import available_memory_bytes, format_bytes, parse_bytes
 from pace.llm.batch import BLOCK_SIZE
+from pace.llm.cache import CacheManager, check_cache_options
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
@@ -55,6 +56,8 @@ class LLMModel:
         progress: bool = True,
         kv_cache_bytes: int | str | None = None,
         pin_threads: bool | None = None,
+        bmc_rows: int | None = None,
+        prefix_cache_bytes: int | str = "auto",
     ) -> None:
         """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
 
@@ -71,11 +74,19 @@ class LLMModel:
         `kv_cache_bytes`: what keys and values may take, in bytes or as "2GiB"; None for half of the memory available after loading. It is
         address space until it is used. Sequences that do not fit all at once take turns, with the same results; a prompt that would
         not fit alone is refused, and a text that grows to fill it all ends with "length".
+        `kv_cache_type`: how a text's room grows, with the same results: "paged" in blocks that texts share; "bmc" as one run with spare rows,
+        which moves when these are used up; "dynamic" as one run that moves whenever it is too short. See docs/cache.md.
+        `bmc_rows`: new rows at a time of "bmc"; None for as many as balance time and memory.
+        `prefix_cache_bytes`: of `kv_cache_bytes`, what the beginnings of texts that have ended may keep, so that a text which begins like one of
+        them does not compute it again; "auto" for a quarter (with a cache type that shares no blocks: nothing), 0 for none. Texts that want the
+        room get it; those at work share what they begin with at no cost.
 
-        Raises: NotImplementedError for cache types, quantisation and speculation that are not there yet, and for
+        Raises: NotImplementedError for quantisation and speculation that are not there yet, and for
         architectures; FileNotFoundError, PermissionError, ValueError, TypeError as in `model_utils.load_model`.
         """
-        _check_cache_type(kv_cache_type)
+        prefix_bytes = None if prefix_cache_bytes == "auto" else _read_bytes("prefix_cache_bytes", prefix_cache_bytes, ', or "auto"')
+        check_cache_options(kv_cache_type, bmc_rows, prefix_bytes)
+        cache_options = {"kv_cache_type": kv_cache_type, "bmc_rows": bmc_rows, "prefix_cache_bytes": prefix_bytes}
         for name, value in (("spec_config", spec_config), ("quantization", quantization)):
             if value is not None:
                 raise NotImplementedError(f"{name} is not implemented yet; leave it None")
@@ -88,6 +99,7 @@ class LLMModel:
         self._model = make_model(directory, dtype, ops)
         self._check_length(max_seq_len)
         budget = None if kv_cache_bytes is None else self._checked_budget(kv_cache_bytes, max_seq_len)
+        CacheManager(self._model.kv_spec, budget or available_memory_bytes(), **cache_options)  # raises for sizes that do not go together
         if tokenizer_name_or_path is None:
             self.tokenizer = load_tokenizer(directory, self._model.vocab_size, required=False)
         else:
@@ -100,7 +112,7 @@ class LLMModel:
             budget = int(available * CACHE_SHARE)
         elif budget > available:
             logger.warning("kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process", kv_cache_bytes, format_bytes(available))
-        self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, max_seq_len=max_seq_len)
+        self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, max_seq_len=max_seq_len, cache_options=cache_options)
         self._generator: Generator | None = Generator(self._engine, self.tokenizer, defaults, progress)
         self.config = self._model.config
         """The model's config, read from config.json, with that architecture's defaults."""
@@ -170,6 +182,7 @@ class LLMModel:
         return MemoryReport(
             weights=self._model.resident_bytes(),
             cache_used=cache.used_bytes,
+            cache_kept=cache.prefix_bytes,
             cache_touched=cache.touched_bytes,
             cache_budget=cache.budget_bytes,
             cache_tokens=cache.capacity,
@@ -206,10 +219,7 @@ class LLMModel:
 
     def _checked_budget(self, kv_cache_bytes: int | str, max_seq_len: int | None) -> int:
         """Bytes, enough for one block, or for one sequence of `max_seq_len` tokens."""
-        try:
-            budget = parse_bytes(kv_cache_bytes)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"kv_cache_bytes: {error}") from None
+        budget = _read_bytes("kv_cache_bytes", kv_cache_bytes)
         least = -(-(max_seq_len or 1) // BLOCK_SIZE) * self._model.kv_spec.block_bytes
         if budget < least:
             why = f"max_seq_len={max_seq_len} tokens take" if max_seq_len else f"a block of {BLOCK_SIZE} tokens takes"
@@ -232,12 +242,12 @@ class LLMModel:
         return defaults
 
 
-def _check_cache_type(kv_cache_type: KVCacheType | str) -> None:
-    names = [kind.value for kind in KVCacheType]
-    if kv_cache_type not in names:
-        raise ValueError(f"kv_cache_type must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}")
-    if kv_cache_type != KVCacheType.PAGED:
-        raise NotImplementedError(f"kv_cache_type={KVCacheType(kv_cache_type).value!r} is not implemented yet; use 'paged'")
+def _read_bytes(name: str, size: int | str, otherwise: str = "") -> int:
+    """Raises TypeError or ValueError that names the argument."""
+    try:
+        return parse_bytes(size)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}{otherwise}") from None
 
 
 def _resident_bytes() -> int:

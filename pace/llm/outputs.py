@@ -15,6 +15,8 @@ class Metrics:
 
     num_prompt_tokens: int
     """Of every sequence, also where several share a prompt."""
+    num_reused_tokens: int
+    """Of the prompt tokens, those whose keys and values were in the prefix cache."""
     num_generated_tokens: int
     total_seconds: float
     seconds_waiting: float
@@ -22,7 +24,7 @@ class Metrics:
     seconds_to_first_token: float
     """From the call's start in the engine to the first token of any of its sequences."""
     prefill_tokens_per_second: float
-    """Prompt tokens by the seconds until every sequence had its first token."""
+    """Prompt tokens that were not reused, by the seconds until every sequence had its first token."""
     decode_tokens_per_second: float
     """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there are none."""
     num_preemptions: int
@@ -40,15 +42,17 @@ class Metrics:
         firsts = [sequence.times.first_token for sequence in sequences if sequence.times.first_token is not None]
         first, last_first = min(firsts, default=end), max(firsts, default=end)
         num_prompt = sum(sequence.num_prompt_tokens for sequence in sequences)
+        num_reused = sum(sequence.times.num_reused for sequence in sequences)
         num_generated = sum(sequence.num_generated for sequence in sequences)
         num_after_first = num_generated - len(firsts)
         return cls(
             num_prompt_tokens=num_prompt,
+            num_reused_tokens=num_reused,
             num_generated_tokens=num_generated,
             total_seconds=end - begin,
             seconds_waiting=admitted - begin,
             seconds_to_first_token=first - begin,
-            prefill_tokens_per_second=num_prompt / (last_first - begin) if last_first > begin else 0.0,
+            prefill_tokens_per_second=(num_prompt - num_reused) / (last_first - begin) if last_first > begin else 0.0,
             decode_tokens_per_second=num_after_first / (end - first) if num_after_first and end > first else 0.0,
             num_preemptions=sum(sequence.times.num_preemptions for sequence in sequences),
             num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
@@ -56,9 +60,10 @@ class Metrics:
         )
 
     def __str__(self) -> str:
+        reused = f" ({self.num_reused_tokens} of them reused)" if self.num_reused_tokens else ""
         drafted = f", {self.num_accepted_tokens} of {self.num_drafted_tokens} drafted tokens accepted" if self.num_drafted_tokens else ""
         return (
-            f"{self.num_prompt_tokens} prompt + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
+            f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
             f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
             f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}"
         )
@@ -95,6 +100,8 @@ class MemoryReport:
     """Resident weights by part of the model."""
     cache_used: int
     """Key/value blocks that sequences and sessions hold now."""
+    cache_kept: int
+    """Key/value blocks that nobody holds and the prefix cache keeps, until sequences want the room."""
     cache_touched: int
     """Key/value blocks written at least once: what the cache takes of the machine's memory."""
     cache_budget: int
@@ -111,6 +118,7 @@ class MemoryReport:
 
     def __str__(self) -> str:
         rows = [(f"weights: {part}", size) for part, size in sorted(self.weights.items(), key=lambda item: -item[1])]
-        rows += [("cache, in use", self.cache_used), ("cache, touched", self.cache_touched), (f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
+        rows += [("cache, in use", self.cache_used), ("cache, kept prefixes", self.cache_kept), ("cache, touched", self.cache_touched)]
+        rows += [(f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
         return "\n".join(f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows)

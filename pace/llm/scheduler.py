@@ -128,6 +128,8 @@ class Scheduler:
                 spans[sequence] = Span(sequence, sequence.num_computed, 1)
                 tokens_left -= 1
         for sequence in prefilling:
+            if sequence in self.running:  # it has not given way to one before it
+                self.cache.reuse(sequence)
             start = sequence.num_computed
             rows_free = max(0, sequence.logits_from - start) + rows_left
             num_tokens = min(sequence.num_pending, tokens_left, rows_free)
@@ -170,7 +172,8 @@ class Scheduler:
         return num_needed <= self.cache.num_free_blocks + sum(len(other.block_table) for other in others)
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Reserves blocks for all tokens, if a block to grow is then left for each that runs."""
+        """Reserves blocks for all tokens that the prefix cache does not have, if a block to grow is then left for each that runs."""
+        self.cache.reuse(sequence)
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running)
         return num_needed <= self.cache.num_free_blocks and self.cache.reserve(sequence, len(sequence.tokens))
 

@@ -111,7 +111,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class Times:
-    """Seconds on the clock of `time.perf_counter`, and what drafts brought."""
+    """Seconds on the clock of `time.perf_counter`, and what drafts and the prefix cache brought."""
 
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
@@ -121,6 +121,8 @@ class Times:
     num_preemptions: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_reused: int = 0
+    """Tokens of the prompt whose keys and values the prefix cache had."""
 
 
 @dataclass(slots=True)

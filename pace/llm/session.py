@@ -194,7 +194,8 @@ class Session:
         """Forgets tokens from the end; the engine's lock is held, and the sequence is parked."""
         sequence = self._sequence
         del sequence.tokens[num_tokens:]
-        sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
+        if not num_tokens:  # otherwise the angles of what is kept go on as they began
+            sequence.num_prompt_tokens = 0
         self._engine.cache.truncate(sequence, num_tokens)
 
     def _restore(self, num_tokens: int) -> None:

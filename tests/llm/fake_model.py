@@ -25,6 +25,7 @@ class FakeModel:
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
+        self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
         self.kv_spec = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
         self.hook = lambda batch: None

@@ -17,8 +17,8 @@ from pace.llm.sequence import Sequence
 SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
 
 
-def make_cache(num_blocks: int) -> CacheManager:
-    return CacheManager(SPEC, num_blocks * SPEC.block_bytes)
+def make_cache(num_blocks: int, **options) -> CacheManager:
+    return CacheManager(SPEC, num_blocks * SPEC.block_bytes, **options)
 
 
 def make_sequence(length: int = 1000) -> Sequence:
@@ -132,12 +132,12 @@ def test_check_integrity_sees(damage: str) -> None:
     cache.commit(sequence, 40)
     cache.check_integrity([sequence])
     if damage == "lost":
-        cache._references[sequence.block_table.pop()] = 1
+        cache.pool._references[sequence.block_table.pop()] = 1
         sequence.num_computed = 20
     elif damage == "twice":
-        cache._free.append(sequence.block_table[0])
+        cache.pool._free.append(sequence.block_table[0])
     elif damage == "shared":
-        cache._references[sequence.block_table[0]] = 2
+        cache.pool._references[sequence.block_table[0]] = 2
     elif damage == "unknown":
         sequence.block_table.append(7)
     else:
@@ -149,8 +149,8 @@ def test_check_integrity_sees(damage: str) -> None:
 def test_reset_frees_everything_from_any_state() -> None:
     cache, sequence = make_cache(8), make_sequence()
     cache.reserve(sequence, 100)
-    cache._references[2] = 9
-    cache._free.append(1)
+    cache.pool._references[2] = 9
+    cache.pool._free.append(1)
     cache.reset([sequence])
     cache.check_integrity([sequence])
     assert cache.num_free_blocks == 8 and sequence.num_computed == 0 and not sequence.block_table
@@ -159,9 +159,11 @@ def test_reset_frees_everything_from_any_state() -> None:
 class CacheMachine(RuleBasedStateMachine):
     """Any order of the verbs keeps the books right, and no sequence sees another's content."""
 
+    options: dict = {}
+
     def __init__(self) -> None:
         super().__init__()
-        self.cache = make_cache(12)
+        self.cache = make_cache(12, **self.options)
         self.sequences: list[Sequence] = []
         self.content: dict[int, list[float]] = {}
         self.next_value = 0.0

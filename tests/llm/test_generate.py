@@ -354,8 +354,6 @@ def test_the_reader_of_a_streamer_is_released_when_generation_fails(model: LLMMo
 @pytest.mark.parametrize(
     "arguments, error, word",
     [
-        (dict(kv_cache_type="dynamic"), NotImplementedError, "dynamic"),
-        (dict(kv_cache_type="bmc"), NotImplementedError, "bmc"),
         (dict(kv_cache_type="ring"), ValueError, "kv_cache_type"),
         (dict(spec_config={}), NotImplementedError, "spec_config"),
         (dict(quantization="int8"), NotImplementedError, "quantization"),

@@ -71,6 +71,10 @@ class Rotary:
             cos, sin = self._tables = self._compute(torch.arange(count), torch.arange(count))
             return cos.index_select(0, positions), sin.index_select(0, positions)
 
+    def regime(self, length: int) -> int:
+        """The same number for two lengths of a prompt means the same angles, position by position, also of what is generated."""
+        return self.frequencies.regime(length)
+
     def _compute(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
         angle = (positions.float()[:, None] * self.frequencies(rope_lengths)).double()
         factor = self.config.attention_factor
@@ -86,6 +90,9 @@ class NoRotary:
     """For models that learn their positions."""
 
     half = 0
+
+    def regime(self, length: int) -> int:
+        return 0
 
     def angles(self, positions: Tensor, rope_lengths: Tensor) -> Angles:
         return None
@@ -107,6 +114,9 @@ class FixedFrequencies:
     def __call__(self, rope_lengths: Tensor) -> Tensor:
         return self.frequencies
 
+    def regime(self, length: int) -> int:
+        return 0
+
 
 class DynamicFrequencies:
     """NTK-aware scaling: beyond the trained length, the base grows with the text's length."""
@@ -122,6 +132,9 @@ class DynamicFrequencies:
         base = config.theta * growth ** (config.dim / (config.dim - 2))
         return (base[:, None] ** -self.exponents).float()
 
+    def regime(self, length: int) -> int:
+        return max(length, self.config.max_positions)
+
 
 class LongRopeFrequencies:
     """One set of factors up to the original length, another beyond."""
@@ -134,6 +147,9 @@ class LongRopeFrequencies:
 
     def __call__(self, rope_lengths: Tensor) -> Tensor:
         return torch.where((rope_lengths > self.original_max_positions)[:, None], self.long, self.short)
+
+    def regime(self, length: int) -> int:
+        return int(length > self.original_max_positions)
 
 
 def _exponents(config: RopeConfig) -> Tensor:

@@ -39,6 +39,9 @@ class Executable(ABC):
     def recompute_length(self) -> int | None:
         return self.model.recompute_length
 
+    def rope_regime(self, length: int) -> int:
+        return self.model.rope_regime(length)
+
     @property
     def kv_spec(self) -> KVSpec:
         return self.model.kv_spec

@@ -1,0 +1,274 @@
+"""The cache policies beside each other in time and memory, and the prefix cache on and off, as Markdown and a line of JSON.
+
+    python benchmarks/cache.py --into docs/cache.md                              # about 10 minutes on two cores, 4 GB of memory
+    python benchmarks/cache.py --shape llama-3.2-1b --context 4096 --generate 256 --batch 1
+
+Policies: `--batch` sequences of `--context` positions each, random keys and values, get `--generate` tokens more; one policy after the other, over and over,
+each with a cache of its own that nothing has touched. Times are medians of the repeats, over all steps, those in which a run moves among them. `copying` is
+the part of the time in which blocks are copied; `held` and `resident` are the most blocks held at once, spare rows and a second run while it is copied
+among them, and what the process grew by, both in units of what the texts fill at the end.
+
+COPY_COST of pace/llm/cache_policy.py is the time to copy a byte over the time in which decode attention reads one; the line below the table says
+what was measured. Where that disagrees with the constant for long, the constant is to be changed.
+
+Prefix cache: a prompt of `--context` tokens, then prompts that share all but their last 32 with it; seconds to their first token.
+
+Tables go to stdout, or into a FILE between its two lines that name this script; the JSON line is the last one of stdout, and progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from pace import _C
+from pace.bench import measure
+from pace.llm.cache_policy import COPY_COST, balanced_rows
+from pace.llm.engine import Engine
+from pace.llm.sampler import Greedy
+from pace.llm.sequence import Sequence
+from pace.llm.stopping_criteria import StoppingCriteria
+from pace.memory import available_memory_bytes, format_bytes
+
+BEGIN, END = "<!-- benchmarks/cache.py -->", "<!-- end of benchmarks/cache.py -->"
+NEW_TOKENS = 32
+"""Of a prompt whose beginning is known."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy, once."""
+
+    seconds: float
+    """Of all decode steps."""
+    copy_seconds: float
+    copied_bytes: int
+    held_bytes: int
+    """Of the blocks held by sequences, at most."""
+    resident_bytes: int
+    """By which the process grew."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians over the runs of a policy."""
+
+    policy: str
+    tokens_per_s: float
+    speed_of_paged: float
+    """Median over the repeats of this policy's speed by that of paged in the same repeat."""
+    copying_share: float
+    copied_mib: float
+    held_of_text: float
+    resident_of_text: float
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prompt whose beginning another prompt had."""
+
+    tokens: int
+    reused_tokens: int
+    first_token_s: float
+
+
+def policies(rows: list[int]) -> dict[str, dict]:
+    """Name in the table -> options of the cache."""
+    return {
+        "paged": {},
+        "paged, prefix cache": {"prefix_cache_bytes": None},
+        "bmc": {"kv_cache_type": "bmc"},
+        **{f"bmc, r = {r}": {"kv_cache_type": "bmc", "bmc_rows": r} for r in rows},
+        "dynamic": {"kv_cache_type": "dynamic"},
+    }
+
+
+def engine_for(subject: measure.Subject, options: dict) -> Engine:
+    """With a cache of half the memory there is, so that a run finds room to move to."""
+    return Engine.create(subject.engine.model, subject.engine.ops, available_memory_bytes() // 2, cache_options=options)
+
+
+def sequences(subject: measure.Subject, count: int, length: int, generated: int, seed: int = 0) -> list[Sequence]:
+    ids = torch.randint(subject.model.vocab_size, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [Sequence(row, Greedy(), StoppingCriteria(length + generated, []), length + generated) for row in ids]
+
+
+def finish(engine: Engine, running: list[Sequence], after_step: Callable[[], None] = lambda: None) -> None:
+    engine.submit(running)
+    try:
+        while not all(sequence.is_finished for sequence in running):
+            engine.step()
+            after_step()
+    finally:
+        engine.abort(running)
+
+
+def decode(subject: measure.Subject, options: dict, context: int, generated: int, batch: int) -> Run:
+    """Raises ValueError where memory does not hold the texts twice."""
+    engine = engine_for(subject, options)
+    cache = engine.cache
+    wanted = 2 * batch * cache.bytes_for(context + generated)
+    if wanted > cache.budget_bytes:
+        raise ValueError(f"{batch} x {context + generated} tokens, and room to move, need a cache of {format_bytes(wanted)}, and {format_bytes(cache.budget_bytes)} are there for it; take less")
+    gc.collect()  # the cache of the run before
+    before = measure.memory_mib("VmRSS")
+    running = sequences(subject, batch, context, generated)
+    held = copied = 0
+    copy_seconds = 0.0
+    copy = cache.pool.copy
+
+    def timed_copy(source: int, target: int, num_blocks: int = 1) -> None:
+        nonlocal copied, copy_seconds
+        started = time.perf_counter()
+        copy(source, target, num_blocks)
+        copy_seconds += time.perf_counter() - started
+        copied += num_blocks * cache.spec.block_bytes
+
+    def look() -> None:
+        nonlocal held
+        held = max(held, cache.used_bytes)
+
+    measure.fill_cache(engine, running)
+    cache.pool.copy = timed_copy
+    take = cache.pool.take_these
+    cache.pool.take_these = lambda blocks: (take(blocks), look())  # between the new run and the end of the old
+    started = time.perf_counter()
+    finish(engine, running, look)
+    seconds = time.perf_counter() - started
+    resident = int((measure.memory_mib("VmRSS") - before) * 2**20)
+    engine.check_idle()
+    return Run(seconds, copy_seconds, copied, held, resident)
+
+
+def compare(subject: measure.Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int) -> tuple[list[Row], float | None]:
+    """A row per policy, and the bytes copied per second of copying; None where nothing was."""
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    decode(subject, {}, context, min(generated, 4), batch)
+    for repeat in range(repeats):
+        for name, options in names.items():
+            print(f"{name}, {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
+            runs[name].append(decode(subject, options, context, generated, batch))
+    text_bytes = batch * subject.engine.cache.bytes_for(context + generated)
+
+    def median(name: str, value: Callable[[Run], float]) -> float:
+        return statistics.median(map(value, runs[name]))
+
+    rows = [
+        Row(
+            policy=name,
+            tokens_per_s=batch * generated / median(name, lambda run: run.seconds),
+            speed_of_paged=statistics.median(paged.seconds / run.seconds for paged, run in zip(runs["paged"], runs[name])),
+            copying_share=median(name, lambda run: run.copy_seconds / run.seconds),
+            copied_mib=median(name, lambda run: run.copied_bytes) / 2**20,
+            held_of_text=median(name, lambda run: run.held_bytes) / text_bytes,
+            resident_of_text=median(name, lambda run: run.resident_bytes) / text_bytes,
+        )
+        for name in names
+    ]
+    speeds = [run.copied_bytes / run.copy_seconds for name in names for run in runs[name] if run.copy_seconds]
+    return rows, statistics.median(speeds) if speeds else None
+
+
+def attention_bytes_per_second(subject: measure.Subject, context: int, batch: int) -> float:
+    """Of keys and values that decode attention reads, at this length."""
+    result = measure.measure(subject, prompt=16, generated=8, batch=batch, repeats=1, depth=context)
+    _, seconds, num_bytes = result.decode.instructions["attention"]
+    return num_bytes / seconds
+
+
+def ask_again(subject: measure.Subject, options: dict, context: int, repeats: int) -> Prefix:
+    """Medians of prompts that begin like the first."""
+    engine = engine_for(subject, options)
+    (first,) = sequences(subject, 1, context, 1)
+    finish(engine, [first])
+    seconds, reused = [], 0
+    for repeat in range(repeats):
+        (ending,) = sequences(subject, 1, NEW_TOKENS, 1, seed=repeat + 1)
+        prompt = first.tokens[: context - NEW_TOKENS] + ending.tokens
+        again = Sequence(prompt, Greedy(), StoppingCriteria(context + 1, []), context + 1)
+        started = time.perf_counter()
+        finish(engine, [again])
+        seconds.append(time.perf_counter() - started)
+        reused = again.times.num_reused
+    return Prefix(context, reused, statistics.median(seconds))
+
+
+def markdown(command: str, rows: list[Row], text_mib: float, copy_rate: float | None, read_rate: float, prefix: dict[str, Prefix], shape: str) -> str:
+    lines = [
+        f"`{command}` on `{_C.isa()}` with {_C.get_num_threads()} threads. {shape}; at the end the texts fill {text_mib:,.0f} MiB.",
+        "",
+        "| policy | tokens/s | of paged | copying | copied | held | resident |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.policy} | {row.tokens_per_s:,.1f} | {row.speed_of_paged:.3f} | {100 * row.copying_share:.2f} % | {row.copied_mib:,.0f} MiB "
+            f"| {row.held_of_text:.2f} | {row.resident_of_text:.2f} |"
+        )
+    copying = f"Copying: {copy_rate / 1e9:.1f} GB/s; decode attention reads {read_rate / 1e9:.1f} GB/s: c = {read_rate / copy_rate:.1f}" if copy_rate else "Nothing was copied"
+    lines += [
+        "",
+        f"{copying} (COPY_COST = {COPY_COST:g}).",
+        "",
+        "| a prompt that begins like an earlier one | tokens | reused | first token |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, found in prefix.items():
+        lines.append(f"| {name} | {found.tokens:,} | {found.reused_tokens:,} | {1e3 * found.first_token_s:,.1f} ms |")
+    return "\n".join(lines) + "\n"
+
+
+def write_into(path: Path, text: str) -> None:
+    """Replaces what stands between the two lines of this script. Raises ValueError where a file has not both of them."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{path} needs the lines {BEGIN} and {END}, between which the tables go")
+    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="qwen2.5-0.5b", metavar="MODEL_OR_SHAPE")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--context", type=int, default=2048, metavar="N", help="positions that each sequence begins with (default: 2048)")
+    parser.add_argument("--generate", type=int, default=512, metavar="N", help="tokens that each gets (default: 512)")
+    parser.add_argument("--batch", type=int, default=2, metavar="N")
+    parser.add_argument("--rows", type=int, nargs="*", default=[16, 512], metavar="R", help="r of bmc, beside the balanced one (default: 16 512)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the tables go (default: stdout)")
+    args = parser.parse_args()
+    if args.context <= NEW_TOKENS:
+        parser.error(f"--context must be more than the {NEW_TOKENS} new tokens of a prompt whose beginning is known; got {args.context}")
+    if args.into:
+        write_into(args.into, "being measured\n")  # that it can be is known before the wait
+    subject = measure.load(args.shape, args.dtype, num_threads=args.num_threads)
+    rows, copy_rate = compare(subject, policies(args.rows), args.context, args.generate, args.batch, args.repeats)
+    read_rate = attention_bytes_per_second(subject, args.context, args.batch)
+    print("prefix cache ...", file=sys.stderr, flush=True)
+    prefix = {name: ask_again(subject, options, args.context, args.repeats) for name, options in (("off", {}), ("on", {"prefix_cache_bytes": None}))}
+    text_mib = args.batch * subject.engine.cache.bytes_for(args.context + args.generate) / 2**20
+    shape = f"{subject.name}, {args.dtype}, {args.batch} x {args.context:,} + {args.generate:,} tokens, r from {balanced_rows(args.context)} to {balanced_rows(args.context + args.generate)}"
+    text = markdown(" ".join(["python benchmarks/cache.py", *sys.argv[1:]]), rows, text_mib, copy_rate, read_rate, prefix, shape)
+    if args.into:
+        write_into(args.into, text)
+    else:
+        print(text)
+    numbers = {"copy_gb_per_s": copy_rate and copy_rate / 1e9, "attention_gb_per_s": read_rate / 1e9, "text_mib": text_mib}
+    print(json.dumps({"benchmark": "cache", "isa": _C.isa(), "threads": _C.get_num_threads(), "model": subject.name, "dtype": args.dtype, "context": args.context,
+                      "generated": args.generate, "batch": args.batch, "repeats": args.repeats, **numbers, "policies": [asdict(row) for row in rows],
+                      "prefix": {name: asdict(found) for name, found in prefix.items()}}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

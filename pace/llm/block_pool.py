@@ -1,0 +1,163 @@
+"""The blocks of a cache: their memory, who holds which, and which of them can be taken."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec
+
+
+def num_blocks_of(num_tokens: int) -> int:
+    """Blocks that hold so many positions."""
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+class BlockPool:
+    """A block is free, held by one or more sequences, or *idle*: nobody holds it, but its content is kept for whoever may want it.
+
+    The memory is one allocation for all layers, made at first use and as large as the budget; the operating system gives it pages
+    only where a block is written. Free blocks are handed out lowest first and reused last-freed first, so that what stays resident
+    is the peak of what was in use. Where none is free, the block that has been idle for longest is taken.
+    """
+
+    def __init__(self, spec: KVSpec, num_blocks: int, max_idle_blocks: int = 0) -> None:
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.max_idle_blocks = max_idle_blocks
+        self.content_is_lost: Callable[[int], None] = lambda block: None
+        """Called with an idle block whose content goes."""
+        self.num_touched = 0  # blocks handed out at least once: 0 .. num_touched - 1
+        self._free: list[int] = []  # a stack of the touched ones that can be handed out
+        self._references = array("i")  # per touched block, the sequences that hold it
+        self._kept: set[int] = set()  # blocks whose content is not to be changed, and outlives their holders
+        self._idle: dict[int, None] = {}  # those of them that nobody holds, longest idle first
+        self._kv: list[KVBlocks] = []
+        self._bytes = np.empty((0, 0), np.uint8)  # [num_blocks, block_bytes], the same memory; empty while nothing is written
+
+    @property
+    def kv(self) -> list[KVBlocks]:
+        """The blocks of each layer; allocated when first asked for. Raises MemoryError where there are no addresses."""
+        if not self._kv:
+            try:
+                memory = self.spec.reserve(self.num_blocks)
+            except (OSError, OverflowError, ValueError) as error:
+                num_bytes = self.num_blocks * self.spec.block_bytes
+                raise MemoryError(f"could not reserve {num_bytes} bytes of address space for the cache: {error}") from None
+            self._bytes, self._kv = memory.numpy(), self.spec.layers(memory)
+        return self._kv
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken, idle ones among them."""
+        return self.num_blocks - self.num_touched + len(self._free) + len(self._idle)
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks whose content is kept, held or idle."""
+        return len(self._kept)
+
+    @property
+    def idle_blocks(self) -> list[int]:
+        """In the order in which they would be taken."""
+        return list(self._idle)
+
+    def is_kept(self, block: int) -> bool:
+        return block in self._kept
+
+    # -- taking and giving back ----------------------------------------------------------------------------------------
+
+    def take(self) -> int:
+        """A block for one holder, content undefined. There must be a free one."""
+        if not self._free:
+            if self.num_touched < self.num_blocks:
+                self._references.append(0)
+                self.num_touched += 1
+                self._free.append(self.num_touched - 1)
+            else:
+                self._drop_idle()
+        block = self._free.pop()
+        self._references[block] = 1
+        return block
+
+    def find_run(self, num_blocks: int) -> int | None:
+        """The first of so many free blocks side by side, the lowest such; None where there are none."""
+        edges = np.concatenate(([-1], np.flatnonzero(self._references), [self.num_blocks]))
+        (fitting,) = np.nonzero(np.diff(edges) > num_blocks)
+        return int(edges[fitting[0]]) + 1 if len(fitting) else None
+
+    def room_around(self, first: int, last: int) -> tuple[int, int]:
+        """The longest range [start, stop) of blocks around `first` .. `last` of which all others are free."""
+        held = np.flatnonzero(self._references)
+        below, above = held[held < first], held[held > last]
+        return (int(below[-1]) + 1 if len(below) else 0), (int(above[0]) if len(above) else self.num_blocks)
+
+    def take_these(self, blocks: range) -> None:
+        """Blocks for one holder, all of which must be free and not idle."""
+        while self.num_touched < blocks.stop:
+            self._references.append(0)
+            self.num_touched += 1
+            self._free.append(self.num_touched - 1)
+        self._free = [block for block in self._free if block not in blocks]
+        for block in blocks:
+            self._references[block] = 1
+
+    def share(self, block: int) -> None:
+        """One more holder for a block that is held or idle."""
+        self._references[block] += 1
+        self._idle.pop(block, None)
+
+    def give_back(self, block: int) -> None:
+        """One holder less."""
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        if block not in self._kept:
+            self._free.append(block)
+            return
+        self._idle[block] = None
+        if len(self._idle) > self.max_idle_blocks:
+            self._drop_idle()
+
+    def keep(self, block: int) -> None:
+        """Has the content of a held block outlive its holders, until the block is wanted for something else."""
+        self._kept.add(block)
+
+    def is_shared(self, block: int) -> bool:
+        """True where someone else relies on the content of a block that the caller holds."""
+        return self._references[block] > 1 or block in self._kept
+
+    def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
+        """Copies blocks that lie side by side to others that do, no block being among both; all layers at once."""
+        self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
+
+    def _drop_idle(self) -> None:
+        block = next(iter(self._idle))
+        self.content_is_lost(block)
+        self._kept.remove(block)
+        del self._idle[block]
+        self._free.append(block)
+
+    # -- when something went wrong -------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Frees all blocks, in whatever state an interrupted call left them. New objects: a traceback may still hold a view of the old."""
+        self._kept, self._idle = set(), {}
+        self._references = array("i", [0]) * self.num_touched
+        self._free = list(range(self.num_touched - 1, -1, -1))
+
+    def check_integrity(self, held: Counter[int]) -> None:
+        """Raises AssertionError unless each block is held as often as `held` says, and is in exactly one of its states."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert len(self._references) == self.num_touched <= self.num_blocks
+        for block, count in enumerate(self._references):
+            assert count == held[block], f"block {block} counts {count} holders and has {held[block]}"
+            states = [name for name, is_so in (("held", count > 0), ("free", block in free), ("idle", block in self._idle)) if is_so]
+            assert len(states) == 1, f"block {block} is {' and '.join(states) or 'nowhere'}"
+        assert not held or max(held) < self.num_touched, "a sequence holds a block that was never handed out"
+        assert set(self._idle) <= self._kept and not self._kept & free, "a block is free whose content is kept"
+        assert len(self._idle) <= self.max_idle_blocks, f"{len(self._idle)} blocks are idle, and {self.max_idle_blocks} may be"

@@ -1,0 +1,139 @@
+"""Texts that begin alike share the blocks of their beginning, also after the first of them has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pace.llm.batch import BLOCK_SIZE
+from pace.llm.block_pool import BlockPool
+from pace.llm.sequence import Sequence
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Node:
+    """A block whose keys and values are known, and what is known to follow it.
+
+    Its path from the root spells the text that they were computed from. Python's dict finds a child by the hash of its 16 tokens and then compares
+    them one by one: the path is the chained hash, and what merely has the same hash is another child."""
+
+    parent: Node | None
+    """None for a root, which has no tokens and no block."""
+    tokens: Tokens
+    block: int
+    children: dict[Tokens, Node] = field(default_factory=dict)
+
+
+class PrefixCache:
+    """The blocks that sequences have filled, by the tokens in them and before them.
+
+    A block enters when it is full (`publish`) and is not written again: a sequence that cuts its text back and goes on differently
+    copies it first. When nobody holds it any more it is idle, until the pool wants it for something else. Sequences give
+    blocks back from the last to the first and hold a block only together with all before it, so the one that has been idle for longest
+    never has a known block behind it.
+    """
+
+    def __init__(self, pool: BlockPool, rope_regime: Callable[[int], int]) -> None:
+        """`rope_regime(n)` is the model's: texts share only where it says the same of their `rope_length`."""
+        self.pool = pool
+        self.rope_regime = rope_regime
+        pool.content_is_lost = self._forget
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything; the pool was reset."""
+        self._roots: dict[int, Node] = {}
+        self._nodes: dict[int, Node] = {}  # by block
+
+    def reuse(self, sequence: Sequence) -> None:
+        """Gives the sequence the known blocks that its next tokens are in, in place of what it has there. At least the tokens
+        whose logits are wanted remain to be computed."""
+        index, end = sequence.num_computed // BLOCK_SIZE, sequence.logits_from // BLOCK_SIZE
+        if index >= end:
+            return
+        num_before, times = sequence.num_computed, sequence.times
+        node = self._node_before(sequence, index)
+        while index < end and node and (node := node.children.get(tokens_of(sequence, index))):
+            self._hold(sequence, index, node.block)
+            index += 1
+            sequence.num_computed = index * BLOCK_SIZE
+        if times.first_token is None:  # what a text finds again after it was preempted is none of its prompt's saving
+            times.num_reused = (times.num_reused if num_before else 0) + sequence.num_computed - num_before
+
+    def publish(self, sequence: Sequence) -> None:
+        """Makes the sequence's full blocks known. Where the same text is known already, the sequence takes the known block, which
+        holds the same bits, and gives its own back."""
+        table = sequence.block_table
+        end = index = min(sequence.num_computed, len(sequence.tokens)) // BLOCK_SIZE
+        while index and table[index - 1] not in self._nodes:
+            index -= 1
+        if index == end:
+            return
+        node = self._node_before(sequence, index) or self._roots.setdefault(self.rope_regime(sequence.rope_length), Node(None, (), -1))
+        for index in range(index, end):
+            tokens = tokens_of(sequence, index)
+            known = node.children.get(tokens)
+            if known is None:
+                known = node.children[tokens] = self._nodes[table[index]] = Node(node, tokens, table[index])
+                self.pool.keep(known.block)
+            self._hold(sequence, index, known.block)
+            node = known
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raises AssertionError unless every known block is reached from a root and kept by the pool, holders hold what their tokens
+        say, and what is idle can be dropped in order."""
+        for block, node in self._nodes.items():
+            assert node.block == block and self.pool.is_kept(block), f"block {block} is known and not kept"
+            assert node.parent and node.parent.children.get(node.tokens) is node, f"block {block} is known and cannot be found"
+            assert node.parent.block in self._nodes or node.parent in self._roots.values(), f"block {block} follows one that is not known"
+        assert len(self._nodes) == self.pool.num_kept, "a block is kept and not known"
+        dropped: set[int] = set()
+        for block in self.pool.idle_blocks:
+            assert all(child.block in dropped for child in self._nodes[block].children.values()), f"block {block} would be dropped before what follows it"
+            dropped.add(block)
+        for sequence in sequences:
+            for index, block in enumerate(sequence.block_table[: sequence.num_computed // BLOCK_SIZE]):
+                assert block not in self._nodes or self._nodes[block].tokens == tokens_of(sequence, index), f"{sequence} holds other tokens in block {block}"
+
+    def _node_before(self, sequence: Sequence, index: int) -> Node | None:
+        """What is known of the text before a block of the table; None where that is nothing."""
+        return self._nodes.get(sequence.block_table[index - 1]) if index else self._roots.get(self.rope_regime(sequence.rope_length))
+
+    def _hold(self, sequence: Sequence, index: int, block: int) -> None:
+        """Puts a known block into the sequence's table."""
+        table = sequence.block_table
+        if index == len(table):
+            self.pool.share(block)
+            table.append(block)
+        elif table[index] != block:
+            self.pool.share(block)
+            self.pool.give_back(table[index])
+            table[index] = block
+
+    def _forget(self, block: int) -> None:
+        """The pool takes an idle block."""
+        node = self._nodes.pop(block)
+        del node.parent.children[node.tokens]
+
+
+class NoPrefixCache:
+    """Knows nothing: every token is computed."""
+
+    def reset(self) -> None:
+        pass
+
+    def reuse(self, sequence: Sequence) -> None:
+        pass
+
+    def publish(self, sequence: Sequence) -> None:
+        pass
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        pass
+
+
+def tokens_of(sequence: Sequence, index: int) -> Tokens:
+    """Of a full block of its table."""
+    return tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])

@@ -1,0 +1,374 @@
+"""Beginnings of texts are computed once: what is reused are the bits that would have been computed, and never too much of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pace.llm.batch import BLOCK_SIZE, KVSpec
+from pace.llm.cache import CacheManager
+from pace.llm.configs import SamplingConfig
+from pace.llm.engine import Engine
+from pace.llm.generator import Generator
+from pace.llm.prefix_cache import tokens_of
+from pace.llm.sequence import Sequence
+from pace.llm.session import Session, score
+from tests.llm.fake_model import FakeModel, greedy, make_engine
+from tests.llm.models.variants import VARIANTS, save_tiny
+from tests.support import backend, backends, load_model
+
+SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+ON = {"prefix_cache_bytes": None}
+"""A quarter of the cache."""
+
+
+def ids(seed: int, length: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(1, 50) for _ in range(length)]
+
+
+def prefix_engine(num_blocks: int = 1000, kept: int | None = None, **limits: int) -> Engine:
+    """With a prefix cache of `kept` blocks, a quarter of all by default."""
+    return make_engine(num_blocks, cache_options={"prefix_cache_bytes": kept and kept * SPEC.block_bytes}, **limits)
+
+
+def generate(engine: Engine, prompts: list[list[int]], num_tokens: int = 8):
+    """Checks the tokens by the definition; returns the output and the number of tokens that were computed."""
+    computed = []
+    engine.model.hook = lambda batch: computed.append(len(batch.tokens))
+    out = Generator(engine).generate(prompts, SamplingConfig(max_new_tokens=num_tokens))
+    assert out.generated_token_ids == [greedy(engine.model, prompt, num_tokens) for prompt in prompts]
+    engine.check_idle()
+    return out, sum(computed)
+
+
+@pytest.mark.parametrize(("length", "reused"), [(100, 96), (97, 96), (96, 80), (81, 80), (16, 0), (17, 16), (5, 0)])
+def test_a_prompt_that_was_there_is_computed_from_its_last_block_on(length: int, reused: int) -> None:
+    engine, prompt = prefix_engine(), ids(1, length)
+    first, computed = generate(engine, [prompt])
+    assert (first.metrics.num_reused_tokens, computed) == (0, length + 7)
+    assert "reused" not in str(first.metrics)
+    second, computed = generate(engine, [prompt])
+    assert (second.metrics.num_reused_tokens, computed) == (reused, length - reused + 7)
+    assert f"{length} prompt ({reused} of them reused) +" in str(second.metrics) or not reused
+
+
+def test_what_was_generated_is_known_too() -> None:
+    """The second turn of a conversation."""
+    engine = prefix_engine()
+    first, _ = generate(engine, [ids(1, 30)], num_tokens=40)
+    turn = ids(1, 30) + first.generated_token_ids[0] + ids(2, 20)
+    second, computed = generate(engine, [turn], num_tokens=1)
+    assert second.metrics.num_reused_tokens == 64, "69 positions were computed: the last generated token was not"
+    assert computed == 90 - 64
+
+
+def test_texts_that_differ_share_what_they_begin_with() -> None:
+    engine, common = prefix_engine(), ids(1, 40)
+    generate(engine, [common + ids(2, 30)])
+    out, _ = generate(engine, [common + ids(3, 30), [7] + common])
+    assert out.metrics.num_reused_tokens == 32, "and what comes at another position is another text"
+
+
+def test_equal_prompts_in_a_batch_are_computed_about_once() -> None:
+    engine, prompt = prefix_engine(max_tokens_per_step=64), ids(1, 200)
+    _, computed = generate(engine, [prompt] * 4, num_tokens=1)
+    assert computed == 200 + 3 * 8, "all but the last block is there when the others begin"
+
+
+def test_what_two_texts_computed_at_once_is_held_once() -> None:
+    engine, prompt = prefix_engine(), ids(1, 40)
+    first, second = (Session(engine) for _ in range(2))
+    for session in (first, second):  # as `append` does, up to the step
+        session._sequence.tokens = list(prompt)
+        session._sequence.num_prompt_tokens = 40
+        session._sequence.policy = type("Nothing", (), {"wants_argmax_only": False, "choose": lambda *arguments: []})()
+        engine.scheduler.add(session._sequence)
+    engine.step()
+    assert first._sequence.num_computed == second._sequence.num_computed == 40
+    assert engine.cache.used_bytes == 4 * SPEC.block_bytes, "two shared blocks, and one of each"
+    engine.check_idle()
+
+
+def test_without_it_nothing_is_reused() -> None:
+    engine = make_engine()
+    for _ in range(2):
+        out, computed = generate(engine, [ids(1, 100)])
+        assert (out.metrics.num_reused_tokens, computed, engine.cache.prefix_bytes) == (0, 107, 0)
+
+
+@pytest.mark.parametrize("kept", [None, 1, 5, 14])
+@pytest.mark.parametrize("seed", range(4))
+def test_reuse_under_pressure_changes_no_token(seed: int, kept: int | None) -> None:
+    """Prompts that begin alike, in a cache that holds a few of them: blocks are taken from the prefix cache all the time."""
+    chance = random.Random(seed)
+    engine = prefix_engine(14, kept, max_tokens_per_step=chance.choice([10, 33, 512]), max_sequences_per_step=4)
+    stems = [ids(stem, 80) for stem in range(2)]
+    reused = 0
+    for _ in range(12):
+        prompts = [chance.choice(stems)[: chance.randint(1, 80)] + ids(chance.randrange(3), chance.randint(0, 20)) for _ in range(chance.randint(1, 5))]
+        out, _ = generate(engine, prompts, chance.randint(1, 40))
+        reused += out.metrics.num_reused_tokens
+        assert engine.cache.used_bytes == 0 and engine.cache.prefix_bytes <= (kept or 3) * SPEC.block_bytes
+    assert reused > 0
+
+
+def test_who_was_preempted_finds_what_it_had_computed() -> None:
+    prompts, computed = [ids(1, 60), ids(2, 60)], []
+    for engine in (make_engine(10), prefix_engine(10, kept=10)):
+        out, count = generate(engine, prompts, num_tokens=50)
+        computed.append(count)
+        assert out.metrics.num_reused_tokens == 0, "of its prompt nothing was spared"
+    assert 2 * 109 <= computed[1] < computed[0], "both computed something twice, with the prefix cache less"
+
+
+def test_the_room_of_texts_at_work_is_not_the_prefix_caches() -> None:
+    """Four blocks of an old text are idle; a new one that needs all gets all."""
+    engine = prefix_engine(8, kept=4)
+    generate(engine, [ids(1, 70)], num_tokens=2)
+    assert engine.cache.prefix_bytes == 4 * SPEC.block_bytes and engine.cache.num_free_blocks == 8
+    generate(engine, [ids(2, 100)], num_tokens=28)
+
+
+def test_what_was_used_least_lately_goes_first_and_ends_before_beginnings() -> None:
+    engine = prefix_engine(12, kept=12)
+    old, new = ids(1, 65), ids(2, 65)
+    generate(engine, [old], 1)
+    generate(engine, [new], 1)
+    generate(engine, [ids(3, 81)], 1)  # 6 blocks, of which 4 were free
+    assert len(engine.cache.pool.idle_blocks) == 11
+    assert reusable(engine, old) == 32 and reusable(engine, new) == 64
+    generate(engine, [old[:33]], 1)  # now the other is the older one
+    generate(engine, [ids(4, 100)], 1)  # 7 blocks: 1 is free
+    assert reusable(engine, old) == 32 and reusable(engine, new) == 0
+
+
+def reusable(engine: Engine, tokens: list[int]) -> int:
+    """Tokens that a text would find; what it takes is given back, in an order that makes it the latest used."""
+    sequence, before = Sequence(tokens, None, None, 4096), engine.cache.pool.idle_blocks
+    engine.cache.reuse(sequence)
+    found = sequence.num_computed
+    engine.cache.free(sequence)
+    engine.cache.pool._idle = dict.fromkeys(before)
+    return found
+
+
+def test_the_budget_keeps_beginnings() -> None:
+    engine, prompt = prefix_engine(100, kept=3), ids(1, 150)
+    generate(engine, [prompt])
+    assert engine.cache.prefix_bytes == 3 * SPEC.block_bytes
+    assert generate(engine, [prompt])[0].metrics.num_reused_tokens == 48
+
+
+def test_a_hash_alone_finds_nothing() -> None:
+    """Python's hash of an int is its rest by 2**61 - 1: texts of equal hashes, block by block, are still told apart."""
+    cache = CacheManager(SPEC, 100 * SPEC.block_bytes, prefix_cache_bytes=50 * SPEC.block_bytes)
+    tokens = ids(1, 60)
+    texts = [tokens, [token + 2**61 - 1 for token in tokens], tokens[:20] + [token + 2**61 - 1 for token in tokens[20:]]]
+    found = []
+    for text in texts * 2:
+        sequence = Sequence(text, None, None, 4096)
+        assert [hash(tokens_of(sequence, index)) for index in range(3)] == [hash(tuple(tokens[i : i + 16])) for i in (0, 16, 32)]
+        cache.reuse(sequence)
+        found.append(sequence.num_computed)
+        assert cache.reserve(sequence, 60)
+        cache.commit(sequence, 60)
+        cache.publish(sequence)
+        cache.check_integrity([sequence])
+        cache.free(sequence)
+    assert found == [0, 0, 16, 48, 48, 48]
+
+
+# -- sessions, scores, errors ---------------------------------------------------------------------------------------------------
+
+
+def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor:
+    return torch.stack([model.logits_of(tokens[: end + 1]) for end in range(len(tokens) - num_rows, len(tokens))])
+
+
+def test_sessions_reuse_all_but_the_tokens_whose_logits_are_wanted() -> None:
+    engine, computed, text = prefix_engine(), [], ids(1, 100)
+    engine.model.hook = lambda batch: computed.append(len(batch.tokens))
+    for wanted, num_computed in (("last", 100), ("last", 4), (20, 20), (21, 36), ("all", 100)):
+        with Session(engine) as session:
+            num_rows = {"last": 1, "all": 100}.get(wanted, wanted)
+            assert torch.equal(session.append(text, wanted), expected(engine.model, text, num_rows))
+        assert computed.pop() == num_computed and not computed
+    score(engine, [text])
+    assert computed == [100], "every token's logits are looked at"
+    with Session(engine) as session:
+        session.append(text[:40])
+        session.append(text[40:])
+    assert computed[1:] == [8, 4], "what follows is found in the middle of a block as well"
+    engine.check_idle()
+
+
+def test_a_session_that_goes_on_differently_spoils_nothing() -> None:
+    engine, text = prefix_engine(), ids(1, 60)
+    with Session(engine) as session:
+        session.append(text)
+        twin = session.fork()
+        session.truncate(40)
+        assert torch.equal(session.append([3] * 30, 30), expected(engine.model, text[:40] + [3] * 30, 30))
+        assert torch.equal(twin.append([4]), expected(engine.model, text + [4], 1))
+        twin.close()
+    out, _ = generate(engine, [text, text[:40] + [3] * 30])
+    assert out.metrics.num_reused_tokens == 48 + 64
+
+
+def test_after_an_error_everything_is_computed_again() -> None:
+    engine, prompt = prefix_engine(), ids(1, 50)
+    generate(engine, [prompt])
+
+    def fail(batch) -> None:
+        raise RuntimeError("planted")
+
+    engine.model.hook = fail
+    with pytest.raises(RuntimeError, match="planted"):
+        Generator(engine).generate(prompt)
+    assert engine.cache.prefix_bytes == 0
+    assert generate(engine, [prompt])[0].metrics.num_reused_tokens == 0
+
+
+@pytest.mark.parametrize("damage", ["content", "order", "kept", "lost"])
+def test_check_integrity_sees(damage: str) -> None:
+    engine = prefix_engine()
+    session = Session(engine)
+    session.append(ids(1, 60))
+    generate(engine, [ids(2, 60)])
+    cache, pool = engine.cache, engine.cache.pool
+    if damage == "content":
+        session._sequence.tokens[20] += 1
+    elif damage == "order":
+        pool._idle = dict.fromkeys(reversed(pool._idle))
+    elif damage == "kept":
+        pool._kept.remove(session._sequence.block_table[0])
+    else:
+        cache.prefix._nodes.pop(session._sequence.block_table[1])
+    with pytest.raises(AssertionError):
+        engine.check_idle()
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Any order of the verbs: what a block holds stays what its tokens say, whoever shares it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = CacheManager(SPEC, 12 * SPEC.block_bytes, prefix_cache_bytes=7 * SPEC.block_bytes)
+        self.sequences: list[Sequence] = []
+
+    def pick(self, data: st.DataObject) -> Sequence:
+        return data.draw(st.sampled_from(self.sequences))
+
+    @rule(stem=st.integers(0, 1), length=st.integers(1, 90), split=st.integers(0, 90))
+    def begin(self, stem: int, length: int, split: int) -> None:
+        """Two stems, each left at some place."""
+        tokens = [stem + (position >= split) for position in range(length)]
+        self.sequences.append(Sequence(tokens, None, None, 4096))
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), count=st.integers(1, 90))
+    def compute(self, data: st.DataObject, count: int) -> None:
+        sequence = self.pick(data)
+        self.cache.reuse(sequence)
+        end = min(sequence.num_computed + count, len(sequence.tokens))
+        if self.cache.reserve(sequence, end):
+            for position in range(sequence.num_computed, end):
+                block = sequence.block_table[position // BLOCK_SIZE]
+                self.cache.kv[1].k[block, 0, 0, position % BLOCK_SIZE] = self.content(sequence, position)
+            self.cache.commit(sequence, end)
+            self.cache.publish(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        length = data.draw(st.integers(0, len(sequence.tokens)))
+        self.cache.truncate(sequence, length)
+        sequence.tokens[length:] = [data.draw(st.integers(0, 1))] * data.draw(st.integers(1, 40))
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        source = self.pick(data)
+        target = Sequence(source.tokens, None, None, 4096)
+        self.cache.fork(source, target, data.draw(st.integers(0, source.num_computed)))
+        self.sequences.append(target)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        self.sequences.remove(sequence)
+        self.cache.free(sequence)
+
+    def content(self, sequence: Sequence, position: int) -> float:
+        """What a model would store, which depends on all tokens so far: here, exactly representable."""
+        return float(hash(tuple(sequence.tokens[: position + 1])) % 2**20)
+
+    @invariant()
+    def books_and_content_are_right(self) -> None:
+        self.cache.check_integrity(self.sequences)
+        for sequence in self.sequences:
+            blocks = torch.tensor(list(sequence.block_table), dtype=torch.int64)
+            found = self.cache.kv[1].k[blocks, 0, 0].reshape(-1)[: sequence.num_computed].tolist()
+            assert found == [self.content(sequence, position) for position in range(sequence.num_computed)]
+
+
+TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+# -- models whose angles depend on the length of the text -----------------------------------------------------------------------
+
+
+def test_texts_of_different_regimes_share_nothing() -> None:
+    engine = prefix_engine()
+    engine.cache.prefix.rope_regime = lambda length: int(length > 40)
+    text = ids(1, 80)
+    reused = [generate(engine, [text[:length]], 1)[0].metrics.num_reused_tokens for length in (40, 60, 35, 70, 41)]
+    assert reused == [0, 0, 32, 48, 32]
+
+
+@pytest.mark.parametrize(("model_type", "special"), [("llama", "gqa"), ("llama", "dynamic-beyond"), ("llama", "dynamic-within"), ("llama", "longrope-long"), ("phi3", "longrope-long")])
+@pytest.mark.skipif("native" not in backends(), reason="bits are promised for the kernels")
+def test_logits_and_text_are_the_same_bits_with_and_without(tmp_path, model_type: str, special: str) -> None:
+    """Prompts that begin alike, shorter and longer than where the angles change (16, or 64 for dynamic-within), and texts that grow past it."""
+    save_tiny(tmp_path, model_type, next(fields for name, what, fields in VARIANTS if (name, what) == (model_type, special)))
+    native = backend("native")
+    model = load_model(tmp_path, torch.float32, native)
+    text = torch.randint(2, 99, (60,), generator=torch.Generator().manual_seed(3)).tolist()
+    kept, reused = Engine.create(model, native, 1 << 22, cache_options=ON), 0
+    for length in (60, 12, 50, 40, 14, 60, 33):
+        fresh = Engine.create(model, native, 1 << 22)
+        rows = [torch.cat([session.append(text[:length], min(length, 5)), session.append([5, 7, 9], "all")]) for session in (Session(kept), Session(fresh))]
+        assert torch.equal(*rows)
+        config = SamplingConfig(max_new_tokens=64 - length if special == "dynamic-within" else 20, do_sample=True, seed=length, logprobs=3, ignore_eos=True)
+        outs = [Generator(engine).generate(text[:length], config) for engine in (kept, fresh)]
+        assert outs[0].generated_token_ids == outs[1].generated_token_ids and outs[0].logprobs == outs[1].logprobs
+        reused += outs[0].metrics.num_reused_tokens
+        kept.check_idle()
+    assert reused > 0
+
+
+@pytest.mark.skipif("native" not in backends(), reason="bits are promised for the kernels")
+@pytest.mark.parametrize("special", ["dynamic-beyond", "longrope-long"])
+def test_a_session_that_was_cut_back_has_the_same_logits_when_its_cache_was_dropped(tmp_path, special: str) -> None:
+    save_tiny(tmp_path, "llama", next(fields for name, what, fields in VARIANTS if (name, what) == ("llama", special)))
+    native = backend("native")
+    model = load_model(tmp_path, torch.float32, native)
+    rows = []
+    for drops in (False, True):
+        engine = Engine.create(model, native, 1 << 22)
+        session = Session(engine)
+        session.append(list(range(5, 45)))
+        session.truncate(10)
+        if drops:
+            engine.cache.free(session._sequence)
+        rows.append(session.append([50, 51, 52], "all"))
+    assert torch.equal(*rows)
