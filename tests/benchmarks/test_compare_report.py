@@ -150,3 +150,15 @@ def test_the_committed_page_is_what_the_committed_results_say():
     every = report.read_all(root / "benchmarks" / "results")
     pictures = {results.name: [f"benchmarks-{results.name}.png"] for results in every if (root / "docs" / f"benchmarks-{results.name}.png").exists()}
     assert report.render(page, every, pictures) == page, "run: python benchmarks/compare.py --render"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_committed_results():
+    root = Path(__file__).parents[2]
+    words = " ".join((root / "README.md").read_text().split())
+    every = {results.name: results for results in report.read_all(root / "benchmarks" / "results")}
+    for name in ("zen4-2-cores-avx2-0.5b", "zen4-2-cores-avx2-1b-llama.cpp"):
+        results = every[name]
+        for peer in results.subjects:
+            if peer.runtime == "llama.cpp" and peer.dtype in ("bf16", "fp32"):
+                ratios = [results.ratio(results.ours(peer), peer, results.scenarios[0], value) for value in (lambda run: run.prefill_rate, lambda run: run.decode_rate)]
+                assert re.search(rf"{ratios[0]:.2f} and {ratios[1]:.2f} times (as fast as llama.cpp )?in {peer.dtype}", words), (name, peer.dtype, ratios)
