@@ -211,6 +211,46 @@ def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> 
         assert engine.cache.used_bytes == 0
 
 
+def test_an_interrupt_while_a_sequence_leaves_does_not_free_its_blocks_twice() -> None:
+    import sys
+
+    for stop_at in range(1, 60):
+        model = FakeModel()
+        generator = make_generator(model, num_blocks=30)
+        other, leaving = make_sequence(model, [3] * 20, 12), make_sequence(model, [9, 8, 7] * 8, 4)
+        generator.engine.submit([other, leaving])
+        count = 0
+
+        def trace(frame, event, argument):
+            nonlocal count
+            if event == "call":
+                return trace if frame.f_code.co_name in ("settle", "remove", "free", "truncate", "_give_back") and leaving.is_finished else None
+            if event == "line":
+                count += 1
+                if count == stop_at:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            while not leaving.is_finished:
+                generator.engine.step()
+            was_interrupted = False
+        except KeyboardInterrupt:
+            was_interrupted = True
+        finally:
+            sys.settrace(None)
+        generator.engine.abort([leaving])
+        generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
+        while generator.engine.step():
+            pass
+        assert_greedy(model, other, 12)
+        generator.engine.check_idle()
+        if not was_interrupted:
+            break
+    assert not was_interrupted and stop_at > 10, "every line was struck"
+
+
 def test_a_model_called_by_its_own_processor_says_so() -> None:
     generator = make_generator()
     expected = generator.generate([1, 2]).generated_token_ids

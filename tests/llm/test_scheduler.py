@@ -110,3 +110,49 @@ def test_who_was_preempted_is_next() -> None:
     while not (list(scheduler.running) == [first] and scheduler.waiting):
         run_step(scheduler, scheduler.schedule())
     assert list(scheduler.waiting) == [second, third]
+
+
+def test_the_last_in_the_order_gives_way() -> None:
+    scheduler = make_engine(num_blocks=6).scheduler
+    first, second, third = make_sequence(30), make_sequence(16), make_sequence(16)
+    third.priority = -1
+    for sequence in (third, first, second):
+        scheduler.add(sequence)
+    for _ in range(3):
+        run_step(scheduler, scheduler.schedule())
+    assert list(scheduler.running) == [first, second, third] and scheduler.cache.num_free_blocks == 0
+    run_step(scheduler, scheduler.schedule())
+    assert list(scheduler.running) == [first, second] and scheduler.waiting == [third]
+    assert third.times.num_preemptions == 1 and not third.block_table
+
+
+def test_a_prompt_of_higher_priority_is_read_before_one_that_is_being_read() -> None:
+    scheduler = make_engine(max_tokens_per_step=10).scheduler
+    long, urgent = make_sequence(100), make_sequence(25)
+    urgent.priority = 1
+    scheduler.add(long)
+    run_step(scheduler, scheduler.schedule())
+    scheduler.add(urgent)
+    parts = []
+    for _ in range(4):
+        spans = scheduler.schedule()
+        parts.append([(span.sequence, span.num_tokens) for span in spans])
+        run_step(scheduler, spans)
+    assert parts == [[(urgent, 10)], [(urgent, 10)], [(urgent, 5), (long, 5)], [(urgent, 1), (long, 9)]]
+
+
+def test_a_session_arrives_anew_with_every_append() -> None:
+    """Or one that is as old as the engine would pass everyone."""
+    scheduler = make_engine(max_sequences_per_step=1).scheduler
+    session, running, waiting = make_sequence(5), make_sequence(5), make_sequence(5)
+    session.wanted_from = 4
+    scheduler.add(session)
+    for span in scheduler.schedule():
+        scheduler.cache.commit(span.sequence, span.end)
+        scheduler.settle(span.sequence)
+    assert list(scheduler.parked) == [session]
+    scheduler.add(running)
+    scheduler.add(waiting)
+    session.tokens.append(1)
+    scheduler.add(session)
+    assert [span.sequence for span in scheduler.schedule()] == [running] and scheduler.waiting == [waiting, session]
