@@ -24,6 +24,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -32,6 +33,7 @@ from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.logits import LogitsProcessor
 from pace.llm.outputs import GenerateOutput
+from pace.llm.sampler import Greedy, Sampling
 from pace.llm.session import Session, score
 from pace.llm.streamer import CallbackStreamer
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
@@ -323,19 +325,19 @@ class TrueDrafts:
         for span in spans:
             sequence = span.sequence
             room = min(self.chance.randint(0, 4), sequence.max_length - len(sequence.tokens) - 1)
-            if span.num_rows == 1 and room > 0 and cache.reserve(sequence, len(sequence.tokens) + room):
+            if isinstance(sequence.policy, (Greedy, Sampling)) and span.num_rows == 1 and room > 0 and cache.reserve(sequence, len(sequence.tokens) + room):
                 span.drafts = [token if self.chance.random() < 0.7 else (token + 1) % VOCAB for token in greedy(self.model, sequence.tokens, room)]
 
 
-def fake(num_blocks: int = 14, drafts: bool = False, **limits: int) -> tuple[Generator, Generator]:
+def fake(num_blocks: int = 14, drafts: bool = False, **options: Any) -> tuple[Generator, Generator]:
     """Engines on models whose logits show every mistake in the cache."""
 
-    def make(blocks: int, drafter: TrueDrafts | None = None, **limits: int) -> Generator:
+    def make(blocks: int, drafter: TrueDrafts | None = None, **options: Any) -> Generator:
         model = FakeModel(eos_bias=-2.0)
-        engine = Engine.create(model, OPS, blocks * model.kv_spec.block_bytes, drafter, **limits)
+        engine = Engine.create(model, OPS, blocks * model.kv_spec.block_bytes, drafter, **options)
         return Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
 
-    return make(num_blocks, TrueDrafts(FakeModel(eos_bias=-2.0)) if drafts else None, **limits), make(10_000)
+    return make(num_blocks, TrueDrafts(FakeModel(eos_bias=-2.0)) if drafts else None, **options), make(10_000)
 
 
 @functools.cache
@@ -343,20 +345,22 @@ def tiny_model():
     from pace.assets import TINY
     from pace.llm import LLMModel
 
-    return [LLMModel(TINY, dtype="float32", progress=False) for _ in range(2)]
+    return [LLMModel(TINY, dtype="float32", progress=False, prefix_cache_bytes=0) for _ in range(2)]
 
 
-def tiny(num_blocks: int = 16, **limits: int) -> tuple[Generator, Generator]:
+def tiny(num_blocks: int = 16, **options: Any) -> tuple[Generator, Generator]:
     """Engines on the bundled model and the native kernels."""
     model, other = tiny_model()
-    engine = Engine.create(model._engine.model, model._engine.ops, num_blocks * model._engine.cache.spec.block_bytes, **limits)
+    engine = Engine.create(model._engine.model, model._engine.ops, num_blocks * model._engine.cache.spec.block_bytes, **options)
     return Generator(engine, model.tokenizer, model._generator.defaults), other._generator
 
 
 WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "fake": lambda: fake(max_tokens_per_step=48, max_sequences_per_step=6),
     "drafts": lambda: fake(drafts=True, max_tokens_per_step=40, max_sequences_per_step=5),
-    "tiny": lambda: tiny(max_tokens_per_step=64, max_sequences_per_step=6),
+    "bmc": lambda: fake(num_blocks=18, drafts=True, max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"kv_cache_type": "bmc", "bmc_rows": 24}),
+    "prefix": lambda: fake(drafts=True, max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"prefix_cache_bytes": None}),
+    "tiny": lambda: tiny(max_tokens_per_step=64, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
 }
 
 

@@ -151,6 +151,18 @@ def test_a_fork_moves_when_it_writes(name: str) -> None:
     assert content(cache, target) == [*range(35), *(position + 0.5 for position in range(35, 60))]
 
 
+def test_a_shared_run_neither_widens_nor_slides() -> None:
+    """There is room next to it, and none to move to."""
+    cache, source, target = make_cache(6, kv_cache_type="dynamic"), sequence_of(500), sequence_of(500)
+    write(cache, source, 40)
+    cache.fork(source, target, 40)
+    for sequence in (source, target):
+        assert cache.blocks_needed(sequence, 60) == 4 and not cache.reserve(sequence, 60)
+    write(cache, target, 45, mark=0.5)
+    assert content(cache, source) == list(range(40))
+    cache.check_integrity([source, target])
+
+
 def test_where_the_shared_part_is_full_the_source_stays() -> None:
     cache, source, target = make_cache(100, kv_cache_type="bmc", bmc_rows=64), sequence_of(500), sequence_of(500)
     write(cache, source, 32)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.llm import stress
 
-SECONDS = 15.0
+SECONDS = 12.0
 """Of each world."""
 
 
