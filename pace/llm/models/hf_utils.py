@@ -72,6 +72,8 @@ def find_checkpoint(
     if _exists(path):
         if not path.is_dir():
             raise ValueError(f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights")
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(f"{path} may not be read by this user; check its permissions")
         if revision is not None:
             raise ValueError(f"revision={revision!r} was given, but {path} is a local directory, which has no revisions")
         return path

@@ -90,6 +90,12 @@ def test_what_is_not_a_directory(tmp_path):
             find_checkpoint(wrong)
 
 
+def test_a_directory_that_may_not_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(hf_utils.os, "access", lambda path, mode: path != tmp_path)  # root may read what chmod forbids
+    with pytest.raises(PermissionError, match="may not be read by this user"):
+        find_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["{}/qwen-2.5", "{}/qwen-2.5/weights/deep", "{}/Qwen2.5/"])
 def test_a_misspelt_path_names_its_neighbours(text, tmp_path):
     (tmp_path / "qwen2.5").mkdir()
