@@ -18,8 +18,8 @@ Program::Memory::~Memory() {
     if (data) munmap(data, bytes);
 }
 
-bool Program::Memory::grow(size_t wanted) {
-    if (wanted <= bytes) return false;
+void Program::Memory::grow(size_t wanted) {
+    if (wanted <= bytes) return;
     constexpr size_t kPage = 4096;
     const size_t rounded = (wanted + kPage - 1) / kPage * kPage;
     void* const memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -28,7 +28,6 @@ bool Program::Memory::grow(size_t wanted) {
     if (data) munmap(data, bytes);
     data = static_cast<char*>(memory);
     bytes = rounded;
-    return true;
 }
 
 float* Program::Frame::at(Value value) const {

@@ -1,7 +1,6 @@
 // Matrix product of activations with packed weights: sums [M, N] = x [M, K] W', for a range of rows and panels.
 //
-// SHAPES      x: M rows of K, fp32, or bf16 where the table rounds inputs (PanelBF16Pair); W: packed panels of 16
-// outputs.
+// SHAPES      x: M rows of K, fp32, or bf16 where the table rounds inputs (PanelBF16Pair); W: packed panels of 16 outputs.
 //             sums: [rows][panels * 16] fp32, a scratch that linear_epilogue() turns into outputs.
 //
 // DEFINITION  for m: for n:  sum = 0
@@ -16,15 +15,14 @@
 //               k = 1   [    .    ]      [    .    ]      registers; each step loads P panels' vectors once and
 //                ...                                      broadcasts R inputs.
 //
-// NUMERICS    One fp32 accumulator per output, k ascending: fma on avx2 and avx512, multiply and add on generic,
-// vdpbf16ps on
+// NUMERICS    One fp32 accumulator per output, k ascending: fma on avx2 and avx512, multiply and add on generic, vdpbf16ps on
 //             bf16 pairs (vec_dot.inl), tdpbf16ps on 32 k at a time (tile.inl) on amx. Tile shape, K blocks (the
 //             accumulator goes to memory in fp32 and comes back), chunks and threads change nothing: row determinism.
 //
 // WHY THESE SIZES
 //   fp32 FMA has latency 4 and two ports (Zen 2+, Skylake+): 8 vectors of accumulators keep them busy, more make loads
-//   rarer. A panel is kVectors = 16 / kLanes vectors; one step of a tile takes P * kVectors loads + R broadcasts for R
-//   * P * kVectors multiply-adds, and the loads must fit beside them (two a cycle).
+//   rarer. A panel is kVectors = 16 / kLanes vectors; one step of a tile takes P * kVectors loads + R broadcasts for
+//   R * P * kVectors multiply-adds, and the loads must fit beside them (two a cycle).
 //     generic  16 registers, 4 vectors a panel:  2 rows x 1 panel   ( 8 sums)
 //     avx2     16 registers, 2 vectors a panel:  6 rows x 1 panel   (12 sums, 2 weights, 1 input: 8 loads for 12 FMA)
 //     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
@@ -98,8 +96,8 @@ struct WeightBF16 {
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
 // Weights come from memory, and a tile with many multiply-adds per byte looks only a few lines ahead out of order:
-// without the prefetch 6 rows x 1 panel on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114 (peak
-// 132; Zen 5).
+// without the prefetch 6 rows x 1 panel on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114 (peak 132;
+// Zen 5). On Zen 4 it made no difference beyond noise (benchmarks/RESULTS.md).
 //
 // Every loop over `sum` is unrolled, else g++ keeps the array in memory (three times slower).
 template <class W, int R, int P>

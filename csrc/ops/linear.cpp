@@ -1,5 +1,4 @@
-// How a matrix product is cut: blocks of rows x blocks of panels, the weights of a block staying in cache over its
-// rows.
+// How a matrix product is cut: blocks of rows x blocks of panels, the weights of a block staying in cache over its rows.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -14,12 +13,10 @@ namespace pace {
 namespace {
 
 // Rows of a block. Inputs of a block (128 x K-block of the kernel, at most 512 fp32) are 256 KB: half of a small
-// second-level cache. More rows would read the weights less often, but 128 already do 64 multiply-adds per byte of
-// them.
+// second-level cache. More rows would read the weights less often, but 128 already do 64 multiply-adds per byte of them.
 constexpr int64_t kMaxBlockRows = 128;
 
-// Panels of a block with many rows: its sums (128 rows x 8 panels x 16 x 4 bytes = 64 KB) stay in the second-level
-// cache.
+// Panels of a block with many rows: its sums (128 rows x 8 panels x 16 x 4 bytes = 64 KB) stay in the second-level cache.
 constexpr int64_t kGemmPanels = 8;
 
 // Panels of a block with few rows, bound by memory. A thread's blocks take a quarter each of what is left of its share: long ones

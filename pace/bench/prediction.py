@@ -22,7 +22,7 @@ STEP_TOKENS = 512
 @dataclass(frozen=True)
 class Efficiency:
     """Shares of the limits measured in the same run. What is around products and attention (norms, heads, dispatch, sampling) counts
-    with the products. Each is a median of what `benchmarks/predictions.py` measures in its columns of this name."""
+    with the products. `benchmarks/predictions.py` measures them, in its columns of these names."""
 
     weights: float
     """Of the read bandwidth, by all but attention, where few rows wait for weights."""
@@ -45,9 +45,12 @@ class Prediction:
 
 
 AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.62, decode_attention=0.45, prefill_attention=0.65)
+"""Medians of benchmarks/predictions.py (benchmarks/RESULTS.md)."""
 AVX512 = AVX2
+"""Not measured on its own."""
 AVX512_BF16 = replace(AVX512, products=1.60)
-"""Products of pairs of bf16 are more than the fp32 peak, of which the shares are told; attention multiplies in fp32 on every set."""
+"""Products of pairs of bf16 are more than the fp32 peak, of which the shares are told: a prefill of 0.5B came to 1.62 of it (benchmarks/RESULTS.md). Attention
+multiplies in fp32 on every set, and its shares are those of `AVX2`."""
 AMX = AVX512_BF16
 """Measured on no machine yet. Its tiles multiply bf16 many times faster than vectors, so that prefill should be underestimated."""
 

@@ -102,7 +102,7 @@ private:
     struct Memory {  // zero-filled pages that grow, and are given back when they go
         char* data = nullptr;
         size_t bytes = 0;
-        bool grow(size_t wanted);  // whether it moved
+        void grow(size_t wanted);  // what it held is lost
         Memory() = default;
         ~Memory();
     };
