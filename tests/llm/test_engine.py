@@ -224,7 +224,7 @@ def test_an_interrupt_while_a_sequence_leaves_does_not_free_its_blocks_twice() -
         def trace(frame, event, argument):
             nonlocal count
             if event == "call":
-                return trace if frame.f_code.co_name in ("settle", "remove", "free", "truncate", "_give_back") and leaving.is_finished else None
+                return trace if frame.f_code.co_name in ("settle", "remove", "free", "truncate", "give_back") and leaving.is_finished else None
             if event == "line":
                 count += 1
                 if count == stop_at:

@@ -55,6 +55,7 @@ def test_a_prompt_that_was_there_is_computed_from_its_last_block_on(length: int,
     assert "reused" not in str(first.metrics)
     second, computed = generate(engine, [prompt])
     assert (second.metrics.num_reused_tokens, computed) == (reused, length - reused + 7)
+    assert second.metrics.prefill_tokens_per_second * second.metrics.seconds_to_first_token == pytest.approx(length - reused)
     assert f"{length} prompt ({reused} of them reused) +" in str(second.metrics) or not reused
 
 
