@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pace.bench.measure import Phase, Result
 
+NO_PROFILE = "no profile: only backend='native' runs a program whose instructions can be timed"
+
 
 def table(result: Result) -> str:
     """The figures beside the machine's limits."""
@@ -34,7 +36,7 @@ def table(result: Result) -> str:
 def profile(result: Result) -> str:
     """Where the time of a prefill and of a decode step goes, instruction by instruction kind, in the order of the program."""
     if result.decode is None:
-        return "no profile: only backend='native' runs a program whose instructions can be timed"
+        return NO_PROFILE
     return "\n\n".join(_profile(title, phase) for title, phase in (("prefill", result.prefill), ("decode step", result.decode)))
 
 
@@ -85,7 +87,8 @@ def plot(result: Result, path: Path) -> None:
 
 def _roofline(axes, result: Result) -> None:
     limits, costs = result.limits, result.costs
-    intensities = [2.0**exponent for exponent in range(-3, 12)]
+    ridge = limits.fma_gflops / limits.read_gb_s
+    intensities = sorted([2.0**-3, ridge, 2.0**11])
     axes.loglog(intensities, [min(limits.fma_gflops, limits.read_gb_s * x) for x in intensities], color="black", label="limit: read bandwidth, fp32 FMA")
     prefill_flops = costs.prefill_flops(result.prompt)
     prefill_bytes = costs.decode_bytes(1, result.prompt)
@@ -103,6 +106,10 @@ def _roofline(axes, result: Result) -> None:
 
 def _bars(axes, result: Result) -> None:
     phases = [(title, phase) for title, phase in (("prefill", result.prefill), ("decode", result.decode)) if phase]
+    if not phases:
+        axes.axis("off")
+        axes.text(0.5, 0.5, NO_PROFILE.replace(": ", ":\n"), ha="center", va="center")
+        return
     names = list(dict.fromkeys(name for _, phase in phases for name in phase.instructions)) + ["outside"]
     bottoms = [0.0] * len(phases)
     for name in names:

@@ -147,6 +147,18 @@ def test_the_picture(subject, tmp_path):
     assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_roofline_has_its_ridge_and_bars_their_reason_to_be_missing(subject):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    result = measure.measure(subject, prompt=20, generated=4, repeats=1)
+    figure, (roof, bars) = pyplot.subplots(1, 2)
+    report._roofline(roof, result)
+    x, y = roof.lines[0].get_data()
+    assert result.limits.fma_gflops / result.limits.read_gb_s in x and max(y) == result.limits.fma_gflops
+    report._bars(bars, replace(result, prefill=None, decode=None))
+    assert "no profile" in bars.texts[0].get_text() and not bars.patches
+    pyplot.close(figure)
+
+
 def test_mistakes(capsys):
     assert main(["bench", "no-such-shape"]) == 1
     assert main(["bench", "--list"]) == 0 and "qwen2.5-0.5b" in capsys.readouterr().out
