@@ -40,7 +40,7 @@ class OperatorConfig:
     def __init__(self, **choices: str) -> None:
         for operator, implementation in choices.items():
             if operator not in OPERATORS:
-                nearest = difflib.get_close_matches(operator, OPERATORS, n=1, cutoff=0.0)[0]
+                nearest = difflib.get_close_matches(operator.lower(), OPERATORS, n=1, cutoff=0.0)[0]
                 raise ValueError(f"there is no operator {operator!r}; did you mean {nearest!r}? Known: {', '.join(OPERATORS)}")
             if implementation not in IMPLEMENTATIONS:
                 raise ValueError(f"{operator} can be run by {' or '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")

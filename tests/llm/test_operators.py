@@ -25,6 +25,7 @@ def test_text_is_read_and_written():
     [
         ({"atention": "torch"}, "'atention'; did you mean 'attention'"),
         ({"Mlp": "torch"}, "did you mean 'mlp'"),
+        ({"ATTENTION": "torch"}, "did you mean 'attention'"),
         ({"mlp": "cuda"}, "mlp can be run by 'native' or 'torch'; got 'cuda'"),
         ({"mlp": None}, "got None"),
     ],
