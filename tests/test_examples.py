@@ -65,6 +65,13 @@ def test_batch(run):
         assert answer in output
 
 
+def test_speculative(run):
+    for sampling in ([], ["--do-sample"]):
+        output = run("pace_llm_speculative.py", "--max-new-tokens", "40", *sampling)
+        assert output.count("same text: True") == 6 and "same text: False" not in output
+        assert sampling or "  Every morning Ludwig waters his seven cactus plants before breakfast.\n" in output
+
+
 def test_chat(run):
     output = run("pace_llm_chat.py", stdin="What is the capital of Spain?\nAnd of Portugal?\n\n")
     assert output == "The capital of Spain is Madrid.\nThe capital of Portugal is Lisbon.\n"

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.drafter import NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.logits import LogitsProcessor
@@ -315,7 +316,7 @@ ACTIONS: dict[Callable[[World, random.Random], None], int] = {
 # -- the engines -----------------------------------------------------------------------------------------------------------
 
 
-class TrueDrafts:
+class TrueDrafts(NoDraft):
     """Proposes the greedy continuation, with a wrong token at random places."""
 
     def __init__(self, model: FakeModel) -> None:

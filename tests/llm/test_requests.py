@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig
+from pace.llm.drafter import NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.logits import LogitsProcessor
@@ -594,7 +595,7 @@ def test_processors_of_every_kind_compose_with_drafts(length: int, config: Sampl
     engine.check_idle()
 
 
-class PlainContinuation:
+class PlainContinuation(NoDraft):
     """Proposes what the same config gives without drafts, with a wrong token at random places."""
 
     def __init__(self, chance: random.Random, length: int, config: SamplingConfig) -> None:
