@@ -115,12 +115,9 @@ def test_every_model_has_a_row():
 
 def test_what_is_said_to_be_refused_is_refused():
     from pace.assets import TINY
-    from pace.llm import LLMModel, SamplingConfig
+    from pace.llm import LLMModel
 
-    model = LLMModel(TINY)
-    with pytest.raises(NotImplementedError, match="beam"):
-        model.generate("a", SamplingConfig(num_beams=2))
-    for option in ({"quantization": "int8"},):
+    for option in ({"spec_config": {}}, {"quantization": "int8"}):
         with pytest.raises((NotImplementedError, ValueError), match=next(iter(option))):
             LLMModel(TINY, **option)
 

@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         config = sampling_config(arguments)
         if config.num_return_sequences > 1:
             raise ValueError(f"--num-return-sequences {config.num_return_sequences}: a conversation goes on from one answer")
+        if config.num_beams > 1:
+            raise ValueError(f"--num-beams {config.num_beams}: an answer is written as it comes, and beam search knows it at its end; `pace generate --chat` has beams")
         for option, value in (("--logprobs", config.logprobs), ("--prompt-logprobs", config.prompt_logprobs)):
             if value is not None:
                 raise ValueError(f"{option}: a conversation has no place for them; `pace generate --chat --json` has")

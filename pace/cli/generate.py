@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
 
-    from pace.llm import CallbackStreamer
+    from pace.llm import CallbackStreamer, StreamEvent
 
     model = load_model(arguments)
     inputs = prompt
@@ -49,7 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     writer = JsonWriter(prompt) if arguments.json else TextWriter(config.num_return_sequences)
     try:
-        output = model.generate(inputs, config, CallbackStreamer(writer.take, model.tokenizer))
+        if config.num_beams > 1:  # nothing is certain before the end
+            output = model.generate(inputs, config)
+            for row, (text, reason) in enumerate(zip(output.texts, output.finish_reasons)):
+                writer.take(StreamEvent(row, None, text, reason))
+        else:
+            output = model.generate(inputs, config, CallbackStreamer(writer.take, model.tokenizer))
     except KeyboardInterrupt:
         writer.interrupted()
         raise
@@ -62,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class TextWriter:
-    """Writes one text as it comes. Several samples come interleaved, so they are written when all are done, each below a
-    line `[number]`."""
+    """Writes one text as it comes. Several samples come interleaved, and several beams at the end, so they are written when all are
+    done, each below a line `[number]`."""
 
     def __init__(self, num_rows: int):
         self.texts = [""] * num_rows
@@ -112,6 +117,8 @@ class JsonWriter:
             result["logprobs"] = [[dataclasses.asdict(token) for token in row] for row in output.logprobs]
         if output.prompt_logprobs is not None:
             result["prompt_logprobs"] = [[token and dataclasses.asdict(token) for token in row] for row in output.prompt_logprobs]
+        if output.sequence_scores is not None:
+            result["sequence_scores"] = output.sequence_scores
         self._write(result)
 
     def _write(self, result: dict) -> None:

@@ -215,14 +215,14 @@ class SamplingConfig:
     no_repeat_ngram_size: int = 0
     """No run of this many tokens occurs twice in prompt and output; 0 is off."""
     num_beams: int = 1
-    """Hypotheses that beam search follows. Only 1, which is no beam search, is implemented."""
+    """Texts that beam search follows at once; 1 is no beam search. With do_sample, candidates are drawn instead of the likeliest taken."""
     length_penalty: float = 1.0
-    """In beam search, the power of a hypothesis' length that its score is divided by; without beams it has no effect."""
+    """In beam search, the log-probability of a text is divided by this power of its generated length: above 0 favours long
+    texts, below 0 short ones."""
     early_stopping: bool | str = False
-    """In beam search, whether to end with num_beams finished hypotheses, or "never" before none better is possible; without beams
-    it has no effect."""
+    """In beam search, True ends it with num_beams finished texts, False when a better one is unlikely, "never" when none is possible."""
     num_return_sequences: int = 1
-    """Samples per prompt."""
+    """Samples per prompt; with num_beams, so many of the best texts."""
     eos_token_id: int | list[int] | None = None
     """End tokens; where nobody sets them, those of generation_config.json, config.json, or the tokenizer."""
     pad_token_id: int | None = None
@@ -334,22 +334,22 @@ class SamplingConfig:
         """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without effect, of
         the fields `asked` for by the caller (by default all that are set)."""
         asked = self.explicit_fields if asked is None else asked
-        if self.num_beams > 1:
-            raise NotImplementedError(f"num_beams={self.num_beams}: beam search is not implemented yet; use num_beams=1 (greedy or sampling)")
         if self.do_sample and self.temperature < _LEAST_TEMPERATURE:
             raise ValueError(f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely token set do_sample=False")
-        if self.num_return_sequences > 1 and not self.do_sample:
+        if self.num_return_sequences > self.num_beams > 1:
+            raise ValueError(f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search returns the best of its beams")
+        if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
             raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; set do_sample=True"
+                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; set do_sample=True, or num_beams"
             )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
-        idle = ["length_penalty", "early_stopping"]
+        idle = ["length_penalty", "early_stopping"] if self.num_beams == 1 else []
         if not self.do_sample and "do_sample" not in asked:
             idle += ["temperature", "top_k", "top_p", "min_p", "typical_p"]
         idle = [name for name in idle if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
         if idle:
-            logger.warning("%s set, but without effect: greedy decoding with one beam does not look at them (do_sample=True samples)", ", ".join(idle))
+            logger.warning("%s set, but without effect: nothing looks at them with do_sample=%s and num_beams=%d", ", ".join(idle), self.do_sample, self.num_beams)
 
 
 assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 REPLACEMENT = "\ufffd"
@@ -30,6 +31,12 @@ class Detokenizer:
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._tokens: list[int] = []  # of the last piece and of what is held back
         self._num_given = 0  # how many of them are in `text`
+
+    def fork(self) -> Detokenizer:
+        """A second one that has followed the same tokens."""
+        twin = copy.copy(self)
+        twin._tokens = list(self._tokens)
+        return twin
 
     def push(self, token: int) -> str:
         """Takes a token and returns the text that is now certain, maybe ""."""

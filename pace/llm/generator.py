@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pace.llm.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
 from pace.llm.configs import SamplingConfig
 from pace.llm.detokenizer import decode
 from pace.llm.engine import Engine
@@ -20,7 +21,7 @@ from pace.llm.requests import Batch, Request, Stream
 from pace.llm.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria, StopStrings
-from pace.llm.streamer import make_feed
+from pace.llm.streamer import Feed, make_feed
 
 logger = logging.getLogger("pace")
 
@@ -69,6 +70,8 @@ class Generator:
         self._check_against_model(config)
         prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
         limits = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
+        if config.num_beams > 1:
+            check_length_penalty(config.length_penalty, max(limit - len(row) for row, limit in zip(prompts.rows, limits)))
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
         # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
@@ -81,8 +84,7 @@ class Generator:
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
             policy = self._policy(config, len(row), end_tokens, seed if sample == 0 else mix(seed ^ mix(sample)))
-            stops = StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None
-            samples.append(Sequence(row, policy, StoppingCriteria(limit, end_tokens, stops), limit))
+            samples.append(Sequence(row, policy, self._stopping(config, limit, end_tokens), limit))
         if config.prompt_logprobs is not None:
             samples[0].policy = PromptLogprobs(samples[0].policy, config.prompt_logprobs)
             samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
@@ -92,6 +94,20 @@ class Generator:
         for sharer in samples[1:]:
             sharer.waits_for_prompt = True
         return samples
+
+    def _search_of(self, prepared: Prepared, index: int) -> BeamSearch:
+        config, row, limit = prepared.config, prepared.prompts.rows[index], prepared.limits[index]
+        end_tokens = self._end_tokens(config)
+        num_spared = branching(len(end_tokens))
+
+        def make_policy() -> Ranking:
+            processors, filters = build_processors(config, len(row), end_tokens), build_filters(config, num_spared)
+            return Ranking(processors, filters, None if config.do_sample else num_spared * config.num_beams, config.logprobs)
+
+        return BeamSearch(row, limit, config, self._stopping(config, limit, end_tokens), make_policy, prepared.seeds[index])
+
+    def _stopping(self, config: SamplingConfig, limit: int, end_tokens: list[int]) -> StoppingCriteria:
+        return StoppingCriteria(limit, end_tokens, StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None)
 
     def _policy(self, config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int], seed: int) -> Policy:
         processors = build_processors(config, num_prompt_tokens, end_tokens)
@@ -154,14 +170,19 @@ class Generator:
         try:
             prepared = self.prepare_for_generate(inputs, sampling_config)
             told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress)
-            groups = (self._sequences_of(prepared, index) for index in range(len(prepared.limits)))
-            batch = Batch(self.engine, groups, feed, cancel or threading.Event())
+            batch = self._batch(prepared, feed, cancel or threading.Event())
             batch.run([row[:] for row in prepared.prompts.rows for _ in range(prepared.config.num_return_sequences)])
         except BaseException:
             self._end_quietly(told)
             raise
         feed.end()
         return self._output(prepared, batch.rows)
+
+    def _batch(self, prepared: Prepared, feed: Feed, cancel: threading.Event) -> Batch:
+        indices = range(len(prepared.limits))
+        if prepared.config.num_beams > 1:
+            return BeamBatch(self.engine, (self._search_of(prepared, index) for index in indices), feed, cancel)
+        return Batch(self.engine, (self._sequences_of(prepared, index) for index in indices), feed, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. The model
@@ -177,6 +198,8 @@ class Generator:
 
     def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None) -> Prepared:
         prepared = self.prepare_for_generate(prompt, sampling_config)
+        if prepared.config.num_beams > 1:
+            raise ValueError(f"{caller} tells tokens as they come, and beam search knows none for certain before its end: use generate, or num_beams=1")
         if prepared.num_rows != 1:
             raise ValueError(f"{caller} continues one prompt once, and this call makes {prepared.num_rows} texts; use generate, with a CallbackStreamer to follow them")
         return prepared
@@ -214,6 +237,7 @@ class Generator:
             prompt_logprobs=None if config.prompt_logprobs is None else [list(row.prompt_logprobs) for row in rows],
             metrics=Metrics.of(rows),
             request_metrics=[Metrics.of([row]) for row in rows],
+            sequence_scores=None if config.num_beams == 1 else [row.score for row in rows],
         )
 
     def _pad_token(self, config: SamplingConfig) -> int:

@@ -32,9 +32,6 @@ class Metrics:
     num_drafted_tokens: int
     num_accepted_tokens: int
     """Of the drafted tokens, those that were kept."""
-    draft_speedup: float | None
-    """Of the decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in between, by the
-    seconds that they took, drafting included. None where nothing was drafted, or no plain step was measured."""
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Metrics:
@@ -60,13 +57,11 @@ class Metrics:
             num_preemptions=sum(sequence.times.num_preemptions for sequence in sequences),
             num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
             num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
-            draft_speedup=_draft_speedup(sequences),
         )
 
     def __str__(self) -> str:
         reused = f" ({self.num_reused_tokens} of them reused)" if self.num_reused_tokens else ""
         drafted = f", {self.num_accepted_tokens} of {self.num_drafted_tokens} drafted tokens accepted" if self.num_drafted_tokens else ""
-        drafted += f" ({self.draft_speedup:.2f} times as fast as without)" if self.draft_speedup else ""
         return (
             f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
             f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
@@ -74,15 +69,9 @@ class Metrics:
         )
 
 
-def _draft_speedup(sequences: list[Sequence]) -> float | None:
-    seconds = sum(sequence.times.step_seconds for sequence in sequences)
-    drafted = any(sequence.times.num_drafted for sequence in sequences)
-    return sum(sequence.times.plain_seconds for sequence in sequences) / seconds if drafted and seconds else None
-
-
 @dataclass(frozen=True)
 class GenerateOutput:
-    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples."""
+    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best texts of its beam search."""
 
     output_token_ids: Tensor
     """int64 `[rows, S + T]`: the prompt as given (lists and strings of several lengths are padded on the left to the longest,
@@ -101,6 +90,9 @@ class GenerateOutput:
     metrics: Metrics
     request_metrics: list[Metrics]
     """Of each row alone. A later sample of a prompt waits while the first one reads it."""
+    sequence_scores: list[float] | None = None
+    """Of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave them, by their number
+    to the power of `length_penalty`."""
 
 
 @dataclass(frozen=True)

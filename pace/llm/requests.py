@@ -180,7 +180,7 @@ class Batch:
 
     def _refill(self, is_cancelled: bool) -> None:
         """Makes and submits sequences while there are fewer than run in a step; in a cancelled batch makes all that are left."""
-        while is_cancelled or len(self._live) < self.engine.scheduler.max_sequences_per_step:
+        while is_cancelled or self._has_room():
             group = next(self.groups, None)
             if group is None:
                 return
@@ -188,7 +188,13 @@ class Batch:
             self._num_told += [len(sequence.tokens) for sequence in group]
             self.rows += group
             if not is_cancelled:
-                self.engine.submit(group)
+                self._submit(group)
+
+    def _has_room(self) -> bool:
+        return len(self._live) < self.engine.scheduler.max_sequences_per_step
+
+    def _submit(self, group: list[Sequence]) -> None:
+        self.engine.submit(group)
 
     def _tell(self, row: int) -> bool:
         """Tells the feed what is new of a row; False where the row has ended."""

@@ -76,6 +76,18 @@ class Scheduler:
         """Puts a new sequence with nothing to compute among the parked ones."""
         self.parked[sequence] = None
 
+    def resume(self, sequence: Sequence, place: tuple[int, int]) -> None:
+        """Lets a parked sequence that got a token go on, at `place` in the order: at once where the cache still holds the rest of it, else
+        when there is room again. Does nothing for one that is not parked."""
+        if sequence not in self.parked:
+            return
+        sequence.place = place
+        if sequence.num_pending == 1:
+            self.running[sequence] = None
+        else:
+            insort(self.waiting, sequence, key=_place)
+        self.parked.pop(sequence)
+
     def settle(self, sequence: Sequence) -> None:
         """After its span: hands its prompt to those that wait for it, removes it if finished, parks it if nothing is pending."""
         if sequence.prompt_sharers:

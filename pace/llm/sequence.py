@@ -55,6 +55,8 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         """Of each prompt token after those before it, where asked for; None for the first, and for what is not yet computed."""
+        self.score: float | None = None
+        """Of a text that beam search found."""
         self.times = Times()
 
     @property
@@ -123,10 +125,6 @@ class Times:
     num_accepted: int = 0
     num_reused: int = 0
     """Tokens of the prompt whose keys and values the prefix cache had."""
-    step_seconds: float = 0.0
-    """This sequence's share of the decode steps that were measured, drafting included."""
-    plain_seconds: float = 0.0
-    """What the same tokens would have taken in steps without drafts, by what these were measured to take."""
 
 
 @dataclass(slots=True)

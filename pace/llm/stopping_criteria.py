@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -25,6 +26,10 @@ class StoppingCriteria:
             return "stop"
         return "length" if len(sequence.tokens) >= self.max_length else None
 
+    def fork(self) -> StoppingCriteria:
+        """The criteria of a second sequence with the same tokens."""
+        return StoppingCriteria(self.max_length, self.end_tokens, self.stop_strings.fork())
+
     def trim(self, text: str) -> str:
         """The generated text up to the stop string that ended it."""
         return self.stop_strings.trim(text)
@@ -40,6 +45,8 @@ class NeverStops:
 class TextStop(Protocol):
     def found(self, sequence: Sequence) -> bool: ...
 
+    def fork(self) -> TextStop: ...
+
     def trim(self, text: str) -> str: ...
 
 
@@ -48,6 +55,9 @@ class NoStopStrings:
 
     def found(self, sequence: Sequence) -> bool:
         return False
+
+    def fork(self) -> NoStopStrings:
+        return self
 
     def trim(self, text: str) -> str:
         return text
@@ -76,6 +86,11 @@ class StopStrings:
             if index is not None:
                 self.cut = searched + index
         return self.cut is not None
+
+    def fork(self) -> StopStrings:
+        twin = copy.copy(self)
+        twin.detokenizer = self.detokenizer.fork()
+        return twin
 
     def trim(self, text: str) -> str:
         return text[: self.cut]

@@ -199,9 +199,11 @@ class PutFeed:
 
 def make_feed(streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False) -> Feed:
     """What tells the streamer; without one, a bar for several rows, where wanted and stderr is a terminal. Raises TypeError for
-    what is no streamer, ValueError for a streamer of one sequence and a batch of several."""
+    what is no streamer, ValueError for a streamer of one sequence and a batch of several, or with beams."""
     if streamer is None:
         return ProgressFeed() if progress and num_rows > 1 and sys.stderr.isatty() else NullFeed()
+    if config.num_beams > 1:
+        raise ValueError(f"beam search knows no token for certain before its end: a streamer goes with num_beams=1 only, got num_beams={config.num_beams}")
     if isinstance(streamer, BaseStreamer):
         streamer.begin(config)
     if isinstance(streamer, CallbackStreamer):

@@ -27,6 +27,7 @@ class FakeModel:
         self.recompute_length: int | None = None
         self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
+        self.sharpness = 3.0
         self.kv_spec = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
         self.hook = lambda batch: None
         self.num_calls = 0
@@ -34,7 +35,7 @@ class FakeModel:
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         """fp32 `[V]`: what follows these tokens. A different sequence gives unrelated numbers."""
-        logits = np.random.default_rng([len(tokens), *tokens]).standard_normal(self.vocab_size).astype(np.float32) * 3
+        logits = np.random.default_rng([len(tokens), *tokens]).standard_normal(self.vocab_size).astype(np.float32) * np.float32(self.sharpness)
         logits[0] += self.eos_bias
         return torch.from_numpy(logits)
 

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.drafter import NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.logits import LogitsProcessor
@@ -43,8 +42,6 @@ NUM_THREADS = 6
 LONGEST_PROMPT, LONGEST_OUTPUT = 70, 40
 VOCAB = 50
 """Prompts hold tokens below."""
-PATIENCE = 120.0
-"""Seconds after the end for what is under way."""
 
 
 class Planted(Exception):
@@ -79,6 +76,12 @@ CONFIGS: list[SamplingConfig] = [
     SamplingConfig(stop_strings=["ab", "q"], logits_processors=[lambda ids, logits: logits - (ids.shape[1] % 2) * logits[:, :1]]),
 ]
 
+BEAMS: list[SamplingConfig] = [
+    SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=12, logprobs=1),
+    SamplingConfig(num_beams=4, num_return_sequences=2, max_new_tokens=25, early_stopping=True, length_penalty=0.0, stop_strings=["ab", "q"]),
+    SamplingConfig(num_beams=2, max_new_tokens=16, do_sample=True, seed=3, temperature=1.5, repetition_penalty=1.2, logits_processors=[Parity()]),
+]
+
 
 @dataclass
 class World:
@@ -98,6 +101,7 @@ class World:
         self.prompts = [chance.choice(stems)[: chance.choice([0, 16, 31, 48])] for _ in range(40)]
         self.prompts = [stem + [chance.randrange(1, VOCAB) for _ in range(chance.randint(1, LONGEST_PROMPT - len(stem)))] for stem in self.prompts]
         self._known: dict[tuple[int, int], GenerateOutput] = {}
+        self._known_beams: dict[tuple[int, int], list[tuple]] = {}
         self._known_logits: dict[tuple[int, ...], torch.Tensor] = {}
         self._lock = threading.Lock()
         build = self.engine.batches.build
@@ -120,6 +124,13 @@ class World:
             if (prompt, config) not in self._known:
                 self._known[prompt, config] = self.alone.generate(self.prompts[prompt], with_length(CONFIGS[config], LONGEST_OUTPUT))
             return self._known[prompt, config]
+
+    def expected_beams(self, prompt: int, config: int) -> list[tuple]:
+        """The rows that a search gives alone."""
+        with self._lock:
+            if (prompt, config) not in self._known_beams:
+                self._known_beams[prompt, config] = beam_rows(self.alone.generate(self.prompts[prompt], BEAMS[config]))
+            return self._known_beams[prompt, config]
 
     def expected_logits(self, tokens: list[int]) -> torch.Tensor:
         """`[V]`: what follows these tokens."""
@@ -159,6 +170,10 @@ def with_length(config: SamplingConfig, num_tokens: int) -> SamplingConfig:
     return config
 
 
+def beam_rows(out: GenerateOutput) -> list[tuple]:
+    return list(zip(out.generated_token_ids, out.finish_reasons, out.sequence_scores, out.logprobs or out.texts))
+
+
 # -- what threads do -----------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +208,21 @@ def generate_and_cancel(world: World, chance: random.Random) -> None:
     out = world.generator.generate([world.prompts[index] for index in prompts], with_length(CONFIGS[config], num_tokens), CallbackStreamer(take), cancel)
     world.check_output(out, prompts, config, num_tokens)
     assert all(rows[row] == [*tokens, None] for row, tokens in enumerate(out.generated_token_ids))
+
+
+def search(world: World, chance: random.Random) -> None:
+    """Beams, some of them cancelled on their way."""
+    config = chance.randrange(len(BEAMS))
+    prompts = [chance.randrange(len(world.prompts)) for _ in range(chance.randint(1, 3))]
+    cancel = threading.Event()
+    timer = threading.Timer(chance.random() * 0.2, cancel.set)
+    if chance.random() < 0.3:
+        timer.start()
+    out = world.generator.generate([world.prompts[index] for index in prompts], BEAMS[config], cancel=cancel)
+    timer.cancel()
+    expected = [row for prompt in prompts for row in world.expected_beams(prompt, config)]
+    for row, alone in zip(beam_rows(out), expected, strict=True):
+        assert row == alone or row[1] == "cancelled" and cancel.is_set(), f"beams {config} of {prompts}: {row}, alone {alone}"
 
 
 def add_and_wait(world: World, chance: random.Random) -> None:
@@ -302,6 +332,7 @@ def collect(world: World, chance: random.Random) -> None:
 ACTIONS: dict[Callable[[World, random.Random], None], int] = {
     generate: 10,
     generate_and_cancel: 10,
+    search: 8,
     add_and_wait: 10,
     add_several_and_cancel_some: 10,
     add_and_drop: 4,
@@ -318,7 +349,7 @@ ACTIONS: dict[Callable[[World, random.Random], None], int] = {
 # -- the engines -----------------------------------------------------------------------------------------------------------
 
 
-class TrueDrafts(NoDraft):
+class TrueDrafts:
     """Proposes the greedy continuation, with a wrong token at random places."""
 
     def __init__(self, model: FakeModel) -> None:
@@ -377,12 +408,12 @@ def run(name: str, seconds: float, seed: int) -> World:
     threads = [threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share), daemon=True) for share in shares]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < world.deadline + PATIENCE and not world.errors:
-        time.sleep(0.05)
+    for thread in threads:
+        thread.join(max(0.0, world.deadline - time.monotonic()) + 120)
+        if thread.is_alive():
+            faulthandler.dump_traceback(all_threads=True)
+            raise AssertionError("a thread does not come back: see its stack above")
     assert not world.errors, "\n".join(world.errors)
-    if any(thread.is_alive() for thread in threads):
-        faulthandler.dump_traceback(all_threads=True)
-        raise AssertionError("a thread does not come back: see the stacks above")
     gc.collect()
     world.engine.check_idle()
     assert world.engine.cache.used_bytes == 0 and not list(world.engine.scheduler.sequences())

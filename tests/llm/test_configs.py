@@ -170,7 +170,8 @@ def test_a_missing_file_is_told(tmp_path) -> None:
 @pytest.mark.parametrize(
     "fields, error, word",
     [
-        (dict(num_beams=4), NotImplementedError, "num_beams"),
+        (dict(num_beams=4, num_return_sequences=5), ValueError, "num_return_sequences=5 exceeds num_beams=4"),
+        (dict(num_beams=4, num_return_sequences=5, do_sample=True), ValueError, "num_return_sequences=5 exceeds num_beams=4"),
         (dict(do_sample=True, temperature=0), ValueError, "do_sample=False"),
         (dict(do_sample=True, temperature=1e-40), ValueError, "do_sample=False"),
         (dict(num_return_sequences=2), ValueError, "do_sample=True"),
@@ -182,7 +183,7 @@ def test_contradictions_are_told(fields: dict, error: type[Exception], word: str
         SamplingConfig(**fields).check_consistent()
 
 
-@pytest.mark.parametrize("fields, warned", [(dict(temperature=0.7), True), (dict(temperature=0.7, do_sample=False), False), (dict(temperature=1.0), False), (dict(length_penalty=2.0), True)])
+@pytest.mark.parametrize("fields, warned", [(dict(temperature=0.7), True), (dict(temperature=0.7, do_sample=False), False), (dict(temperature=1.0), False), (dict(length_penalty=2.0), True), (dict(length_penalty=2.0, early_stopping=True, num_beams=2), False)])
 def test_what_has_no_effect_is_told(fields: dict, warned: bool, caplog) -> None:
     with caplog.at_level(logging.WARNING, "pace"):
         SamplingConfig(**fields).check_consistent()

@@ -1,0 +1,388 @@
+"""Beam search: several continuations of a prompt at once, of which the likeliest go on.
+
+The results are those of transformers (`GenerationMixin._beam_search`) for each prompt by itself. One round, with K beams and E
+end tokens:
+
+    choices     log-probabilities of what may follow each beam, as the processors leave them (not made to sum to 1 again)
+    candidates  of all beams together the max(2, 1 + E) K likeliest texts, or as many drawn without replacement (do_sample)
+    finished    those of the first K candidates that stop, with score = log-probability / generated tokens ** length_penalty,
+                join those of the rounds before, of which the K best stay
+    running     the K likeliest candidates that do not stop are the next beams
+
+The search is over when nothing runs; when K have finished and early_stopping is True; or when K have finished and the likeliest beam
+would not be better than the worst of them: at its length now, or, with early_stopping="never" and a positive length_penalty, at
+the greatest length. Where bans leave less than K texts to go on with, the search goes on with those; transformers fills up with
+copies of log-probability -1e9.
+
+A beam is a sequence of the engine that is parked after every token. Beams that come of one beam share its blocks of the cache: a fork
+counts references, and only a block that is written while it is shared gets copied.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.engine import Engine
+from pace.llm.logits import Filter, LogitsProcessor, largest
+from pace.llm.requests import Batch
+from pace.llm.sampler import PromptLogprobs, draw, uniform
+from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.llm.stopping_criteria import NeverStops, StoppingCriteria
+from pace.llm.streamer import Feed
+
+
+def branching(num_end_tokens: int) -> int:
+    """Candidates for each beam: enough to go on with, should every end token be among them."""
+    return max(2, 1 + num_end_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What may follow one beam."""
+
+    num_tokens: int
+    """Of the beam, prompt included."""
+    tokens: np.ndarray
+    """int64 `[C]`."""
+    log_probabilities: np.ndarray
+    """fp32 `[C]`, as processors and filters leave them."""
+    own: np.ndarray
+    """fp32 `[C]`, the model's own; empty where nobody asked for log-probabilities."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens by the model's own, as `TokenLogprob` has them."""
+
+
+class Ranking:
+    """A policy that keeps what may follow a beam, and goes on with no token: the search decides."""
+
+    wants_argmax_only = False
+    takes_drafts = False
+
+    def __init__(self, processors: list[LogitsProcessor], filters: list[Filter], num_kept: int | None, num_logprobs: int | None) -> None:
+        """`num_kept` likeliest tokens are kept, likeliest first; None for all, in the order of their ids, to draw from."""
+        self.processors = processors
+        self.filters = filters
+        self.num_kept = num_kept
+        self.num_logprobs = num_logprobs
+        self.choices: Choices | None = None
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        tokens = span.sequence.tokens
+        log_probabilities = ops.log_softmax(logits[:1])[0]
+        own = None if self.num_logprobs is None else log_probabilities.numpy().copy()
+        for processor in self.processors:
+            processor.process_(log_probabilities, tokens)
+        if int(ops.argmax(log_probabilities[None])[0]) < 0:
+            raise ValueError(f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token")
+        for keep_ in self.filters:
+            keep_(ops, log_probabilities)
+        numbers = log_probabilities.numpy()
+        kept = np.flatnonzero(numbers > -np.inf) if self.num_kept is None else largest(numbers, self.num_kept)
+        if own is None:
+            self.choices = Choices(len(tokens), kept, numbers[kept], own=numbers[:0], top=())
+        else:
+            best = largest(own, self.num_logprobs)
+            self.choices = Choices(len(tokens), kept, numbers[kept], own[kept], tuple(zip(best.tolist(), own[best].tolist())))
+        return []
+
+
+@dataclass(slots=True)
+class Hypothesis:
+    """A text of the search: one that goes on as a beam, or one that has ended. To stopping criteria it looks like a `Sequence`."""
+
+    tokens: list[int]
+    num_prompt_tokens: int
+    log_probability: float
+    """Sum over the generated tokens, as processors and filters left them."""
+    stopping: StoppingCriteria
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    parent: int = 0
+    """Rank of the beam that it continues."""
+    finish_reason: str | None = None
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a search decided: the beams that go on, likeliest first, and the finished ones, best first."""
+
+    running: list[Hypothesis]
+    finished: list[Hypothesis]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Replaced as a whole, so that a search that Ctrl-C strikes between two instructions still knows where it was."""
+
+    beams: list[Sequence]
+    """The sequences of `now.running`, one for each."""
+    now: Round
+    next: Round | None = None
+    """Decided, and maybe in part done."""
+
+
+class BeamSearch:
+    """The search of one prompt, by `num_beams` sequences that it keeps in the engine until it is over.
+
+    `rows` are what it returns: sequences that are never computed, and get their tokens and `finish_reason` when the search is over, or
+    an `error`. The engine's lock guards everything else.
+    """
+
+    def __init__(
+        self, prompt: list[int], max_length: int, config: SamplingConfig, stopping: StoppingCriteria, make_policy: Callable[[], Ranking], seed: int
+    ) -> None:
+        """`max_length` counts prompt and generated tokens; `make_policy` is asked once for each beam."""
+        self.prompt = prompt
+        self.max_length = max_length
+        self.config = config
+        self.stopping = stopping
+        self.make_policy = make_policy
+        self.seed = seed
+        self.num_candidates = branching(len(stopping.end_tokens)) * config.num_beams
+        self.rows = [Sequence(prompt, None, stopping, max_length) for _ in range(config.num_return_sequences)]
+        prompt_logprobs = None if config.prompt_logprobs is None else [None] * len(prompt)
+        for row in self.rows:
+            row.score, row.prompt_logprobs = -np.inf, prompt_logprobs
+        self._sequences: list[Sequence] = []
+        self._state = State([], Round([], []))
+
+    @property
+    def is_over(self) -> bool:
+        return self.rows[-1].is_finished
+
+    # -- what the owner does -------------------------------------------------------------------------------------------
+
+    def start(self, engine: Engine) -> None:
+        """Puts the prompt into the engine. The search goes on as long as someone steps, until it is over or cancelled."""
+        self._engine = engine
+        self._sequences = [Sequence(self.prompt, self.make_policy(), NeverStops(), self.max_length) for _ in range(self.config.num_beams)]
+        self._state = State(self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping)], []))
+        first = self._sequences[0]
+        if self.config.prompt_logprobs is not None:
+            first.policy, first.wanted_from = PromptLogprobs(first.policy, self.config.prompt_logprobs), 0
+            first.prompt_logprobs = self.rows[0].prompt_logprobs
+        with engine.turn:
+            for sequence in self._sequences[1:]:
+                engine.scheduler.park(sequence)
+            engine.scheduler.add(first)
+            self._place = first.place
+            engine.between_steps.append(self.advance)
+
+    def cancel(self) -> None:
+        """Ends the search with what it has found, the finished texts first, and frees its blocks. Harmless when it is over, or was
+        never started."""
+        with self._engine.turn if self._sequences else nullcontext():
+            if not self.is_over:
+                now = self._state.now
+                self._finish(now.finished + sorted(now.running, key=self._score, reverse=True), "cancelled")
+            self._leave()
+
+    # -- what the engine does, between two steps -----------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Once everything that may follow the beams is known, decides which texts go on, and lets them. An exception ends this search alone."""
+        try:
+            self._advance()
+        except Exception as error:
+            for row in self.rows:
+                row.fail(error)
+            self._leave()
+
+    def _advance(self) -> None:
+        for beam in self._state.beams:
+            if beam.error is not None:
+                raise beam.error
+        if self._state.next is None and all(map(self._is_ranked, self._state.beams)):
+            self._note_times(self._state.beams[0])
+            self._state = State(self._state.beams, self._state.now, self._decide())
+        if self._state.next is not None:
+            if self._is_decided(self._state.next):
+                self._finish(self._state.next.finished)
+                self._leave()
+                return
+            self._go_on(self._state.next)
+        for beam in self._state.beams:
+            if not self._is_ranked(beam):
+                self._engine.scheduler.resume(beam, self._place)
+
+    def _note_times(self, beam: Sequence) -> None:
+        """The rows have their first token when the prompt has been read."""
+        for row in self.rows:
+            if row.times.first_token is None:
+                row.times.admitted, row.times.num_reused = beam.times.admitted, beam.times.num_reused
+                row.times.first_token = time.perf_counter()
+
+    def _is_ranked(self, beam: Sequence) -> bool:
+        if beam not in self._engine.scheduler.parked:
+            return False
+        choices = beam.policy.choices
+        return choices is not None and choices.num_tokens == len(beam.tokens)
+
+    # -- one round -----------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> Round:
+        """The next round. Changes nothing."""
+        num_beams, now = self.config.num_beams, self._state.now
+        choices = [beam.policy.choices for beam in self._state.beams]
+        running: list[Hypothesis] = []
+        finished = list(now.finished)
+        for rank, (parent, index) in enumerate(self._candidates(now.running, choices)):
+            candidate = self._extend(now.running[parent], choices[parent], parent, index)
+            if candidate.finish_reason is None:
+                running.append(candidate)
+            elif rank < num_beams:
+                finished.append(candidate)
+        running.sort(key=lambda hypothesis: -hypothesis.log_probability)
+        finished.sort(key=lambda hypothesis: -self._score(hypothesis))  # stable: of equals the one that was there first
+        return Round(running[:num_beams], finished[:num_beams])
+
+    def _candidates(self, running: list[Hypothesis], choices: list[Choices]) -> list[tuple[int, int]]:
+        """(rank of the beam, index of the choice): the likeliest texts, likeliest first, or draws in their order."""
+        sums = np.concatenate([beam.log_probability + those.log_probabilities.astype(np.float64) for beam, those in zip(running, choices)])
+        if self.config.do_sample:
+            picked = self._draw(sums, running[0].num_generated)
+        else:
+            picked = np.argsort(-sums, kind="stable")[: self.num_candidates].tolist()
+        ends = np.cumsum([len(those.tokens) for those in choices])
+        parents = np.searchsorted(ends, picked, side="right").tolist()
+        return [(parent, index - int(ends[parent]) + len(choices[parent].tokens)) for parent, index in zip(parents, picked)]
+
+    def _draw(self, sums: np.ndarray, num_generated: int) -> list[int]:
+        """`num_candidates` different indices, one after the other by exp(sums) of those left; less where no more are possible."""
+        if not len(sums):
+            return []
+        weights = np.exp(sums - sums.max())
+        picked: list[int] = []
+        first = num_generated * self.num_candidates
+        for number in range(first, first + self.num_candidates):
+            if not weights.any():
+                break
+            picked.append(draw(torch.from_numpy(weights), uniform(self.seed, number)))
+            weights[picked[-1]] = 0.0
+        return picked
+
+    def _extend(self, beam: Hypothesis, choices: Choices, parent: int, index: int) -> Hypothesis:
+        token = int(choices.tokens[index])
+        log_probability = beam.log_probability + float(choices.log_probabilities[index])
+        logprobs = [*beam.logprobs, TokenLogprob(token, float(choices.own[index]), choices.top)] if len(choices.own) else []
+        hypothesis = Hypothesis([*beam.tokens, token], len(self.prompt), log_probability, beam.stopping.fork(), logprobs, parent)
+        hypothesis.finish_reason = hypothesis.stopping.stop_now(hypothesis)
+        return hypothesis
+
+    def _score(self, hypothesis: Hypothesis) -> float:
+        return hypothesis.log_probability / max(1, hypothesis.num_generated) ** self.config.length_penalty
+
+    def _is_decided(self, round: Round) -> bool:
+        """Whether no beam could change what is finished any more, or none runs."""
+        config = self.config
+        if not round.running:
+            return True
+        if len(round.finished) < config.num_beams:
+            return False
+        if config.early_stopping is True:
+            return True
+        is_patient = config.early_stopping == "never" and config.length_penalty > 0
+        length = self.max_length - len(self.prompt) if is_patient else round.running[0].num_generated
+        return round.running[0].log_probability / length**config.length_penalty <= self._score(round.finished[-1])
+
+    def _go_on(self, next: Round) -> None:
+        """Makes the sequences be the beams of the next round. Half done, it may be done again: from `State.next`, with an empty cache."""
+        cache = self._engine.cache
+        placed = self._assign(next.running)
+        kept = [sequence for sequence, parent in placed if sequence is parent]
+        for sequence in self._sequences:
+            if sequence not in kept:
+                cache.free(sequence)
+        for sequence, parent in placed:
+            if sequence is not parent:
+                cache.fork(parent, sequence, parent.num_computed)
+                sequence.recomputed_length = parent.recomputed_length
+        for (sequence, _), hypothesis in zip(placed, next.running):
+            sequence.tokens = hypothesis.tokens
+            sequence.times.first_token = self.rows[0].times.first_token
+        self._state = State([sequence for sequence, _ in placed], next)
+
+    def _assign(self, running: list[Hypothesis]) -> list[tuple[Sequence, Sequence]]:
+        """For each hypothesis the sequence that will hold it, and that of its parent: the same for a parent's first child, so that its
+        blocks stay where they are; else one whose text does not go on."""
+        beams = self._state.beams
+        parents = [beams[hypothesis.parent] for hypothesis in running]
+        free = [sequence for sequence in self._sequences if sequence not in parents]
+        is_first = [parent not in parents[:rank] for rank, parent in enumerate(parents)]
+        return [(parent if first else free.pop(), parent) for parent, first in zip(parents, is_first)]
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(self, hypotheses: list[Hypothesis], reason: str | None = None) -> None:
+        """Gives the rows their texts, best first. With a `reason`, the search was broken off for it: a row for which there is no text is
+        then the prompt alone. Else raises ValueError where less was found than has to be returned."""
+        if reason is None and len(hypotheses) < len(self.rows):
+            raise ValueError(
+                f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: no more are possible; "
+                f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors, or ask for less"
+            )
+        now = time.perf_counter()
+        for row, hypothesis in zip_longest(self.rows, hypotheses[: len(self.rows)]):
+            if hypothesis is not None:
+                row.tokens, row.stopping, row.logprobs = hypothesis.tokens, hypothesis.stopping, hypothesis.logprobs
+                row.score = self._score(hypothesis)
+            row.times.finished = now
+            row.finish_reason = reason or hypothesis.finish_reason
+
+    def _leave(self) -> None:
+        """Takes everything out of the engine, and forgets it. Harmless the second time."""
+        for sequence in self._sequences:
+            self._engine.scheduler.remove(sequence)
+        if self._sequences and self.advance in self._engine.between_steps:
+            self._engine.between_steps.remove(self.advance)
+        self._state = State([], Round([], []))
+        self._sequences = []
+
+
+def check_length_penalty(length_penalty: float, most: int) -> None:
+    """Raises ValueError where scores of texts of up to `most` tokens would be infinite or zero."""
+    try:
+        is_fine = 0.0 < float(most) ** length_penalty < np.inf
+    except OverflowError:
+        is_fine = False
+    if not is_fine:
+        raise ValueError(f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0")
+
+
+class BeamBatch(Batch):
+    """The rows of one call with beams: of as many searches at once as run in a step with all their beams, and of one in any case."""
+
+    def __init__(self, engine: Engine, searches: Iterator[BeamSearch], feed: Feed, cancel: threading.Event) -> None:
+        self._searches: list[BeamSearch] = []
+        super().__init__(engine, self._rows_of(searches), feed, cancel)
+
+    def _rows_of(self, searches: Iterator[BeamSearch]) -> Iterator[list[Sequence]]:
+        for search in searches:
+            self._searches.append(search)
+            yield search.rows
+
+    def _has_room(self) -> bool:
+        self._searches = [search for search in self._searches if not search.is_over]
+        num_beams = sum(search.config.num_beams for search in self._searches)
+        return not num_beams or num_beams + self._searches[0].config.num_beams <= self.engine.scheduler.max_sequences_per_step
+
+    def _submit(self, group: list[Sequence]) -> None:
+        self._searches[-1].start(self.engine)
+
+    def _abort(self) -> None:
+        for search in self._searches:
+            search.cancel()
