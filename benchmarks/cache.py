@@ -6,7 +6,7 @@
 Policies: `--batch` sequences of `--context` positions each, random keys and values, get `--generate` tokens more; one policy after the other, over and over,
 each with a cache of its own that nothing has touched. Times are medians of the repeats, over all steps, those in which a run moves among them. `copying` is
 the part of the time in which blocks are copied; `held` and `resident` are the most blocks held at once, spare rows and a second run while it is copied
-among them, and what the process grew by, both in units of what the texts fill at the end.
+among them, and what the system has given memory of the pool, both in units of what the texts fill at the end.
 
 COPY_COST of pace/llm/cache_policy.py is the time to copy a byte over the time in which decode attention reads one; the line below the table says
 what was measured. Where that disagrees with the constant for long, the constant is to be changed.
@@ -19,8 +19,10 @@ Tables go to stdout, or into a FILE between its two lines that name this script;
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
+import mmap
 import statistics
 import sys
 import time
@@ -28,10 +30,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pace import _C
 from pace.bench import measure
+from pace.llm.cache import CacheManager
 from pace.llm.cache_policy import COPY_COST, balanced_rows
 from pace.llm.engine import Engine
 from pace.llm.sampler import Greedy
@@ -55,7 +59,7 @@ class Run:
     held_bytes: int
     """Of the blocks held by sequences, at most."""
     resident_bytes: int
-    """By which the process grew."""
+    """Of the cache, at the end; pages are not given back."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,6 @@ def decode(subject: measure.Subject, options: dict, context: int, generated: int
     wanted = 2 * batch * cache.bytes_for(context + generated)
     if wanted > cache.budget_bytes:
         raise ValueError(f"{batch} x {context + generated} tokens, and room to move, need a cache of {format_bytes(wanted)}, and {format_bytes(cache.budget_bytes)} are there for it; take less")
-    gc.collect()  # the cache of the run before
-    before = measure.memory_mib("VmRSS")
     running = sequences(subject, batch, context, generated)
     held = copied = 0
     copy_seconds = 0.0
@@ -141,12 +143,22 @@ def decode(subject: measure.Subject, options: dict, context: int, generated: int
     cache.pool.copy = timed_copy
     take = cache.pool.take_these
     cache.pool.take_these = lambda blocks: (take(blocks), look())  # between the new run and the end of the old
+    gc.collect()
     started = time.perf_counter()
     finish(engine, running, look)
     seconds = time.perf_counter() - started
-    resident = int((measure.memory_mib("VmRSS") - before) * 2**20)
     engine.check_idle()
-    return Run(seconds, copy_seconds, copied, held, resident)
+    return Run(seconds, copy_seconds, copied, held, resident_bytes(cache))
+
+
+def resident_bytes(cache: CacheManager) -> int:
+    """Of the pool: what of its address space the system has given memory. Block 0 of the first layer's keys begins it."""
+    page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
+    is_resident = np.zeros(-(-cache.budget_bytes // page), np.uint8)
+    address = ctypes.c_void_p(cache.kv[0].k.data_ptr())
+    if libc.mincore(address, ctypes.c_size_t(cache.budget_bytes), is_resident.ctypes.data_as(ctypes.c_void_p)):
+        raise OSError(ctypes.get_errno(), "mincore failed")
+    return int((is_resident & 1).sum()) * page
 
 
 def compare(subject: measure.Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int) -> tuple[list[Row], float | None]:

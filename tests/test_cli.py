@@ -19,6 +19,7 @@ import pytest
 
 import pace
 from pace import env
+from pace.assets import TINY_DRAFT
 from pace.cli import COMMANDS, main
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
 from pace.cli.environment import memory
@@ -84,6 +85,7 @@ def test_help_names_every_command(command):
         (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs needs --json"),
         (["chat", "--prompt-logprobs", "2"], "--prompt-logprobs"),
         (["generate", "--x"], "--x"),
+        (["generate", "x", "--prompt-lookup", "--draft", "y"], "--draft"),
         (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
         (["chat", "--num-beams", "2"], "as it comes"),
     ],
@@ -101,6 +103,8 @@ def test_a_wrong_command_line_is_one_line_and_2(command, arguments, message):
         (["generate", "x", "--model", "/no/such/directory"], "/no/such/directory"),
         (["generate", "x", "--dtype", "int3"], "int3"),
         (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"], "num_beams=2"),
+        (["generate", "x", "--pard", str(TINY_DRAFT)], "pard_token"),
+        (["generate", "x", "--draft", "/no/such/directory"], "/no/such/directory"),
         (["generate", "x " * 3000], "tokens"),
         (["generate", "x", "--eos-token-id", "99999"], "99999"),
     ],
@@ -133,6 +137,15 @@ def test_generate(command):
     assert command(*CAPITAL) == (0, "The capital of Japan is Tokyo.\n", "")
     code, out, err = command("generate", "1, 2, 3, 4,", "--max-new-tokens", "8", "--metrics")
     assert code == 0 and out.startswith(" 5, 6, 7") and "tokens/s" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("drafts", [["--prompt-lookup"], ["--draft", str(TINY_DRAFT)]], ids=" ".join)
+def test_drafts_change_the_metrics_alone(command, drafts):
+    question = ["generate", "--chat", "Copy this sentence: She sells sea shells by the sea shore.", "--json"]
+    plain, drafted = (json.loads(command(*question, *more)[1]) for more in ([], drafts))
+    assert plain.pop("metrics")["num_drafted_tokens"] == 0 and drafted.pop("metrics")["num_drafted_tokens"] > 0
+    assert plain == drafted
+    assert command("chat", *drafts, stdin="What is the capital of Spain?\n") == (0, "The capital of Spain is Madrid.\n", "")
 
 
 def test_operators_are_chosen_and_what_ran_is_printed(command):

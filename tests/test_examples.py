@@ -65,6 +65,13 @@ def test_batch(run):
         assert answer in output
 
 
+def test_speculative(run):
+    for sampling in ([], ["--do-sample"]):
+        output = run("pace_llm_speculative.py", "--max-new-tokens", "40", *sampling)
+        assert output.count("same text: True") == 6 and "same text: False" not in output
+        assert sampling or "  Every morning Ludwig waters his seven cactus plants before breakfast.\n" in output
+
+
 def test_beam(run):
     lines = run("pace_llm_beam.py", "--num-beams", "3", "--num-return-sequences", "2").splitlines()
     numbers = [float(re.search(r"log-probability +(-[\d.]+) in 16 tokens", line)[1]) for line in lines[1:4]]

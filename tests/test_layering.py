@@ -12,14 +12,14 @@ ROOT = Path(__file__).parent.parent
 # Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching name counts.
 LAYERS: list[list[str]] = [
     ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.llm.configs", "pace.llm.outputs", "pace.llm.batch", "pace.llm.sequence"]
-    + ["pace.llm.detokenizer", "pace.llm.turns", "pace.llm.operators"],
+    + ["pace.llm.detokenizer", "pace.llm.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
     ["pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.llm.layers"],
     ["pace.llm.models"],
     [f"pace.llm.{name}" for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")]
     + [f"pace.llm.{name}" for name in ("block_pool", "cache_policy", "prefix_cache")],
-    ["pace.llm.engine", "pace.llm.batching"],
+    ["pace.llm.engine", "pace.llm.batching", "pace.llm.speculation"],
     ["pace.llm.beam_search", "pace.llm.generator", "pace.llm.requests", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
     ["pace.bench"],
     ["pace.cli", "pace.server", "pace.__main__"],

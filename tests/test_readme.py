@@ -117,7 +117,7 @@ def test_what_is_said_to_be_refused_is_refused():
     from pace.assets import TINY
     from pace.llm import LLMModel
 
-    for option in ({"spec_config": {}}, {"quantization": "int8"}):
+    for option in ({"quantization": "int8"},):
         with pytest.raises((NotImplementedError, ValueError), match=next(iter(option))):
             LLMModel(TINY, **option)
 

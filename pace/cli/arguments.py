@@ -34,6 +34,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-cache-type", choices=[kind.value for kind in KVCacheType], default=argparse.SUPPRESS, help="how their room grows (default: paged)")
     group.add_argument("--bmc-rows", type=int, default=argparse.SUPPRESS, metavar="N", help="with bmc: new rows at a time (default: what balances time and memory)")
     group.add_argument("--prefix-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what the beginnings of earlier texts may take; 0 for none (default: a quarter)")
+    drafts = group.add_mutually_exclusive_group()
+    drafts.add_argument("--draft", metavar="PATH_OR_HUB_ID", help="a smaller model of the same tokenizer that drafts, for the same text in less time")
+    drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="a parallel draft model (PARD) that drafts")
+    drafts.add_argument("--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for texts that copy")
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
     group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")
@@ -66,7 +70,18 @@ def load_model(arguments: argparse.Namespace):
     from pace.llm import LLMModel
 
     given = vars(arguments)
-    return LLMModel(arguments.model, **{name: given[name] for name in MODEL_OPTIONS if name in given})
+    return LLMModel(arguments.model, spec_config=_spec_config(arguments), **{name: given[name] for name in MODEL_OPTIONS if name in given})
+
+
+def _spec_config(arguments: argparse.Namespace):
+    """Where drafts come from, as `LLMModel` takes it."""
+    from pace.llm import DraftModelConfig, PardConfig, PromptLookupConfig
+
+    if arguments.draft is not None:
+        return DraftModelConfig(arguments.draft)
+    if arguments.pard is not None:
+        return PardConfig(arguments.pard)
+    return PromptLookupConfig() if arguments.prompt_lookup else None
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

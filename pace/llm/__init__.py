@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pace.llm.scheduler import Scheduler
     from pace.llm.sequence import TokenLogprob
     from pace.llm.session import Session
+    from pace.llm.speculation.configs import DraftModelConfig, PardConfig, PromptLookupConfig
     from pace.llm.stopping_criteria import StoppingCriteria
     from pace.llm.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
 
@@ -33,6 +34,7 @@ _HOMES = {
     "BaseStreamer": "streamer",
     "CacheManager": "cache",
     "CallbackStreamer": "streamer",
+    "DraftModelConfig": "speculation.configs",
     "Engine": "engine",
     "GenerateOutput": "outputs",
     "Generator": "generator",
@@ -42,6 +44,8 @@ _HOMES = {
     "Metrics": "outputs",
     "OperatorConfig": "operators",
     "OperatorReport": "operators",
+    "PardConfig": "speculation.configs",
+    "PromptLookupConfig": "speculation.configs",
     "Request": "requests",
     "Sampler": "sampler",
     "SamplingConfig": "configs",

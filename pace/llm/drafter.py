@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pace.llm.sequence import Span
 
 
+@dataclass(frozen=True)
+class DraftMemory:
+    """Bytes that drafting takes beside the model, as in `MemoryReport`."""
+
+    weights: dict[str, int] = field(default_factory=dict)
+    cache_used: int = 0
+    cache_touched: int = 0
+    cache_budget: int = 0
+
+
 class Drafter(Protocol):
-    """Extends spans with proposed tokens before the step runs.
+    """Extends spans with proposed tokens before the step runs, and hears of what came of them.
 
     A drafter may set `span.drafts` of spans that reach the end of their sequence's tokens and want one row of logits, after
     `cache.reserve(sequence, end)` said that there is room, and as long as `sequence.max_length` is not passed. The sampler
@@ -17,9 +28,42 @@ class Drafter(Protocol):
 
     def extend(self, spans: list[Span], cache: Any) -> None: ...
 
+    def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
+        """After the step: the tokens that each span's logits gave, one more than the drafts that were accepted."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets what it keeps of every sequence, in whatever state an interrupted step left it."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where something is kept of sequences that are done."""
+        ...
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes of cache of its own that a sequence of so many tokens takes."""
+        ...
+
+    def memory(self) -> DraftMemory: ...
+
 
 class NoDraft:
     """Proposes nothing: each decode step computes one token per sequence."""
 
     def extend(self, spans: list[Span], cache: Any) -> None:
         pass
+
+    def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def check_integrity(self) -> None:
+        pass
+
+    def bytes_for(self, num_tokens: int) -> int:
+        return 0
+
+    def memory(self) -> DraftMemory:
+        return DraftMemory()

@@ -71,7 +71,7 @@ class Engine:
             return f"this model has no more positions (max_position_embeddings={positions}); shorten the text"
         if self.max_seq_len is not None and num_tokens > self.max_seq_len:
             return f"the model was loaded with max_seq_len={self.max_seq_len}; raise it, or shorten the text"
-        wanted = cache.bytes_for(num_tokens)
+        wanted = cache.bytes_for(num_tokens) + self.drafter.bytes_for(num_tokens)
         return (
             f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at {format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
             f"load the model with kv_cache_bytes={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
@@ -88,38 +88,44 @@ class Engine:
         with self.turn:
             self.turn.is_inside = True
             try:
-                if self.turn.was_abandoned:
-                    self.turn.was_abandoned = False
-                    self._recover()
-                self._discard()
-                for move in list(self.between_steps):
-                    move()
-                spans = self.scheduler.schedule()
-                if not spans:
-                    return False
-                self.drafter.extend(spans, self.cache)
-                batch = self.batches.build(spans, self.cache.kv)
-                logits = self.model.forward(self.ops, batch)
-                for span, tokens in zip(spans, self.sampler.sample(logits, spans)):
-                    self._advance(span, tokens)
-                return True
+                return self._step()
             except BaseException:
                 self._recover()
                 raise
             finally:
                 self.turn.is_inside = False
 
+    def _step(self) -> bool:
+        if self.turn.was_abandoned:
+            self.turn.was_abandoned = False
+            self._recover()
+        self._discard()
+        for move in list(self.between_steps):
+            move()
+        spans = self.scheduler.schedule()
+        if not spans:
+            return False
+        self.drafter.extend(spans, self.cache)
+        batch = self.batches.build(spans, self.cache.kv)
+        logits = self.model.forward(self.ops, batch)
+        outcomes = self.sampler.sample(logits, spans)
+        for span, tokens in zip(spans, outcomes):
+            self._advance(span, tokens)
+        self.drafter.learn(spans, outcomes)
+        return True
+
     def _advance(self, span: Span, tokens: list[int]) -> None:
         """Keeps what the span computed for accepted tokens, drops the rest, appends `tokens` up to the one that stops."""
-        sequence = span.sequence
-        num_accepted = max(0, len(tokens) - 1)
-        self.cache.commit(sequence, span.start + span.num_tokens + num_accepted)
-        sequence.times.num_drafted += len(span.drafts)
-        sequence.times.num_accepted += num_accepted
+        sequence, length = span.sequence, len(span.sequence.tokens)
         for token in tokens:
             sequence.append(token)
             if self._stop_if_done(sequence):
+                del sequence.logprobs[sequence.num_generated :]  # of accepted drafts beyond the end
                 break
+        num_accepted = max(0, len(sequence.tokens) - length - 1)
+        self.cache.commit(sequence, span.start + span.num_tokens + num_accepted)
+        sequence.times.num_drafted += len(span.drafts)
+        sequence.times.num_accepted += num_accepted
         self.cache.publish(sequence)
         self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)
@@ -152,6 +158,7 @@ class Engine:
         """After an interrupted step nothing about the cache is believed: all is dropped, and computed again when needed."""
         live = list(dict.fromkeys(self.scheduler.sequences()))
         self.cache.reset(live)
+        self.drafter.reset()
         self.scheduler.restart()
         for sequence in live:
             if not sequence.is_finished and sequence.num_generated:
@@ -183,9 +190,12 @@ class Engine:
         """Takes sequences out and frees their blocks; those not finished finish as "cancelled". Harmless for finished ones."""
         with self.turn:
             for sequence in sequences:
-                self.scheduler.remove(sequence)
-                if not sequence.is_finished:
-                    self._finish(sequence, "cancelled")
+                self._cancel(sequence)
+
+    def _cancel(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        if not sequence.is_finished:
+            self._finish(sequence, "cancelled")
 
     def discard_later(self, sequence: Sequence) -> None:
         """Has a sequence removed, now or before the next step. Waits for nothing, so a finaliser may call it at any moment."""
@@ -196,7 +206,7 @@ class Engine:
 
     def _discard(self) -> None:
         while self._discarded:
-            self.scheduler.remove(self._discarded.popleft())
+            self._cancel(self._discarded.popleft())
 
     def check_idle(self) -> None:
         """Raises AssertionError where nothing runs or waits and blocks are leaked, held twice, or held by no one."""
@@ -204,3 +214,4 @@ class Engine:
             self._discard()
             assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
             self.cache.check_integrity(self.scheduler.sequences())
+            self.drafter.check_integrity()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
 from pace.llm.requests import Request
 from pace.llm.session import Session, score
+from pace.llm.speculation.build import Speculation, check_spec_config
+from pace.llm.speculation.configs import SpecConfig
 
 logger = logging.getLogger("pace")
 
@@ -44,7 +48,7 @@ class LLMModel:
         tokenizer_name_or_path: str | Path | None = None,
         dtype: torch.dtype | str = torch.bfloat16,
         kv_cache_type: KVCacheType | str = "paged",
-        spec_config: Any = None,
+        spec_config: SpecConfig | None = None,
         quantization: Any = None,
         backend: str | OperatorConfig = "native",
         num_threads: int | None = None,
@@ -63,6 +67,8 @@ class LLMModel:
 
         `tokenizer_name_or_path`: where the tokenizer is, if not with the model. A model without one takes token ids.
         `dtype`: of weights and cache (bfloat16, float16, float32, or their names), whatever the checkpoint's own.
+        `spec_config`: where drafts come from, for faster decoding of the same text (docs/decoding.md): a PromptLookupConfig,
+        DraftModelConfig or PardConfig. A draft model is loaded with the dtype and backend of this one.
         `backend`: "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
         from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
         "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it.
@@ -73,7 +79,7 @@ class LLMModel:
         `progress`: a bar while loading, and while several prompts are continued, on a terminal only.
         `kv_cache_bytes`: what keys and values may take, in bytes or as "2GiB"; None for half of the memory available after loading. It is
         address space until it is used. Sequences that do not fit all at once take turns, with the same results; a prompt that would
-        not fit alone is refused, and a text that grows to fill it all ends with "length".
+        not fit alone is refused, and a text that grows to fill it all ends with "length". A draft model's keys and values take their part of it.
         `kv_cache_type`: how a text's room grows, with the same results: "paged" in blocks that texts share; "bmc" as one run with spare rows,
         which moves when these are used up; "dynamic" as one run that moves whenever it is too short. See docs/cache.md.
         `bmc_rows`: new rows at a time of "bmc"; None for as many as balance time and memory.
@@ -81,15 +87,15 @@ class LLMModel:
         them does not compute it again; "auto" for a quarter (with a cache type that shares no blocks: nothing), 0 for none. Texts that want the
         room get it; those at work share what they begin with at no cost.
 
-        Raises: NotImplementedError for quantisation and speculation that are not there yet, and for
+        Raises: NotImplementedError for quantisation, which is not there yet, and for
         architectures; FileNotFoundError, PermissionError, ValueError, TypeError as in `model_utils.load_model`.
         """
         prefix_bytes = None if prefix_cache_bytes == "auto" else _read_bytes("prefix_cache_bytes", prefix_cache_bytes, ', or "auto"')
         check_cache_options(kv_cache_type, bmc_rows, prefix_bytes)
         cache_options = {"kv_cache_type": kv_cache_type, "bmc_rows": bmc_rows, "prefix_cache_bytes": prefix_bytes}
-        for name, value in (("spec_config", spec_config), ("quantization", quantization)):
-            if value is not None:
-                raise NotImplementedError(f"{name} is not implemented yet; leave it None")
+        check_spec_config(spec_config)
+        if quantization is not None:
+            raise NotImplementedError("quantization is not implemented yet; leave it None")
         if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
             raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
         dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
@@ -98,21 +104,26 @@ class LLMModel:
         # What can be wrong with the small files and the arguments is found before gigabytes of weights are read.
         self._model = make_model(directory, dtype, ops)
         self._check_length(max_seq_len)
-        budget = None if kv_cache_bytes is None else self._checked_budget(kv_cache_bytes, max_seq_len)
-        CacheManager(self._model.kv_spec, budget or available_memory_bytes(), **cache_options)  # raises for sizes that do not go together
         if tokenizer_name_or_path is None:
             self.tokenizer = load_tokenizer(directory, self._model.vocab_size, required=False)
         else:
             found = find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
             self.tokenizer = load_tokenizer(found, self._model.vocab_size)
         defaults = self._defaults(directory)
+        speculation = Speculation.prepare(spec_config, self._model, self.tokenizer, ops, hub)
+        share = speculation.cache_share(self._model)
+        budget = None if kv_cache_bytes is None else self._checked_budget(kv_cache_bytes, max_seq_len, share)
+        CacheManager(self._model.kv_spec, int((budget or available_memory_bytes()) * (1 - share)), **cache_options)  # raises for sizes that do not go together
         fill_model(self._model, directory, threads, progress)
+        speculation.load(threads, progress)
         available = available_memory_bytes()
         if budget is None:
             budget = int(available * CACHE_SHARE)
         elif budget > available:
             logger.warning("kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process", kv_cache_bytes, format_bytes(available))
-        self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, max_seq_len=max_seq_len, cache_options=cache_options)
+        drafter = speculation.drafter(self._model, ops, backend, int(budget * share))
+        budget -= drafter.memory().cache_budget
+        self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, drafter, max_seq_len, cache_options=cache_options)
         self._generator: Generator | None = Generator(self._engine, self.tokenizer, defaults, progress)
         self.config = self._model.config
         """The model's config, read from config.json, with that architecture's defaults."""
@@ -177,14 +188,15 @@ class LLMModel:
         return self.config
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of the weights by part, of the key/value cache, and of the process."""
-        cache = self._open.engine.cache
+        """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process."""
+        engine = self._open.engine
+        cache, drafts = engine.cache, engine.drafter.memory()
         return MemoryReport(
-            weights=self._model.resident_bytes(),
-            cache_used=cache.used_bytes,
+            weights=self._model.resident_bytes() | drafts.weights,
+            cache_used=cache.used_bytes + drafts.cache_used,
             cache_kept=cache.prefix_bytes,
-            cache_touched=cache.touched_bytes,
-            cache_budget=cache.budget_bytes,
+            cache_touched=cache.touched_bytes + drafts.cache_touched,
+            cache_budget=cache.budget_bytes + drafts.cache_budget,
             cache_tokens=cache.capacity,
             process=_resident_bytes(),
         )
@@ -217,13 +229,13 @@ class LLMModel:
         if max_seq_len is not None and not 2 <= max_seq_len <= most:
             raise ValueError(f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got {max_seq_len}")
 
-    def _checked_budget(self, kv_cache_bytes: int | str, max_seq_len: int | None) -> int:
-        """Bytes, enough for one block, or for one sequence of `max_seq_len` tokens."""
+    def _checked_budget(self, kv_cache_bytes: int | str, max_seq_len: int | None, draft_share: Fraction) -> int:
+        """Bytes, enough for one block, or for one sequence of `max_seq_len` tokens, and a draft model's share of it."""
         budget = _read_bytes("kv_cache_bytes", kv_cache_bytes)
-        least = -(-(max_seq_len or 1) // BLOCK_SIZE) * self._model.kv_spec.block_bytes
+        least = math.ceil(-(-(max_seq_len or 1) // BLOCK_SIZE) * self._model.kv_spec.block_bytes / (1 - draft_share))
         if budget < least:
             why = f"max_seq_len={max_seq_len} tokens take" if max_seq_len else f"a block of {BLOCK_SIZE} tokens takes"
-            raise ValueError(f"kv_cache_bytes={kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model")
+            raise ValueError(f"kv_cache_bytes={kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}")
         return budget
 
     def _defaults(self, directory: Path) -> SamplingConfig:

@@ -40,6 +40,7 @@ class LogitsProcessor:
         processor = super().__new__(cls)
         processor.seen = []
         processor.num_prompt_tokens = 0
+        processor._is_torn = False
         return processor
 
     def apply(self, logits: Tensor) -> None:
@@ -55,7 +56,11 @@ class LogitsProcessor:
     # -- the side of the engine ----------------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
-        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new."""
+        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new. Raises RuntimeError where that
+        was broken off before, by Ctrl-C say, so that the state is unknown."""
+        if self._is_torn:
+            raise RuntimeError(f"{type(self).__name__} was interrupted while it followed its tokens; give the prompt again")
+        self._is_torn = True
         num_kept = len(self.seen)
         if tokens[:num_kept] != self.seen:
             num_kept = next((index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]), min(len(tokens), num_kept))
@@ -64,6 +69,7 @@ class LogitsProcessor:
         for token in tokens[num_kept:]:
             self.accept(token)
             self.seen.append(token)
+        self._is_torn = False
 
     def process_(self, logits: Tensor, tokens: list[int]) -> None:
         """Changes `logits [V]` in place after `tokens`, prompt and output. Raises TypeError where `apply` returns its result."""

@@ -32,6 +32,9 @@ class Metrics:
     num_drafted_tokens: int
     num_accepted_tokens: int
     """Of the drafted tokens, those that were kept."""
+    draft_speedup: float | None
+    """Of the decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in between, by the
+    seconds that they took, drafting included. None where nothing was drafted, or no plain step was measured."""
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Metrics:
@@ -57,16 +60,24 @@ class Metrics:
             num_preemptions=sum(sequence.times.num_preemptions for sequence in sequences),
             num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
             num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
+            draft_speedup=_draft_speedup(sequences),
         )
 
     def __str__(self) -> str:
         reused = f" ({self.num_reused_tokens} of them reused)" if self.num_reused_tokens else ""
         drafted = f", {self.num_accepted_tokens} of {self.num_drafted_tokens} drafted tokens accepted" if self.num_drafted_tokens else ""
+        drafted += f" ({self.draft_speedup:.2f} times as fast as without)" if self.draft_speedup else ""
         return (
             f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
             f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
             f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}"
         )
+
+
+def _draft_speedup(sequences: list[Sequence]) -> float | None:
+    seconds = sum(sequence.times.step_seconds for sequence in sequences)
+    drafted = any(sequence.times.num_drafted for sequence in sequences)
+    return sum(sequence.times.plain_seconds for sequence in sequences) / seconds if drafted and seconds else None
 
 
 @dataclass(frozen=True)

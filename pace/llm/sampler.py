@@ -21,6 +21,8 @@ class Policy(Protocol):
 
     wants_argmax_only: bool
     """True where `choose` would do nothing but take the largest logit; the sampler then does that for all such rows at once."""
+    takes_drafts: bool
+    """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` is then there, too."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         """Takes `logits [rows, V]` of the span's wanted rows, which it must not keep or change, and returns the tokens that
@@ -32,9 +34,13 @@ class Greedy:
     """The most likely token, with nothing in its way."""
 
     wants_argmax_only = True
+    takes_drafts = True
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         return accept_drafts(ops.argmax(logits).tolist(), span.drafts)
+
+    def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
+        return int(ops.argmax(logits[None])[0])
 
 
 class Sampling:
@@ -42,9 +48,11 @@ class Sampling:
 
     A draw depends on the seed and on how many tokens were generated before, on nothing else. Drafts are verified by drawing
     the token of each row and going on while it is the drafted one: the tokens are those that would have been drawn without.
+    A row that fails after others ends there: the sequence may be done by then, and else it fails in the next step's first row.
     """
 
     wants_argmax_only = False
+    takes_drafts = True
 
     def __init__(self, processors: list[Any], filters: list[Any], seed: int | None, num_logprobs: int | None) -> None:
         """`processors` and `filters` are those of `logits.py`; without a seed the largest logit is taken; `num_logprobs` most
@@ -58,7 +66,12 @@ class Sampling:
         sequence, chosen = span.sequence, []
         tokens = sequence.tokens
         for row in range(logits.shape[0]):
-            token = self._choose_one(ops, logits[row], tokens, sequence)
+            try:
+                token = self._choose_one(ops, logits[row], tokens, sequence)
+            except Exception:
+                if row == 0:
+                    raise
+                break
             chosen.append(token)
             if row == len(span.drafts) or token != span.drafts[row]:
                 break
@@ -76,22 +89,31 @@ class Sampling:
                 f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
                 f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors"
             )
-        for keep_ in self.filters:
-            keep_(ops, logits)
-        if self.seed is None:
-            token = int(ops.argmax(logits[None])[0])
-        else:
-            token = draw(ops.softmax(logits[None])[0], uniform(self.seed, num_generated))
+        token = self._draw(ops, logits, num_generated)
         if self.num_logprobs is not None:
             del sequence.logprobs[num_generated:]
             sequence.logprobs.append(token_logprob(ops, raw, token, self.num_logprobs))
         return token
+
+    def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
+        """The token after `num_generated` others if `logits [V]`, which are a draft model's and are not changed, were the model's. Processors are
+        not asked: they hear of each token once, and of none that does not come true."""
+        return self._draw(ops, torch.from_numpy(logits.numpy().copy()), num_generated)
+
+    def _draw(self, ops: Any, logits: Tensor, num_generated: int) -> int:
+        """Filters `logits` in place, and picks."""
+        for keep_ in self.filters:
+            keep_(ops, logits)
+        if self.seed is None:
+            return int(ops.argmax(logits[None])[0])
+        return draw(ops.softmax(logits[None])[0], uniform(self.seed, num_generated))
 
 
 class PromptLogprobs:
     """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to `policy`."""
 
     wants_argmax_only = False
+    takes_drafts = False
 
     def __init__(self, policy: Policy, num_top: int) -> None:
         """`num_top` most likely tokens are recorded beside each token of the prompt."""
@@ -144,7 +166,7 @@ class Sampler:
             row += span.num_rows
             if span.num_rows:
                 try:
-                    check_finite(self.ops, wanted, span.sequence)
+                    check_finite(self.ops, wanted[:1] if span.drafts else wanted, span.sequence)
                     tokens[-1] = span.sequence.policy.choose(self.ops, wanted, span)
                 except Exception as error:
                     span.sequence.fail(error)
@@ -152,11 +174,13 @@ class Sampler:
 
 
 def accept_drafts(chosen: list[int], drafts: list[int]) -> list[int]:
-    """The tokens up to and including the first that differs from its draft; one per row, and one row more than drafts."""
+    """The tokens up to and including the first that differs from its draft; one per row, and one row more than drafts. A row after
+    the first that is not finite (-1) has none: the next step, if there is one, begins with it."""
     num_accepted = 0
     while num_accepted < len(drafts) and chosen[num_accepted] == drafts[num_accepted]:
         num_accepted += 1
-    return chosen[: num_accepted + 1]
+    is_finite = num_accepted == 0 or chosen[num_accepted] >= 0
+    return chosen[: num_accepted + is_finite]
 
 
 def check_finite(ops: Any, logits: Tensor, sequence: Sequence) -> None:

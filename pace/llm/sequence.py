@@ -125,6 +125,10 @@ class Times:
     num_accepted: int = 0
     num_reused: int = 0
     """Tokens of the prompt whose keys and values the prefix cache had."""
+    step_seconds: float = 0.0
+    """This sequence's share of the decode steps that were measured, drafting included."""
+    plain_seconds: float = 0.0
+    """What the same tokens would have taken in steps without drafts, by what these were measured to take."""
 
 
 @dataclass(slots=True)

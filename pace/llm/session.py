@@ -22,6 +22,7 @@ class CollectLogits:
     """A policy that keeps the logits of positions `first .. first + num_rows - 1`, and goes on with no token."""
 
     wants_argmax_only = False
+    takes_drafts = False
 
     def __init__(self, first: int, num_rows: int, vocab_size: int) -> None:
         self.first = first
@@ -39,6 +40,7 @@ class ScoreTokens:
     """A policy that keeps the log-probability of each token given those before it; no more logits than one step's are held."""
 
     wants_argmax_only = False
+    takes_drafts = False
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = torch.tensor(tokens, dtype=torch.int64)

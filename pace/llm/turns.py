@@ -23,7 +23,7 @@ class TurnLock:
 
     Ctrl-C may strike between any two instructions of this file: a waiting thread leaves the queue, and a holder that could
     not release is taken to have released when the same thread asks again, as `Engine.abort` then does. Not re-entrant: a
-    holder says with `is_inside` that it truly is inside, and asking again is then a ValueError.
+    holder says with `is_inside` that it truly is inside, until it leaves; asking again is then a ValueError.
 
     A fork while another thread holds the lock leaves the child a free one, with `was_abandoned` set. When the interpreter
     exits, daemon threads get no more turns: one that came back from C++ to an interpreter that is gone would abort the process.
@@ -59,6 +59,7 @@ class TurnLock:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.is_inside = False
         self._release()
 
     def enter_if_free(self) -> bool:

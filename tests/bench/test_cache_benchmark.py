@@ -23,6 +23,7 @@ def test_policies_hold_and_copy_what_they_say(subject):
     runs = {name: cache.decode(subject, options, context, generated, batch) for name, options in cache.policies([16, 48]).items()}
     for name in ("paged", "paged, prefix cache"):
         assert (runs[name].copied_bytes, runs[name].copy_seconds, runs[name].held_bytes) == (0, 0.0, batch * 7 * block)
+        assert batch * 7 * block <= runs[name].resident_bytes < 16 << 20, "what was written, in huge pages perhaps"
     # Both texts begin with 3 blocks (with r = 16, 4) and want more up to 7: each copies what it has; the last to move holds 6 + 7, the other has its 7.
     assert runs["dynamic"].copied_bytes == batch * (3 + 4 + 5 + 6) * block and runs["bmc, r = 16"].copied_bytes == batch * (4 + 5 + 6) * block
     assert runs["dynamic"].held_bytes == (7 + 6 + 7) * block

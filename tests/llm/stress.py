@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.drafter import NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.logits import LogitsProcessor
@@ -42,6 +43,8 @@ NUM_THREADS = 6
 LONGEST_PROMPT, LONGEST_OUTPUT = 70, 40
 VOCAB = 50
 """Prompts hold tokens below."""
+PATIENCE = 120.0
+"""Seconds after the end for what is under way."""
 
 
 class Planted(Exception):
@@ -349,7 +352,7 @@ ACTIONS: dict[Callable[[World, random.Random], None], int] = {
 # -- the engines -----------------------------------------------------------------------------------------------------------
 
 
-class TrueDrafts:
+class TrueDrafts(NoDraft):
     """Proposes the greedy continuation, with a wrong token at random places."""
 
     def __init__(self, model: FakeModel) -> None:
@@ -408,12 +411,12 @@ def run(name: str, seconds: float, seed: int) -> World:
     threads = [threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share), daemon=True) for share in shares]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(max(0.0, world.deadline - time.monotonic()) + 120)
-        if thread.is_alive():
-            faulthandler.dump_traceback(all_threads=True)
-            raise AssertionError("a thread does not come back: see its stack above")
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < world.deadline + PATIENCE and not world.errors:
+        time.sleep(0.05)
     assert not world.errors, "\n".join(world.errors)
+    if any(thread.is_alive() for thread in threads):
+        faulthandler.dump_traceback(all_threads=True)
+        raise AssertionError("a thread does not come back: see the stacks above")
     gc.collect()
     world.engine.check_idle()
     assert world.engine.cache.used_bytes == 0 and not list(world.engine.scheduler.sequences())

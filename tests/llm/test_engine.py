@@ -13,6 +13,7 @@ import torch
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.drafter import NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sampler import Greedy
@@ -310,7 +311,7 @@ def test_a_child_forked_during_a_step_of_another_thread_can_generate() -> None:
     assert generator.generate([1, 2]).generated_token_ids == expected
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(NoDraft):
     """Proposes the true continuation, with a wrong token at random places."""
 
     def __init__(self, model: FakeModel, chance: random.Random, length: int) -> None:

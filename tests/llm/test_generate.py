@@ -355,7 +355,7 @@ def test_the_reader_of_a_streamer_is_released_when_generation_fails(model: LLMMo
     "arguments, error, word",
     [
         (dict(kv_cache_type="ring"), ValueError, "kv_cache_type"),
-        (dict(spec_config={}), NotImplementedError, "spec_config"),
+        (dict(spec_config={}), TypeError, "spec_config"),
         (dict(quantization="int8"), NotImplementedError, "quantization"),
         (dict(backend="cuda"), ValueError, "backend"),
         (dict(dtype="int3"), ValueError, "dtype"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig
+from pace.llm.drafter import NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.logits import LogitsProcessor
@@ -230,6 +231,32 @@ def test_a_request_that_fails_fails_alone() -> None:
             request.result()
     with pytest.raises(RuntimeError, match="the processor's own"):
         list(request)
+    check_idle(generator)
+
+
+class Struck(Odd):
+    strikes: list[int] = []
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if len(self.seen) in self.strikes:
+            self.strikes.remove(len(self.seen))
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_a_request_that_can_be_asked_again() -> None:
+    """Only one whose processor was struck in the middle of its state is lost, and says so."""
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, repetition_penalty=1.2)
+    expected = generator.generate([1, 2], config).generated_token_ids
+    Struck.strikes = [5]
+    request, torn = generator.add_request([1, 2], config), generator.add_request([3], SamplingConfig(max_new_tokens=20, logits_processors=[Struck()]))
+    with pytest.raises(KeyboardInterrupt):
+        request.result()
+    assert 0 < len(request.tokens) < 20 and not request.done
+    assert request.result().generated_token_ids == expected
+    with pytest.raises(RuntimeError, match="Struck was interrupted while it followed its tokens"):
+        torn.result()
     check_idle(generator)
 
 
@@ -594,7 +621,7 @@ def test_processors_of_every_kind_compose_with_drafts(length: int, config: Sampl
     engine.check_idle()
 
 
-class PlainContinuation:
+class PlainContinuation(NoDraft):
     """Proposes what the same config gives without drafts, with a wrong token at random places."""
 
     def __init__(self, chance: random.Random, length: int, config: SamplingConfig) -> None:

@@ -1,0 +1,288 @@
+"""Many requests at once, and drafts: what batching and speculation bring, as Markdown and one line of JSON.
+
+    python benchmarks/decoding.py                                          # about 6 minutes on two cores
+    python benchmarks/decoding.py --into docs/decoding.md                  # the tables go between the two lines there that name this script
+    python benchmarks/decoding.py --requests 1 8 --new-tokens 16 --repeats 1 --peer-dtypes float32
+
+Requests: prompts of different lengths, each continued by as many tokens; all in one `generate`, one after the other, and in transformers' batched `generate` (padded
+on the left). Drafts: the same prompts with and without, greedy or sampled, of which the texts must be equal. Ways take turns, each figure is the median of `--repeats`
+runs after one to warm up, and a ratio is the median of the ratios of runs that followed each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pace import _C
+from pace.assets import TINY, TINY_DRAFT
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
+from pace.llm.outputs import Metrics
+
+BEGIN, END = "<!-- benchmarks/decoding.py -->", "<!-- end of benchmarks/decoding.py -->"
+LEAST_LOOKUP, LEAST_ADAPTIVE = 2.0, 0.95
+"""The targets: of prompt lookup where the text copies, and of adaptive drafts where they do not help."""
+
+WORDS = "river lantern copper Marisol window silver harbour Quentin basket thunder velvet crates Ludwig cactus piano garden".split()
+
+
+def chat(model: LLMModel, question: str) -> list[int]:
+    return model.tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False)
+
+
+def requests(model: LLMModel, count: int) -> list[list[int]]:
+    """Prompts of 12 to 60 tokens, each another."""
+    asked = [f"Tell me a story about a {word} and a {other}." for word in WORDS for other in WORDS if word != other]
+    asked[::3] = [f"{question} {question}" for question in asked[::3]]
+    return [chat(model, asked[index % len(asked)]) for index in range(count)]
+
+
+def sentences(words_each: int, count: int) -> list[str]:
+    return [" ".join(WORDS[(7 * index + 3 * place + place * place) % len(WORDS)] for place in range(words_each)) + "." for index in range(count)]
+
+
+# -- measuring ------------------------------------------------------------------------------------------------------------
+
+
+Way = Callable[[], tuple[int, float]]
+"""Runs once; returns tokens and the seconds that they took."""
+
+
+def take_turns(ways: dict[str, Way], repeats: int) -> dict[str, list[float]]:
+    """Tokens a second of each run of each way, in turn; the first round does not count."""
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 1):
+        for name, way in ways.items():
+            num_tokens, seconds = way()
+            if turn:
+                speeds[name].append(num_tokens / seconds)
+    return speeds
+
+
+def ratio(speeds: dict[str, list[float]], name: str, other: str) -> float:
+    return statistics.median(a / b for a, b in zip(speeds[name], speeds[other]))
+
+
+def timed(run: Callable[[], int]) -> tuple[int, float]:
+    start = time.perf_counter()
+    num_tokens = run()
+    return num_tokens, time.perf_counter() - start
+
+
+# -- requests -------------------------------------------------------------------------------------------------------------
+
+
+def transformers_way(path: str, dtype: str, rows: list[list[int]], new_tokens: int) -> Way:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    theirs.generation_config.eos_token_id = None
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+
+    def run() -> int:
+        with torch.no_grad():
+            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        return (out.shape[1] - longest) * len(rows)
+
+    return lambda: timed(run)
+
+
+def race_of_requests(path: str, counts: list[int], new_tokens: int, repeats: int, peer_dtypes: list[str]) -> list[dict[str, Any]]:
+    """For each number of requests the tokens a second of each way, and the ratios."""
+    model = LLMModel(path)
+    config = SamplingConfig(max_new_tokens=new_tokens, do_sample=False, ignore_eos=True)
+    results = []
+    for count in counts:
+        progress(f"{count} requests of {new_tokens} new tokens")
+        rows = requests(model, count)
+
+        def together() -> int:
+            return model.generate(rows, config).metrics.num_generated_tokens
+
+        def one_by_one() -> int:
+            return sum(model.generate(row, config).metrics.num_generated_tokens for row in rows)
+
+        ways: dict[str, Way] = {"together": lambda: timed(together), "one at a time": lambda: timed(one_by_one)}
+        for dtype in peer_dtypes:
+            ways[f"transformers {dtype}"] = transformers_way(path, dtype, rows, new_tokens)
+        speeds = take_turns(ways, repeats)
+        others = {name: ratio(speeds, "together", name) for name in ways if name != "together"}
+        results.append({"requests": count, "tokens_per_second": {name: statistics.median(values) for name, values in speeds.items()}, "together_over": others})
+    return results
+
+
+# -- drafts ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prompts that are answered with and without drafts, one after the other."""
+
+    name: str
+    drafts: str
+    prompts: Callable[[LLMModel], list[Any]]
+    config: SamplingConfig
+    least: float | None = None
+    """The ratio that is asked for."""
+
+
+def copying(model: LLMModel) -> list[Any]:
+    """Questions that are answered with what they say, and texts that repeat themselves."""
+    entries = json.loads((TINY / "prompts.json").read_text(encoding="utf-8"))
+    asked = [entry["messages"][-1]["content"] for entry in entries if entry["category"] == "copying"]
+    asked += [f"Copy this sentence: {text}" for text in sentences(16, 6)]
+    return [chat(model, question) for question in asked]
+
+
+def repeating(model: LLMModel) -> list[Any]:
+    return [" ".join([text] * 6) for text in sentences(10, 6)]
+
+
+def stories(model: LLMModel) -> list[Any]:
+    return [chat(model, f"Tell me a story about a {animal}.") for animal in ("little fox", "dog", "robot", "boat", "lost scarf", "bear", "rabbit", "clever cat")]
+
+
+def cases(new_tokens: int) -> list[Case]:
+    greedy = SamplingConfig(max_new_tokens=new_tokens, do_sample=False)
+    sampled = SamplingConfig(max_new_tokens=new_tokens, do_sample=True, temperature=0.8, seed=1)
+    wild = SamplingConfig(max_new_tokens=new_tokens, do_sample=True, temperature=2.0, top_k=0, seed=1, ignore_eos=True)
+    return [
+        Case("answers that copy the question", "lookup", copying, greedy, LEAST_LOOKUP),
+        Case("texts that repeat themselves", "lookup", repeating, SamplingConfig(max_new_tokens=new_tokens, do_sample=False, ignore_eos=True), LEAST_LOOKUP),
+        Case("stories", "draft", stories, greedy),
+        Case("stories, sampled at 0.8", "draft", stories, sampled),
+        Case("stories", "lookup", stories, greedy, LEAST_ADAPTIVE),
+        Case("stories, sampled at 0.8", "lookup", stories, sampled, LEAST_ADAPTIVE),
+        Case("answers that copy the question", "draft", copying, greedy, LEAST_ADAPTIVE),
+        Case("noise, sampled at 2", "draft", stories, wild, LEAST_ADAPTIVE),
+        Case("noise, sampled at 2", "lookup", stories, wild, LEAST_ADAPTIVE),
+    ]
+
+
+def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """For each case the decode speeds with and without drafts. Raises RuntimeError where the texts differ."""
+    plain = LLMModel(path)
+    drafted = {"lookup": LLMModel(path, spec_config=PromptLookupConfig()), "draft": LLMModel(path, spec_config=DraftModelConfig(draft))}
+    results = []
+    for case in cases(new_tokens):
+        progress(f"{case.drafts}: {case.name}")
+        prompts = case.prompts(plain)
+        told: list[Metrics] = []
+        texts: dict[str, list[list[int]]] = {}
+
+        def decode(name: str, model: LLMModel) -> tuple[int, float]:
+            """Tokens after the first of each text, and their seconds."""
+            outs = [model.generate(prompt, case.config) for prompt in prompts]
+            texts[name] = [out.generated_token_ids[0] for out in outs]
+            if name == "drafts":
+                told[:] = [out.metrics for out in outs]
+            later = [out.metrics.num_generated_tokens - 1 for out in outs]
+            return sum(later), sum(out.metrics.total_seconds - out.metrics.seconds_to_first_token for out in outs)
+
+        speeds = take_turns({"plain": lambda: decode("plain", plain), "drafts": lambda: decode("drafts", drafted[case.drafts])}, repeats)
+        if texts["plain"] != texts["drafts"]:
+            raise RuntimeError(f"{case.name}, {case.drafts}: the texts with and without drafts differ")
+        results.append(
+            {
+                "case": case.name,
+                "drafts": case.drafts,
+                "plain_tokens_per_second": statistics.median(speeds["plain"]),
+                "drafted_tokens_per_second": statistics.median(speeds["drafts"]),
+                "speedup": ratio(speeds, "drafts", "plain"),
+                "least": case.least,
+                "num_drafted": sum(metrics.num_drafted_tokens for metrics in told),
+                "num_accepted": sum(metrics.num_accepted_tokens for metrics in told),
+                "num_tokens": sum(metrics.num_generated_tokens for metrics in told),
+            }
+        )
+    return results
+
+
+# -- reporting ------------------------------------------------------------------------------------------------------------
+
+
+def table_of_requests(results: list[dict[str, Any]]) -> str:
+    names = list(results[0]["tokens_per_second"])
+    lines = ["| requests | " + " | ".join(names) + " | " + " | ".join(f"together over {name}" for name in names[1:]) + " |", "|---:|" + "---:|" * (2 * len(names) - 1)]
+    for result in results:
+        cells = [f"{result['tokens_per_second'][name]:,.0f}" for name in names] + [f"{result['together_over'][name]:.2f}" for name in names[1:]]
+        lines.append(f"| {result['requests']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def table_of_drafts(results: list[dict[str, Any]]) -> str:
+    lines = ["| text | drafts | plain | with drafts | ratio | asked for | drafted, a token | accepted |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    for result in results:
+        least = "" if result["least"] is None else f"{result['least']:.2f}{'' if result['speedup'] >= result['least'] else ', missed'}"
+        accepted = f"{result['num_accepted'] / result['num_drafted']:.0%}" if result["num_drafted"] else "-"
+        lines.append(
+            f"| {result['case']} | {result['drafts']} | {result['plain_tokens_per_second']:,.0f} | {result['drafted_tokens_per_second']:,.0f} | "
+            f"{result['speedup']:.2f} | {least} | {result['num_drafted'] / result['num_tokens']:.2f} | {accepted} |"
+        )
+    return "\n".join(lines)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    parts = [f"`{report['command']}` on `{report['isa']}` with {report['threads']} threads, bf16. Tokens a second."]
+    if report["requests"]:
+        parts.append(table_of_requests(report["requests"]))
+    if report["drafts"]:
+        parts.append("Decode alone (after the first token), one text at a time; the texts are the same token for token:")
+        parts.append(table_of_drafts(report["drafts"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_into(path: Path, text: str) -> None:
+    """Replaces what stands between the two lines of this script. Raises ValueError where a file has not both of them."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{path} needs the lines {BEGIN} and {END}, between which the tables go")
+    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
+
+
+def progress(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(TINY), metavar="PATH", help="default: the bundled model")
+    parser.add_argument("--draft", default=str(TINY_DRAFT), metavar="PATH", help="its draft model")
+    parser.add_argument("--requests", nargs="*", type=int, default=[1, 8, 32, 128], metavar="N", help="numbers of requests; none for no such race")
+    parser.add_argument("--new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N")
+    parser.add_argument("--peer-dtypes", nargs="*", default=["float32", "bfloat16"], metavar="DTYPE", help="of transformers; none to leave it out")
+    parser.add_argument("--no-drafts", action="store_true", help="the race of requests alone")
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the tables go (default: stdout)")
+    args = parser.parse_args()
+    if args.into:
+        write_into(args.into, "being measured\n")  # that it can be is known before the wait
+    torch.set_num_threads(_C.cpu_info()["default_threads"])
+    report = {
+        "command": " ".join(["python benchmarks/decoding.py", *sys.argv[1:]]),
+        "isa": _C.isa(),
+        "threads": _C.cpu_info()["default_threads"],
+        "requests": race_of_requests(args.model, args.requests, args.new_tokens, args.repeats, args.peer_dtypes),
+        "drafts": [] if args.no_drafts else race_of_drafts(args.model, args.draft, args.new_tokens, args.repeats),
+    }
+    if args.into:
+        write_into(args.into, markdown(report))
+    else:
+        print(markdown(report))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Where drafts come from: what a caller gives as `LLMModel(..., spec_config=...)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_DRAFT_TOKENS = 64
+"""Of one sequence in one step. Of 65 rows the last is kept with a probability of 0.5 where 99 % of the drafts are right."""
+
+
+@dataclass(frozen=True)
+class PromptLookupConfig:
+    """Drafts are what followed the last tokens where they stood before, in prompt or output: for texts that copy, at next to no cost.
+
+    Raises TypeError and ValueError for what is out of range, as the other configs do.
+    """
+
+    max_ngram: int = 4
+    """The longest run of last tokens that is looked for; the longest one found decides."""
+    min_ngram: int = 1
+    """The shortest."""
+    num_draft_tokens: int = 16
+    """At most so many a step; 1 to 64."""
+    adaptive: bool = True
+    """Propose as many as pay, by what was accepted and what steps have cost; False for always `num_draft_tokens`."""
+
+    def __post_init__(self) -> None:
+        _check_count("min_ngram", self.min_ngram, 1, 32)
+        _check_count("max_ngram", self.max_ngram, 1, 32)
+        if self.max_ngram < self.min_ngram:
+            raise ValueError(f"max_ngram must be at least min_ngram={self.min_ngram}, got {self.max_ngram}")
+        _check_drafts(self.num_draft_tokens, self.adaptive)
+
+
+@dataclass(frozen=True)
+class DraftModelConfig:
+    """Drafts are what a smaller model of the same tokenizer would write, token by token."""
+
+    model: str | Path
+    """A checkpoint, as `LLMModel` takes it."""
+    num_draft_tokens: int = 8
+    """At most so many a step; 1 to 64."""
+    adaptive: bool = True
+    """Propose as many as pay, by what was accepted and what steps have cost; False for always `num_draft_tokens`."""
+    revision: str | None = None
+    """Branch, tag or commit of the draft model on the Hub."""
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        _check_drafts(self.num_draft_tokens, self.adaptive)
+
+
+@dataclass(frozen=True)
+class PardConfig:
+    """Drafts are those of a parallel draft model: one forward pass over the text and mask tokens proposes them all (arXiv 2504.18583).
+
+    The model must have been trained for it (such as amd/PARD-Qwen2.5-0.5B): its config.json names the mask token in `pard_token`.
+    """
+
+    model: str | Path
+    """A checkpoint, as `LLMModel` takes it."""
+    mask_token_id: int | None = None
+    """The token that stands for each position to be guessed; None for `pard_token` of the model's config.json."""
+    num_draft_tokens: int = 12
+    """At most so many a step; 1 to 64."""
+    adaptive: bool = True
+    """Propose as many as pay, by what was accepted and what steps have cost; False for always `num_draft_tokens`."""
+    revision: str | None = None
+    """Branch, tag or commit of the draft model on the Hub."""
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        if self.mask_token_id is not None:
+            _check_count("mask_token_id", self.mask_token_id, 0, 2**31 - 1)
+        _check_drafts(self.num_draft_tokens, self.adaptive)
+
+
+SpecConfig = PromptLookupConfig | DraftModelConfig | PardConfig
+
+
+def _check_count(name: str, value: object, minimum: int, maximum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int from {minimum} to {maximum}, got {value!r}")
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{name} must be from {minimum} to {maximum}, got {value}")
+
+
+def _check_drafts(num_draft_tokens: object, adaptive: object) -> None:
+    _check_count("num_draft_tokens", num_draft_tokens, 1, MAX_DRAFT_TOKENS)
+    if not isinstance(adaptive, bool):
+        raise TypeError(f"adaptive must be True or False, got {adaptive!r}")
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, (str, Path)):
+        raise TypeError(f"model must be the path or Hub id of a draft model's checkpoint, got {model!r}")

@@ -1,0 +1,224 @@
+"""Drafts of a smaller model: token by token, or all at once by a model trained with mask tokens."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from pace.llm.batch import BLOCK_SIZE
+from pace.llm.batching import BatchBuilder
+from pace.llm.cache import CacheManager
+from pace.llm.drafter import DraftMemory
+from pace.llm.sequence import Sequence, Span
+from pace.llm.speculation.draft_length import StepCosts
+
+CATCH_UP_TOKENS = 512
+"""Of all sequences together that the draft model reads in one step, of texts that it has not seen yet: as many as the
+scheduler gives a prefill, so that the others wait no longer for it."""
+
+AMORTISED_OVER = 64
+"""Tokens over which reading a text for the first time must pay; fewer where fewer are left to generate."""
+
+
+class DraftModel:
+    """A `DraftSource` that has a smaller model write the drafts, one token of every sequence at a time.
+
+    For each sequence there is a shadow in the draft model's own cache: the same tokens, then drafts, cut back to what came
+    true after the step. A shadow that falls behind (nothing was drafted for a while) reads what it missed before its next
+    draft, `CATCH_UP_TOKENS` of all sequences a step. Where its cache is full, the shadow unused for longest goes.
+
+    Drafts are picked as the sequence's own policy would pick from these logits: for sampling by the same random number
+    as the token that they stand for, so that likely tokens meet.
+    """
+
+    def __init__(
+        self, model: Any, ops: Any, cache: CacheManager, vocab_size: int, weights: dict[str, int], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`model` is what an engine runs; `vocab_size` that of the model to draft for; `weights` its bytes by part, for reports."""
+        self.model = model
+        self.ops = ops
+        self.cache = cache
+        self.costs = StepCosts()
+        self.max_length = min(model.max_position_embeddings, cache.capacity)
+        self._vocab_size = min(vocab_size, model.vocab_size)
+        self._weights = weights
+        self._clock = clock
+        self._batches = BatchBuilder()
+        self._shadows: dict[Sequence, Sequence] = {}  # the one used last stands last
+
+    # -- what the drafter asks -----------------------------------------------------------------------------------------
+
+    def kind(self, sequence: Sequence, most: int) -> int | None:
+        """One kind; None where the text gets too long for the draft model."""
+        return 0 if len(sequence.tokens) + most <= self.max_length else None
+
+    def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:
+        """Forward passes by their measured costs, and a share of reading what is new to the draft model."""
+        seconds = sum(self.costs.at(num_tokens) or 0.0 for num_tokens in self._passes(lengths))
+        for sequence, length in zip(sequences, lengths):
+            if length:
+                num_unread = self._num_unread(sequence)
+                if num_unread > BLOCK_SIZE:
+                    seconds += (self.costs.at(num_unread) or 0.0) / max(1, min(AMORTISED_OVER, sequence.max_length - len(sequence.tokens)))
+        return seconds
+
+    def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
+        proposals: dict[Sequence, list[int]] = {}
+        wanted = {sequence: length for sequence, length in zip(sequences, lengths) if length}
+        for sequence, length in wanted.items():
+            if self._make_room(sequence, len(sequence.tokens) + length, wanted):
+                proposals[sequence] = []
+        ready = self._catch_up(list(proposals))
+        self._draft(ready, [wanted[sequence] for sequence in ready], proposals)
+        return [proposals.get(sequence, []) for sequence in sequences]
+
+    def settle(self, sequence: Sequence, num_valid: int) -> None:
+        shadow = self._shadows.get(sequence)
+        if shadow is not None:
+            self.cache.truncate(shadow, min(shadow.num_computed, num_valid))
+            del shadow.tokens[num_valid:]
+
+    def forget(self, sequence: Sequence) -> None:
+        shadow = self._shadows.pop(sequence, None)
+        if shadow is not None:
+            self.cache.free(shadow)
+
+    def reset(self) -> None:
+        self.cache.reset(self._shadows.values())
+        self._shadows.clear()
+
+    def check_integrity(self) -> None:
+        assert not [sequence for sequence in self._shadows if sequence.is_finished], "a shadow is kept of a sequence that is done"
+        self.cache.check_integrity(self._shadows.values())
+
+    def bytes_for(self, num_tokens: int) -> int:
+        return self.cache.bytes_for(num_tokens)
+
+    def memory(self) -> DraftMemory:
+        return DraftMemory(self._weights, self.cache.used_bytes, self.cache.touched_bytes, self.cache.budget_bytes)
+
+    # -- how it drafts -------------------------------------------------------------------------------------------------
+
+    def _passes(self, lengths: list[int]) -> list[int]:
+        """Tokens of each forward pass that drafting takes."""
+        return [sum(length > depth for length in lengths) for depth in range(max(lengths))]
+
+    def _draft(self, sequences: list[Sequence], lengths: list[int], proposals: dict[Sequence, list[int]]) -> None:
+        """Adds `lengths` tokens to the proposals of sequences whose text has been read but for a few tokens."""
+        shadows = [self._shadows[sequence] for sequence in sequences]
+        for depth in range(max(lengths, default=0)):
+            live = [index for index, length in enumerate(lengths) if length > depth]
+            spans = [Span(shadows[index], shadows[index].num_computed, shadows[index].num_pending) for index in live]
+            logits = self._forward(spans)
+            largest = self.ops.argmax(logits).tolist()
+            for row, index in enumerate(live):
+                sequence = sequences[index]
+                token = self._pick(sequence, logits[row], largest[row], depth)
+                if token is None:
+                    lengths[index] = 0
+                    continue
+                shadows[index].tokens.append(token)
+                proposals[sequence].append(token)
+
+    def _pick(self, sequence: Sequence, logits: Tensor, largest: int, depth: int) -> int | None:
+        """The token that the sequence's policy would take if these were the model's logits; None where they are not finite."""
+        if largest < 0:
+            return None
+        if sequence.policy.wants_argmax_only:
+            return largest
+        return sequence.policy.guess(self.ops, logits, sequence.num_generated + depth)
+
+    # -- shadows -------------------------------------------------------------------------------------------------------
+
+    def _num_unread(self, sequence: Sequence) -> int:
+        shadow = self._shadows.get(sequence)
+        return len(sequence.tokens) - (shadow.num_computed if shadow else 0)
+
+    def _make_room(self, sequence: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
+        """A shadow of the sequence with its tokens and room for `length`, at the cost of shadows not spared; False without room,
+        or where the text has a token that is not among the draft model's."""
+        shadow = self._shadows.pop(sequence, None) or self._new_shadow(sequence)
+        self._shadows[sequence] = shadow
+        new = sequence.tokens[len(shadow.tokens) :]
+        if max(new, default=0) >= self.model.vocab_size:
+            return False
+        shadow.tokens += new
+        self._read_again_if_grown(shadow)
+        while not self.cache.reserve(shadow, length):
+            victim = next((other for other, held in self._shadows.items() if other not in spared and held.block_table), None)
+            if victim is None:
+                return False
+            self.forget(victim)
+        return True
+
+    def _new_shadow(self, sequence: Sequence) -> Sequence:
+        shadow = Sequence([], policy=None, stopping=None, max_length=self.max_length)
+        shadow.num_prompt_tokens = sequence.num_prompt_tokens
+        return shadow
+
+    def _read_again_if_grown(self, shadow: Sequence) -> None:
+        """As the engine does it with a sequence that has grown to where its model changes the angles of all tokens."""
+        length = self.model.recompute_length
+        if length and shadow.rope_length < length <= len(shadow.tokens):
+            shadow.recomputed_length = length
+            self.cache.free(shadow)
+
+    def _catch_up(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Has the draft model read what it has not, up to its limit a step; returns the sequences that may draft now."""
+        tokens_left, spans, ready = CATCH_UP_TOKENS, [], []
+        for sequence in sequences:
+            shadow = self._shadows[sequence]
+            num_behind = shadow.num_pending - BLOCK_SIZE
+            num_tokens = min(shadow.num_pending - 1, tokens_left) if num_behind > 0 else 0
+            if num_tokens > 0:
+                spans.append(Span(shadow, shadow.num_computed, num_tokens))
+                tokens_left -= num_tokens
+            if num_behind <= 0 or num_tokens == shadow.num_pending - 1:
+                ready.append(sequence)
+        if spans:
+            self._forward(spans)
+        return ready
+
+    def _forward(self, spans: list[Span]) -> Tensor:
+        """Logits of the wanted rows, of the tokens that the model to draft for has; what the spans hold is then computed."""
+        begin = self._clock()
+        logits = self.model.forward(self.ops, self._batches.build(spans, self.cache.kv))
+        self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
+        for span in spans:
+            self.cache.commit(span.sequence, span.start + span.num_tokens)
+        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size].contiguous()
+
+
+class ParallelDraftModel(DraftModel):
+    """A `DraftSource` for models trained as in arXiv 2504.18583 (PARD): the text, then `k - 1` times the mask token, and one
+    forward pass: the last k rows are the k drafts. What the masks left in the cache goes again."""
+
+    def __init__(self, mask_token_id: int, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.mask_token_id = mask_token_id
+
+    def _passes(self, lengths: list[int]) -> list[int]:
+        return [sum(lengths)]
+
+    def _draft(self, sequences: list[Sequence], lengths: list[int], proposals: dict[Sequence, list[int]]) -> None:
+        if not sequences:
+            return
+        spans = []
+        for sequence, length in zip(sequences, lengths):
+            shadow = self._shadows[sequence]
+            shadow.wanted_from = len(shadow.tokens) - 1
+            shadow.tokens += [self.mask_token_id] * (length - 1)
+            spans.append(Span(shadow, shadow.num_computed, shadow.num_pending))
+        logits = self._forward(spans)
+        largest = self.ops.argmax(logits).tolist()
+        row = 0
+        for sequence, length in zip(sequences, lengths):
+            picked = [self._pick(sequence, logits[row + depth], largest[row + depth], depth) for depth in range(length)]
+            row += length
+            proposals[sequence] += picked[: picked.index(None)] if None in picked else picked
+            self._shadows[sequence].wanted_from = None
+            self.settle(sequence, len(sequence.tokens))

@@ -1,0 +1,174 @@
+"""Drafts in the engine's step: proposes before it, learns from it afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pace.llm.batch import BLOCK_SIZE
+from pace.llm.drafter import DraftMemory
+from pace.llm.sequence import Sequence, Span
+from pace.llm.speculation.draft_length import Acceptance, DraftLengths
+from pace.llm.speculation.source import DraftSource
+
+FIRST_RATE = 0.6
+"""Acceptance of a kind of draft of which nothing was seen yet: as drafts of a fair model have it, so that they are tried."""
+
+
+class SpeculativeDrafter:
+    """A `Drafter` that has a source propose as many tokens as pay.
+
+    Sequences get drafts where they decode and their policy takes them; in a step that also reads prompts none do, as the
+    processor is busy then and each row costs its full price. What is proposed and how long it took decide about the speed
+    alone: the sampler picks every token as it would without drafts.
+    """
+
+    def __init__(
+        self,
+        source: DraftSource,
+        lengths: DraftLengths,
+        most: int,
+        recompute_length: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """At most `most` drafts of a sequence; `recompute_length` is that of the model to draft for; `clock` gives seconds."""
+        self.source = source
+        self.lengths = lengths
+        self._most = most
+        self._recompute_length = recompute_length
+        self._clock = clock
+        self._rates: dict[Sequence, dict[int, Acceptance]] = {}
+        self._rates_of_kind: dict[int, Acceptance] = {}
+        self._kinds: dict[Sequence, int] = {}  # of the drafts of this step
+        self._is_decode = False
+        self._began = self._drafted = 0.0
+
+    # -- before the step -----------------------------------------------------------------------------------------------
+
+    def extend(self, spans: list[Span], cache: Any) -> None:
+        self._began = self._clock()
+        self._kinds.clear()
+        self._is_decode = all([span.num_tokens == 1 for span in spans])
+        if self._is_decode:
+            self._extend(spans, cache)
+        self._drafted = self._clock()
+
+    def _extend(self, spans: list[Span], cache: Any) -> None:
+        candidates: list[Span] = []
+        rates: list[float] = []
+        if self.lengths.wants_drafts():
+            for span in spans:
+                kind = self._kind(span)
+                if kind is not None:
+                    candidates.append(span)
+                    rates.append(self._rate(span.sequence, kind))
+                    self._kinds[span.sequence] = kind
+        if not candidates:
+            return
+        sequences = [span.sequence for span in candidates]
+        chosen = self.lengths.choose(rates, len(spans), lambda lengths: self.source.seconds(sequences, lengths))
+        if not any(chosen):
+            return
+        chosen = [self._fitting(sequence, length, cache, len(spans)) for sequence, length in zip(sequences, chosen)]
+        if any(chosen):
+            for span, drafts in zip(candidates, self.source.propose(sequences, chosen)):
+                span.drafts = drafts
+
+    def _kind(self, span: Span) -> int | None:
+        """The kind of draft that the span could have; None where it can have none."""
+        sequence = span.sequence
+        if not sequence.policy.takes_drafts or span.start != len(sequence.tokens) - 1 or self._limit(sequence) < 1:
+            return None
+        self._rates.setdefault(sequence, {})
+        return self.source.kind(sequence, self._most)
+
+    def _limit(self, sequence: Sequence) -> int:
+        """Drafts after which the sequence would be as long as it may get, less the token that each step brings by itself. And
+        none beyond where the model would compute the text again with other angles: those rows would have the old ones."""
+        length = len(sequence.tokens)
+        limit = sequence.max_length - length - 1
+        recompute_length = self._recompute_length
+        if recompute_length and sequence.rope_length < recompute_length:
+            limit = min(limit, recompute_length - 1 - length)
+        return limit
+
+    def _fitting(self, sequence: Sequence, length: int, cache: Any, num_spans: int) -> int:
+        """`length`, less where the sequence may not get so long, with room in the cache; 0 where that would take blocks that others
+        need for their next token."""
+        length = min(length, self._limit(sequence))
+        end = len(sequence.tokens) + length
+        if length and (end <= len(sequence.block_table) * BLOCK_SIZE or cache.num_free_blocks > num_spans) and cache.reserve(sequence, end):
+            return length
+        return 0
+
+    def _rate(self, sequence: Sequence, kind: int) -> float:
+        of_kind = self._rates_of_kind.get(kind)
+        prior = of_kind.rate(FIRST_RATE) if of_kind else FIRST_RATE
+        own = self._rates[sequence].get(kind)
+        return own.rate(prior) if own else prior
+
+    # -- after it ------------------------------------------------------------------------------------------------------
+
+    def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
+        num_drafts = 0
+        for span, tokens in zip(spans, outcomes):
+            sequence = span.sequence
+            if span.drafts:
+                num_drafts += len(span.drafts)
+                self._learn_rate(span, max(0, len(tokens) - 1))
+                self.source.settle(sequence, span.start + span.num_tokens + max(0, len(tokens) - 1))
+            if sequence.is_finished:
+                self._forget(sequence)
+        if self._is_decode:
+            self._learn_cost(spans, num_drafts, outcomes)
+        if len(self._rates) > 2 * len(spans) + 16:
+            self._forget_finished()
+
+    def _learn_rate(self, span: Span, num_accepted: int) -> None:
+        sequence, kind = span.sequence, self._kinds[span.sequence]
+        rates = self._rates[sequence]
+        if kind not in rates:
+            rates[kind] = Acceptance(memory=10, strength=3)
+        if kind not in self._rates_of_kind:
+            self._rates_of_kind[kind] = Acceptance(memory=50, strength=2)
+        rates[kind].add(len(span.drafts), num_accepted)
+        self._rates_of_kind[kind].add(len(span.drafts), num_accepted)
+
+    def _learn_cost(self, spans: list[Span], num_drafts: int, outcomes: list[list[int]]) -> None:
+        """Tells what the step took, and notes for each sequence what its tokens would have taken without drafts."""
+        draft_seconds, step_seconds = self._drafted - self._began, self._clock() - self._drafted
+        self.lengths.observe(len(spans), num_drafts, sum(map(len, outcomes)), draft_seconds, step_seconds)
+        plain_seconds = self.lengths.plain_seconds(len(spans)) if num_drafts else step_seconds
+        if plain_seconds is None:
+            return
+        share, plain_share = (draft_seconds + step_seconds) / len(spans), plain_seconds / len(spans)
+        for span, tokens in zip(spans, outcomes):
+            times = span.sequence.times
+            times.step_seconds += share
+            times.plain_seconds += plain_share * len(tokens)
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._rates.pop(sequence, None)
+        self.source.forget(sequence)
+
+    def _forget_finished(self) -> None:
+        """Those that were aborted between steps."""
+        for sequence in [sequence for sequence in self._rates if sequence.is_finished]:
+            self._forget(sequence)
+
+    def reset(self) -> None:
+        self._rates.clear()
+        self.source.reset()
+
+    def check_integrity(self) -> None:
+        self._forget_finished()
+        self.source.check_integrity()
+
+    def bytes_for(self, num_tokens: int) -> int:
+        return self.source.bytes_for(num_tokens)
+
+    def memory(self) -> DraftMemory:
+        return self.source.memory()

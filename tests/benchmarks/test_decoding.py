@@ -1,0 +1,54 @@
+"""What `benchmarks/decoding.py` makes of runs, on speeds made up here."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import decoding
+
+
+def test_ways_take_turns_and_the_first_round_does_not_count() -> None:
+    calls = []
+
+    def way(name: str, seconds: list[float]):
+        def run() -> tuple[int, float]:
+            calls.append(name)
+            return 10, seconds[calls.count(name) - 1]
+
+        return run
+
+    speeds = decoding.take_turns({"a": way("a", [100.0, 1.0, 2.0, 4.0]), "b": way("b", [1.0, 2.0, 4.0, 4.0])}, 3)
+    assert calls == ["a", "b"] * 4 and speeds == {"a": [10.0, 5.0, 2.5], "b": [5.0, 2.5, 2.5]}
+    assert decoding.ratio(speeds, "a", "b") == 2.0
+
+
+def test_a_missed_target_is_said() -> None:
+    row = {"case": "copies", "drafts": "lookup", "plain_tokens_per_second": 1000.0, "drafted_tokens_per_second": 1900.0, "num_drafted": 80, "num_accepted": 60, "num_tokens": 100}
+    table = decoding.table_of_drafts([{**row, "speedup": 1.9, "least": 2.0}, {**row, "speedup": 2.1, "least": 2.0, "num_drafted": 0}])
+    first, second = table.splitlines()[2:]
+    assert first == "| copies | lookup | 1,000 | 1,900 | 1.90 | 2.00, missed | 0.80 | 75% |" and second.endswith("| 2.10 | 2.00 | 0.00 | - |")
+
+
+def test_the_tables_go_between_the_lines(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{decoding.BEGIN}\nold\n{decoding.END}\nafter\n")
+    decoding.write_into(page, "new\n")
+    assert page.read_text() == f"before\n{decoding.BEGIN}\nnew\n{decoding.END}\nafter\n"
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="needs the lines"):
+        decoding.write_into(page, "new\n")
+
+
+def test_a_small_run(tmp_path, monkeypatch, capsys) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{decoding.BEGIN}\n{decoding.END}\n")
+    monkeypatch.setattr(sys, "argv", ["decoding.py", "--requests", "1", "3", "--new-tokens", "4", "--repeats", "1", "--peer-dtypes", "float32", "--into", str(page)])
+    decoding.main()
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [result["requests"] for result in report["requests"]] == [1, 3]
+    assert set(report["requests"][0]["tokens_per_second"]) == {"together", "one at a time", "transformers float32"}
+    assert len(report["drafts"]) == len(decoding.cases(4)) and all(result["speedup"] > 0 for result in report["drafts"])
+    assert "| stories | draft |" in page.read_text()

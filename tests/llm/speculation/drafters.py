@@ -1,0 +1,105 @@
+"""Engines on a fake model with drafts from sources that are right always, sometimes, or never."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from pace.llm.cache import CacheManager
+from pace.llm.configs import SamplingConfig
+from pace.llm.engine import Engine
+from pace.llm.generator import Generator
+from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
+from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
+from pace.llm.speculation.drafter import SpeculativeDrafter
+from pace.llm.speculation.prompt_lookup import PromptLookup
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
+
+MASK = 49
+"""The mask token of the parallel draft models here."""
+
+
+class HalfRight(FakeModel):
+    """Gives the logits of a `FakeModel` after some texts, and others after others."""
+
+    def logits_of(self, tokens: list[int]) -> torch.Tensor:
+        logits = super().logits_of(tokens)
+        return logits if sum(tokens) % 3 else logits.flip(0)
+
+
+class NeverRight(FakeModel):
+    """Its most likely token is never that of a `FakeModel`, nor is any other likely."""
+
+    def logits_of(self, tokens: list[int]) -> torch.Tensor:
+        logits = super().logits_of(tokens)
+        wrong = torch.full_like(logits, -100.0)
+        wrong[int(logits.argmin())] = 0.0
+        return wrong
+
+
+def parallel(base: type[FakeModel]) -> type[FakeModel]:
+    """A model that reads m mask tokens at the end as the m tokens that it would have written there."""
+
+    class Parallel(base):
+        def logits_of(self, tokens: list[int]) -> torch.Tensor:
+            text = list(tokens)
+            while text[-1] == MASK:
+                text.pop()
+            for _ in range(len(tokens) - len(text)):
+                text.append(int(super().logits_of(text).argmax()))
+            return super().logits_of(text)
+
+    return Parallel
+
+
+class RandomDrafts(PromptLookup):
+    """Proposes anything."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__(1, 1)
+        self.chance = random.Random(seed)
+
+    def kind(self, sequence, most):
+        return 0
+
+    def propose(self, sequences, lengths):
+        return [[self.chance.randrange(50) for _ in range(self.chance.randint(0, length))] for length in lengths]
+
+
+SOURCES = ["lookup", "perfect", "half", "never", "pard-perfect", "pard-half", "random"]
+
+
+def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50):
+    if name == "lookup":
+        return PromptLookup(1, 3)
+    if name == "random":
+        return RandomDrafts()
+    kind = {"perfect": FakeModel, "half": HalfRight, "never": NeverRight}[name.removeprefix("pard-")]
+    model = (parallel(kind) if name.startswith("pard-") else kind)(vocab_size)
+    arguments = model, OPS, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}
+    return ParallelDraftModel(MASK, *arguments) if name.startswith("pard-") else DraftModel(*arguments)
+
+
+def make_generator(source=None, length: int = 4, adaptive: bool = False, model: FakeModel | None = None, num_blocks: int = 400, **limits) -> Generator:
+    """Without a source, one that does not draft."""
+    model = model or FakeModel()
+    drafter = None
+    if source is not None:
+        lengths = AdaptiveLength(length) if adaptive else FixedLength(length)
+        drafter = SpeculativeDrafter(source, lengths, length, model.recompute_length)
+    engine = Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, drafter=drafter, **limits)
+    return Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
+
+
+def repetitive_prompts(seed: int, count: int, longest: int = 40) -> list[list[int]]:
+    """Token ids in which runs come again."""
+    chance = random.Random(seed)
+    prompts = []
+    for _ in range(count):
+        part = [chance.randrange(1, 49) for _ in range(chance.randint(1, 8))]
+        prompts.append((part * (longest // len(part) + 1))[: chance.randint(1, longest)])
+    return prompts
+
+
+__all__ = ["MASK", "SOURCES", "HalfRight", "NeverRight", "RandomDrafts", "greedy", "make_generator", "make_source", "parallel", "repetitive_prompts"]

@@ -1,0 +1,66 @@
+"""The bundled model with its draft model, native kernels: the same text, and the counts of what was drafted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.llm.speculation.test_exactness import what_matters
+
+from pace.assets import TINY, TINY_DRAFT
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
+
+ENTRIES = [entry for entry in json.loads((TINY / "prompts.json").read_text(encoding="utf-8")) if "messages" in entry]
+WAYS = {
+    "lookup": PromptLookupConfig(),
+    "lookup, fixed": PromptLookupConfig(adaptive=False),
+    "draft": DraftModelConfig(TINY_DRAFT),
+    "draft, fixed": DraftModelConfig(TINY_DRAFT, num_draft_tokens=5, adaptive=False),
+}
+CONFIGS = {
+    "greedy": SamplingConfig(max_new_tokens=80),
+    "sampled": SamplingConfig(max_new_tokens=80, do_sample=True, temperature=0.8, seed=7),
+    "checkpoint's": SamplingConfig(max_new_tokens=60, do_sample=True, top_p=0.9, repetition_penalty=1.1, seed=3, logprobs=2),
+    "stop strings": SamplingConfig(max_new_tokens=60, stop_strings=[" the", "."]),
+}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return LLMModel(TINY)
+
+
+@pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS)
+def drafted(request):
+    return LLMModel(TINY, spec_config=request.param)
+
+
+def encoded(model, entries: list[dict]) -> list[list[int]]:
+    return [model.tokenizer.apply_chat_template(entry["messages"], tools=entry.get("tools"), add_generation_prompt=True, return_dict=False) for entry in entries]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_same_text(plain, drafted, config: SamplingConfig) -> None:
+    rows = encoded(plain, ENTRIES[::4])
+    assert what_matters(drafted.generate(rows, config)) == what_matters(plain.generate(rows, config))
+    for row in rows[::4]:
+        assert what_matters(drafted.generate(row, config)) == what_matters(plain.generate(row, config))
+    drafted._engine.check_idle()
+
+
+def test_copying_by_looking_up(plain) -> None:
+    """Most of what is copied is found: far fewer steps than tokens."""
+    model = LLMModel(TINY, spec_config=PromptLookupConfig(adaptive=False))
+    rows = encoded(plain, [entry for entry in ENTRIES if entry["category"] == "copying"])
+    metrics = model.generate(rows, SamplingConfig(max_new_tokens=80)).metrics
+    assert metrics.num_accepted_tokens > 0.5 * metrics.num_generated_tokens
+
+
+def test_stories_by_the_draft_model(plain) -> None:
+    model = LLMModel(TINY, spec_config=DraftModelConfig(TINY_DRAFT, num_draft_tokens=3, adaptive=False))
+    rows = encoded(plain, [entry for entry in ENTRIES if "story" in json.dumps(entry["messages"])])
+    for config in (SamplingConfig(max_new_tokens=100), SamplingConfig(max_new_tokens=100, do_sample=True, temperature=0.7, seed=1)):
+        metrics = model.generate(rows, config).metrics
+        assert metrics.num_accepted_tokens > 0.5 * metrics.num_drafted_tokens > 0
+    streamed = "".join(model.stream(rows[0], SamplingConfig(max_new_tokens=100)))
+    assert streamed == plain.generate(rows[0], SamplingConfig(max_new_tokens=100)).texts[0]

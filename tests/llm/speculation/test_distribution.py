@@ -1,0 +1,95 @@
+"""Sampling with drafts, against probabilities worked out by hand: chi-square, and what the test sees of a planted bias."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from tests.llm.fake_model import FakeModel
+from tests.llm.speculation.drafters import make_generator, make_source
+
+from pace.llm import sampler
+from pace.llm.configs import SamplingConfig
+
+VOCAB, SAMPLES, NUM_TOKENS = 5, 2000, 3
+CALLS = 40
+PROMPT = [1, 2, 3]
+CONFIG = SamplingConfig(do_sample=True, temperature=1.7, top_k=4, max_new_tokens=NUM_TOKENS, ignore_eos=True, num_return_sequences=SAMPLES // CALLS)
+
+
+def exact(model: FakeModel) -> dict[tuple[int, ...], float]:
+    """The probability of every continuation of `NUM_TOKENS` tokens."""
+
+    def next_token(tokens: list[int]) -> torch.Tensor:
+        logits = model.logits_of(tokens).double() / 1.7
+        logits[logits < logits.topk(4).values[-1]] = -torch.inf
+        return logits.softmax(0)
+
+    result = {}
+    for tokens in itertools.product(range(VOCAB), repeat=NUM_TOKENS):
+        probability = 1.0
+        for index, token in enumerate(tokens):
+            probability *= float(next_token([*PROMPT, *tokens[:index]])[token])
+        result[tokens] = probability
+    return result
+
+
+def chi_square(counts: Counter, expected: dict[tuple[int, ...], float]) -> tuple[float, int]:
+    """The statistic and its degrees of freedom; outcomes expected less than 8 times count as one."""
+    assert sum(counts.values()) == SAMPLES and not [tokens for tokens in counts if expected[tokens] == 0]
+    cells = [(counts[tokens], SAMPLES * p) for tokens, p in expected.items() if SAMPLES * p >= 8]
+    rest = SAMPLES - sum(seen for seen, _ in cells), SAMPLES - sum(wanted for _, wanted in cells)
+    cells += [rest] if rest[1] >= 8 else []
+    return sum((seen - wanted) ** 2 / wanted for seen, wanted in cells), len(cells) - 1
+
+
+def remembering(logits_of):
+    remembered = functools.cache(lambda *tokens: logits_of(list(tokens)))
+    return lambda tokens: remembered(*tokens).clone()
+
+
+def sampled(name: str) -> tuple[Counter, float]:
+    source, model = make_source(name, vocab_size=VOCAB, num_blocks=200), FakeModel(VOCAB)
+    for each in (source.model, model):
+        each.logits_of = remembering(each.logits_of)
+    generator = make_generator(source, 2, model=model, num_blocks=400)
+    counts: Counter[tuple[int, ...]] = Counter()
+    num_drafted = num_accepted = 0
+    for seed in range(CALLS):
+        config = CONFIG.copy()
+        config.seed = seed
+        out = generator.generate(PROMPT, config)
+        counts.update(map(tuple, out.generated_token_ids))
+        num_drafted += out.metrics.num_drafted_tokens
+        num_accepted += out.metrics.num_accepted_tokens
+    return counts, num_accepted / num_drafted
+
+
+@pytest.mark.parametrize("name", ["half", "perfect"])
+def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
+    """Under the hypothesis the statistic exceeds its mean (the degrees of freedom) by 4 standard deviations once in 10,000 times; the
+    seed is fixed."""
+    counts, acceptance = sampled(name)
+    statistic, freedom = chi_square(counts, exact(FakeModel(VOCAB)))
+    assert freedom > 20 and statistic < freedom + 4 * (2 * freedom) ** 0.5
+    assert acceptance == 1.0 if name == "perfect" else 0.2 < acceptance < 0.9
+
+
+def test_a_bias_is_noticed(monkeypatch) -> None:
+    """A verification that takes the draft wherever the model gives it some probability."""
+    honest = sampler.Sampling._choose_one
+
+    def biased(self, ops, raw, tokens, sequence):
+        token = honest(self, ops, raw, tokens, sequence)
+        return min(token, VOCAB - 2) if len(tokens) > len(PROMPT) + 1 else token
+
+    monkeypatch.setattr(sampler.Sampling, "_choose_one", biased)
+    counts, _ = sampled("half")
+    expected = exact(FakeModel(VOCAB))
+    statistic, freedom = chi_square(Counter({tokens: count for tokens, count in counts.items() if expected[tokens]}), expected) if all(
+        expected[tokens] for tokens in counts
+    ) else (float("inf"), 1)
+    assert statistic > freedom + 8 * (2 * freedom) ** 0.5

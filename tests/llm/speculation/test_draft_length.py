@@ -1,0 +1,167 @@
+"""How many drafts are worth a step, on machines and texts made of numbers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pace.llm.speculation.draft_length import MAX_DRAFTS_PER_STEP, Acceptance, AdaptiveLength, FixedLength, StepCosts
+
+
+def free(lengths: list[int]) -> float:
+    return 0.0
+
+
+class Machine:
+    """Decodes sequences whose drafts are right with probability `rate`, in steps of `base + slope * tokens` seconds, and counts."""
+
+    def __init__(self, lengths, rate: float, base: float = 1.0, slope: float = 0.05, draft: float = 0.0, noise: float = 0.0, num_sequences: int = 1) -> None:
+        self.lengths, self.rate, self.base, self.slope, self.draft = lengths, rate, base, slope, draft
+        self.noise, self.num_sequences = noise, num_sequences
+        self.chance = random.Random(1)
+        self.seconds = self.num_tokens = 0.0
+        self.chosen: list[int] = []
+        self.own = [Acceptance(memory=10, strength=3) for _ in range(num_sequences)]
+
+    def run(self, num_steps: int) -> float:
+        """Tokens a second by those of plain steps, of these steps alone."""
+        seconds, num_tokens = self.seconds, self.num_tokens
+        for _ in range(num_steps):
+            self.step()
+        plain = self.num_sequences / (self.base + self.slope * self.num_sequences)
+        return (self.num_tokens - num_tokens) / (self.seconds - seconds) / plain
+
+    def step(self) -> None:
+        count = self.num_sequences
+        chosen = [0] * count
+        if self.lengths.wants_drafts():
+            chosen = self.lengths.choose([own.rate(0.6) for own in self.own], count, lambda lengths: self.draft * max(lengths))
+        self.chosen += chosen
+        produced = 0
+        for own, length in zip(self.own, chosen):
+            accepted = 0
+            while accepted < length and self.chance.random() < self.rate:
+                accepted += 1
+            if length:
+                own.add(length, accepted)
+            produced += accepted + 1
+        step_seconds = (self.base + self.slope * (count + sum(chosen))) * (1 + self.noise * self.chance.random())
+        draft_seconds = self.draft * max(chosen)
+        self.lengths.observe(count, sum(chosen), produced, draft_seconds, step_seconds)
+        self.seconds += step_seconds + draft_seconds
+        self.num_tokens += produced
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("num_sequences", [1, 4, 20])
+@pytest.mark.parametrize("slope", [0.001, 0.05, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize("draft", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
+def test_never_much_slower_than_plain(rate: float, draft: float, slope: float, num_sequences: int, noise: float) -> None:
+    machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences, noise=noise)
+    machine.run(300)
+    assert machine.run(2000) * (1 + noise / 2) > 0.96
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3, 16])
+@pytest.mark.parametrize("rate, slope, draft", [(0.9, 0.05, 0.0), (0.9, 0.05, 0.1), (0.7, 0.02, 0.05), (0.98, 0.1, 0.0), (0.5, 0.01, 0.0)])
+def test_nearly_as_fast_as_the_best_fixed_length(rate: float, slope: float, draft: float, num_sequences: int) -> None:
+    best = max(Machine(FixedLength(length), rate, slope=slope, draft=draft, num_sequences=num_sequences).run(3000) for length in range(1, 9))
+    machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences)
+    machine.run(200)
+    assert best > 1.2 or num_sequences > 1
+    assert machine.run(3000) > 0.9 * max(best, 1.0)
+
+
+def test_turns_off_when_the_text_changes_and_on_again() -> None:
+    machine = Machine(AdaptiveLength(8), 0.95, slope=0.05, draft=0.05)
+    assert machine.run(500) > 2
+    machine.rate = 0.0
+    assert machine.run(100) > 0.8, "what was won pays for finding out"
+    machine.chosen.clear()
+    assert machine.run(1000) > 0.96 and sum(machine.chosen) < 200
+    machine.rate = 0.95
+    machine.run(500)
+    assert machine.run(500) > 2
+
+
+def test_more_where_more_are_right() -> None:
+    lengths = AdaptiveLength(8)
+    machine = Machine(lengths, 0.8, slope=0.05)
+    machine.run(200)
+    chosen = lengths.choose([0.1, 0.5, 0.9, 0.97], 4, free)
+    assert chosen == sorted(chosen) and chosen[0] < chosen[2] < chosen[3] <= 8
+
+
+def test_nothing_before_a_plain_step_was_measured() -> None:
+    lengths = AdaptiveLength(8)
+    assert not lengths.wants_drafts() and lengths.plain_seconds(1) is None
+    lengths.observe(1, 0, 1, 0.0, 1.0)
+    assert lengths.wants_drafts() and lengths.plain_seconds(1) == 1.0
+    assert 0 < lengths.choose([0.9], 1, free)[0] <= AdaptiveLength.FIRST_LENGTH
+
+
+def test_losses_end_it_whatever_the_estimates_say() -> None:
+    """Someone tells of high acceptance each time, and none is accepted."""
+    lengths = AdaptiveLength(4)
+    lengths.observe(1, 0, 1, 0.0, 1.0)
+    lost = 0.0
+    for _ in range(2000):
+        chosen = lengths.choose([0.95], 1, free)[0] if lengths.wants_drafts() else 0
+        seconds = 1.0 + chosen
+        lengths.observe(1, chosen, 1, 0.0, seconds)
+        lost += seconds - 1.0
+    assert lost < AdaptiveLength.FIRST_CREDIT + 0.05 * 2000
+
+
+def test_rows_of_a_step_are_bounded() -> None:
+    for lengths in (FixedLength(16), AdaptiveLength(16)):
+        lengths.observe(100, 0, 100, 0.0, 1.0)
+        lengths.observe(100, 1, 100, 0.0, 1.0)
+        assert sum(lengths.choose([0.97] * 100, 100, free)) <= MAX_DRAFTS_PER_STEP
+        assert sum(lengths.choose([0.97] * 200, 200, free)) == 0
+
+
+def test_acceptance_counts_verified_drafts_and_forgets() -> None:
+    acceptance = Acceptance(memory=10, strength=3)
+    assert acceptance.rate(0.6) == pytest.approx(0.6)
+    acceptance.add(8, 0)
+    assert acceptance.rate(0.6) == pytest.approx(1.8 / 4), "one was verified, the seven after it were not"
+    for _ in range(200):
+        acceptance.add(4, 4)
+    assert acceptance.rate(0.6) > 0.97
+    for _ in range(40):
+        acceptance.add(4, 0)
+    assert acceptance.rate(0.6) < 0.2
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    costs = StepCosts()
+    assert costs.at(3) is None
+    costs.add(1, 1.0)
+    assert costs.at(1) == costs.at(9) == 1.0
+    costs.add(5, 3.0)
+    assert costs.at(3) == pytest.approx(2.0) and costs.at(9) == pytest.approx(5.0)
+    costs.add(7, 2.0)
+    assert costs.at(6) == pytest.approx(2.5) and costs.at(30) == pytest.approx(2.0), "more tokens never take less beyond what is known"
+
+
+def test_costs_bear_with_interruptions_and_follow_changes() -> None:
+    costs = StepCosts()
+    for seconds in (9.0, 1.0, 1.2):
+        costs.add(1, seconds)
+    assert costs.at(1) == 1.0
+    costs.add(1, 1000.0)
+    assert costs.at(1) == pytest.approx(1.1)
+    for _ in range(60):
+        costs.add(1, 2.0)
+    assert costs.at(1) == pytest.approx(2.0, rel=0.01)
+
+
+def test_costs_that_do_not_come_again_are_forgotten() -> None:
+    costs = StepCosts()
+    costs.add(9, 50.0)
+    for _ in range(2 * StepCosts.FORGET_AFTER):
+        costs.add(1, 1.0)
+    assert costs.at(9) == 1.0

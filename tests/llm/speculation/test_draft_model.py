@@ -1,0 +1,250 @@
+"""What draft models propose, against transformers on the same checkpoints, and what `LLMModel` makes of a spec_config."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+from pace.llm import DraftModelConfig, LLMModel, PardConfig, PromptLookupConfig, SamplingConfig
+from pace.llm.cache import CacheManager
+from pace.llm.sampler import Greedy, Sampling, draw, uniform
+from pace.llm.sequence import Sequence
+from pace.llm.speculation.build import check_vocabularies
+from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
+from pace.llm.stopping_criteria import NeverStops
+from pace.ops import reference
+from tests.llm.models.variants import save_tiny
+from tests.support import load_model
+
+MASK = 97
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory):
+    """A folder with a tiny random llama whose config.json names the mask token, and transformers' model of it."""
+    folder = tmp_path_factory.mktemp("pard")
+    theirs = save_tiny(folder, "llama", {"pard_token": MASK, "spd_type": "pard", "max_position_embeddings": 256})
+    assert json.loads((folder / "config.json").read_text())["pard_token"] == MASK
+    return folder, theirs
+
+
+def make_source(folder, parallel: bool = False, vocab_size: int = 99, num_blocks: int = 50):
+    model = load_model(folder, torch.float32, reference)
+    arguments = model, reference, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}
+    return ParallelDraftModel(MASK, *arguments) if parallel else DraftModel(*arguments)
+
+
+def make_sequence(tokens: list[int], policy=None) -> Sequence:
+    return Sequence(tokens, policy or Greedy(), NeverStops(), max_length=250)
+
+
+def logits(model, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def one_by_one(model, tokens: list[int], length: int, pick) -> list[int]:
+    drafts: list[int] = []
+    for depth in range(length):
+        drafts.append(pick(logits(model, tokens + drafts)[-1], depth))
+    return drafts
+
+
+def at_once(model, tokens: list[int], length: int, pick) -> list[int]:
+    """PARD as published: the text, length - 1 masks, and the predictions of the last `length` rows."""
+    rows = logits(model, tokens + [MASK] * (length - 1))[-length:]
+    return [pick(row, depth) for depth, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_proposals_are_those_of_transformers(drafter, parallel: bool) -> None:
+    """Over several steps in which some, all or none of the drafts come true, of three texts of different lengths."""
+    folder, theirs = drafter
+    source, chance = make_source(folder, parallel), torch.Generator().manual_seed(3)
+    reference_drafts = at_once if parallel else one_by_one
+    texts = [torch.randint(0, 96, (size,), generator=chance).tolist() for size in (3, 40, 90)]
+    sequences = [make_sequence(tokens) for tokens in texts]
+    for step in range(12):
+        lengths = [1 + (step + index) % 6 for index in range(3)]
+        if step == 7:
+            lengths[1] = 0
+        proposals = source.propose(sequences, lengths)
+        for sequence, length, drafts in zip(sequences, lengths, proposals):
+            assert drafts == (reference_drafts(theirs, sequence.tokens, length, lambda row, depth: int(row.argmax())) if length else [])
+        for index, (sequence, drafts) in enumerate(zip(sequences, proposals)):
+            num_accepted = min(len(drafts), (step * 3 + index) % 7)
+            num_valid = len(sequence.tokens) + num_accepted
+            sequence.tokens += [*drafts[:num_accepted], int(torch.randint(0, 96, (1,), generator=chance))]
+            source.settle(sequence, num_valid)
+    for sequence in sequences:
+        source.forget(sequence)
+    source.check_integrity()
+    assert source.memory().cache_used == 0 < source.memory().cache_touched
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_samples_are_drawn_with_the_number_of_the_token_they_stand_for(drafter, parallel: bool) -> None:
+    folder, theirs = drafter
+    source = make_source(folder, parallel)
+    sequence = make_sequence([5, 6, 7, 8], Sampling([], [], seed=11, num_logprobs=None))
+    sequence.tokens += [9, 10]
+    picked = source.propose([sequence], [5])[0]
+    reference_drafts = at_once if parallel else one_by_one
+    assert picked == reference_drafts(theirs, sequence.tokens, 5, lambda row, depth: draw(row.softmax(0), uniform(11, 2 + depth)))
+
+
+def test_long_texts_are_read_in_pieces(drafter) -> None:
+    folder, theirs = drafter
+    source = make_source(folder)
+    sequences = [make_sequence(torch.randint(0, 96, (230,), generator=torch.Generator().manual_seed(seed)).tolist()) for seed in range(3)]
+    sizes = []
+    forward = source.model.forward
+    source.model.forward = lambda ops, batch: (sizes.append(len(batch.tokens)), forward(ops, batch))[1]
+    drafts = source.propose(sequences, [2, 2, 2])
+    assert [len(tokens) for tokens in drafts] == [2, 2, 0] and sizes == [512, 2, 2]
+    assert source.propose(sequences[2:], [2]) == [one_by_one(theirs, sequences[2].tokens, 2, lambda row, depth: int(row.argmax()))]
+
+
+def test_a_smaller_vocabulary_and_a_larger_one(drafter) -> None:
+    folder, theirs = drafter
+    narrow = make_source(folder, vocab_size=40)
+    drafts = narrow.propose([make_sequence([1, 2, 3])], [6])[0]
+    assert drafts == one_by_one(theirs, [1, 2, 3], 6, lambda row, depth: int(row[:40].argmax())) and max(drafts) < 40
+    wide = make_source(folder, vocab_size=200)
+    unknown, known = make_sequence([1, 150, 3]), make_sequence([1, 2, 3])
+    first, second = wide.propose([unknown, known], [2, 2])
+    assert first == [] and len(second) == 2
+
+
+# -- LLMModel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint, tmp_path_factory):
+    """A target, and a draft model that is the same but for one layer: often right."""
+    folder, model, tokenizer = checkpoint("llama")
+    other = tmp_path_factory.mktemp("draft")
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = 1
+    draft = type(model)(config)
+    draft.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if ".layers.1." not in name})
+    draft.config.pard_token = 3
+    draft.save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    return folder, other
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("kind", ["lookup", "draft", "pard"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_whole_model(pair, backend: str, kind: str, adaptive: bool) -> None:
+    folder, other = pair
+    spec_config = {
+        "lookup": PromptLookupConfig(adaptive=adaptive),
+        "draft": DraftModelConfig(other, num_draft_tokens=3, adaptive=adaptive),
+        "pard": PardConfig(other, num_draft_tokens=5, adaptive=adaptive),
+    }[kind]
+    plain = LLMModel(folder, dtype="float32", backend=backend, num_threads=1)
+    drafted = LLMModel(folder, dtype="float32", backend=backend, num_threads=1, spec_config=spec_config)
+    prompts = [[1, 2, 3], [4] * 20, list(range(5, 50))]
+    for config in (SamplingConfig(max_new_tokens=40), SamplingConfig(do_sample=True, seed=1, max_new_tokens=40, repetition_penalty=1.2)):
+        ours, theirs = plain.generate(prompts, config), drafted.generate(prompts, config)
+        assert ours.generated_token_ids == theirs.generated_token_ids
+        assert ours.metrics.draft_speedup is None
+        if not adaptive and kind == "lookup":  # text of random weights repeats nothing
+            assert theirs.metrics.num_drafted_tokens > 0
+        elif not adaptive:
+            assert 0 < theirs.metrics.num_accepted_tokens < theirs.metrics.num_drafted_tokens
+            assert f"{theirs.metrics.num_accepted_tokens} of {theirs.metrics.num_drafted_tokens} drafted" in str(theirs.metrics)
+
+
+def test_the_cache_is_shared_by_what_a_token_takes(pair) -> None:
+    folder, other = pair
+    with LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB") as plain, LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB", spec_config=DraftModelConfig(other, adaptive=False)) as model:
+        report, alone = model.memory_report(), plain.memory_report()
+        assert report.cache_budget <= 2**20 and report.cache_tokens == pytest.approx(alone.cache_tokens * 2 / 3, abs=32)
+        assert {f"draft {part}" for part in alone.weights} < set(report.weights) and report.total > alone.total
+        before = report.cache_touched
+        model.generate([1, 2, 3], SamplingConfig(max_new_tokens=20))
+        target = model._engine.cache.touched_bytes
+        assert before == 0 < target < model.memory_report().cache_touched
+        assert model.memory_report().cache_used == 0
+    with pytest.raises(ValueError, match="kv_cache_bytes"):
+        least = 256 // 16 * plain_block_bytes(folder)
+        LLMModel(folder, dtype="float32", kv_cache_bytes=least, max_seq_len=256, spec_config=DraftModelConfig(other))
+    with LLMModel(folder, dtype="float32", kv_cache_bytes=3 * least // 2, max_seq_len=256, spec_config=DraftModelConfig(other)) as model:
+        assert model.memory_report().cache_tokens >= 256
+
+
+def plain_block_bytes(folder) -> int:
+    with LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB") as model:
+        return model._engine.cache.spec.block_bytes
+
+
+def test_what_is_no_way_to_draft_is_refused(pair, tmp_path) -> None:
+    folder, other = pair
+    config = json.loads((other / "config.json").read_text())
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((other / name).read_bytes())
+
+    def refused(match: str, spec_config, error=ValueError, **fields) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({name: value for name, value in (config | fields).items() if value is not None}))
+        with pytest.raises(error, match=match):
+            LLMModel(folder, dtype="float32", spec_config=spec_config)
+
+    refused("names no pard_token.*DraftModelConfig", PardConfig(tmp_path), pard_token=None)
+    refused("pard_token.*must be a token id", PardConfig(tmp_path), pard_token=100_000)
+    refused("pard_token.*must be a token id", PardConfig(tmp_path), pard_token=[3])
+    refused("mask_token_id must be a token id", PardConfig(tmp_path, mask_token_id=100_000))
+    refused("spec_config", {"model": "x"}, TypeError)
+    refused("nowhere", DraftModelConfig("/nowhere/at/all"), FileNotFoundError)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = [token for token in vocabulary if vocabulary[token] > 10][:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused("another tokenizer: token", DraftModelConfig(tmp_path))
+
+
+class Vocabulary:
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def get_vocab(self) -> dict[str, int]:
+        return {text: token for token, text in enumerate(self.texts)}
+
+
+def test_vocabularies() -> None:
+    same = Vocabulary("a", "b", "c")
+    check_vocabularies(3, same, 3, same)
+    check_vocabularies(4, same, 16, Vocabulary("a", "b", "c"))
+    check_vocabularies(4, same, 16, Vocabulary("a", "b"))
+    check_vocabularies(7, None, 7, None)
+    with pytest.raises(ValueError, match="token 1 is 'x' to it and 'b' to the model"):
+        check_vocabularies(3, same, 3, Vocabulary("a", "x", "c"))
+    with pytest.raises(ValueError, match="16 token ids and the model 4, and the draft model has no tokenizer"):
+        check_vocabularies(4, same, 16, None)
+    with pytest.raises(ValueError, match="the model has no tokenizer"):
+        check_vocabularies(4, None, 16, same)
+
+
+@pytest.mark.parametrize(
+    "make, error, word",
+    [
+        (lambda: PromptLookupConfig(max_ngram=0), ValueError, "max_ngram"),
+        (lambda: PromptLookupConfig(min_ngram=3, max_ngram=2), ValueError, "max_ngram"),
+        (lambda: PromptLookupConfig(num_draft_tokens=True), TypeError, "num_draft_tokens"),
+        (lambda: PromptLookupConfig(num_draft_tokens=65), ValueError, "num_draft_tokens"),
+        (lambda: DraftModelConfig("x", num_draft_tokens=0), ValueError, "num_draft_tokens"),
+        (lambda: DraftModelConfig(None), TypeError, "model"),
+        (lambda: DraftModelConfig("x", adaptive=1), TypeError, "adaptive"),
+        (lambda: PardConfig("x", mask_token_id="<mask>"), TypeError, "mask_token_id"),
+        (lambda: PardConfig("x", mask_token_id=-1), ValueError, "mask_token_id"),
+    ],
+)
+def test_configs_check_their_fields(make, error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        make()

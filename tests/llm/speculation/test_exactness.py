@@ -1,0 +1,315 @@
+"""Drafts change how fast a text comes, and never what it is."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import pytest
+import torch
+from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.speculation.drafters import SOURCES, RandomDrafts, make_generator, make_source, repetitive_prompts
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.logits import LogitsProcessor
+from pace.llm.session import Session, score
+
+
+class Grammar(LogitsProcessor):
+    """Allows tokens only whose sum with the one before is even, and keeps state to know that one."""
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+
+    def accept(self, token: int) -> None:
+        self.stack.append(token)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.stack[len(self.stack) - num_tokens :]
+
+    def apply(self, logits: torch.Tensor) -> None:
+        logits[(self.stack[-1] + 1) % 2 :: 2] = -torch.inf
+
+
+CONFIGS = {
+    "greedy": SamplingConfig(),
+    "sampled": SamplingConfig(do_sample=True, seed=3, top_k=0),
+    "cooler": SamplingConfig(do_sample=True, seed=5, temperature=0.4, top_p=0.9, min_p=0.01),
+    "penalties": SamplingConfig(do_sample=True, seed=3, repetition_penalty=1.3, frequency_penalty=0.2),
+    "no repeats": SamplingConfig(no_repeat_ngram_size=2),
+    "logprobs": SamplingConfig(logprobs=3),
+    "prompt logprobs": SamplingConfig(prompt_logprobs=2),
+    "stop strings": SamplingConfig(stop_strings=["ab", "q", "xx"]),
+    "short": SamplingConfig(max_new_tokens=3, ignore_eos=True),
+    "grammar": SamplingConfig(logits_processors=[Grammar()]),
+    "callable": SamplingConfig(do_sample=True, seed=9, logits_processors=[lambda ids, logits: logits * (1 + 0.1 * (ids.shape[1] % 3))]),
+}
+
+
+def what_matters(out):
+    return out.generated_token_ids, out.finish_reasons, out.texts, out.logprobs, out.prompt_logprobs, out.output_token_ids.tolist()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("length", [1, 2, 5, 16])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_drafts_on_or_off(name: str, length: int, config: SamplingConfig) -> None:
+    prompts = repetitive_prompts(length, 5)
+    config = config.copy().merge_from(SamplingConfig(max_new_tokens=24))
+    plain, drafted = make_generator().generate(prompts, config), make_generator(make_source(name), length)
+    out = drafted.generate(prompts, config)
+    assert what_matters(out) == what_matters(plain)
+    assert out.metrics.num_drafted_tokens > 0 or name in ("lookup", "random")
+    drafted.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("count", [1, 2, 33])
+def test_alone_or_in_a_batch(name: str, count: int) -> None:
+    prompts = repetitive_prompts(count, count)
+    config = SamplingConfig(do_sample=True, seed=8, max_new_tokens=15, temperature=0.7)
+    generator = make_generator(make_source(name), 3, max_sequences_per_step=16)
+    out = generator.generate(prompts, config)
+    assert out.generated_token_ids == [make_generator().generate(prompt, config).generated_token_ids[0] for prompt in prompts]
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("num_blocks, num_draft_blocks", [(6, 400), (9, 3), (400, 2), (7, 6)])
+def test_caches_too_small_for_all(name: str, num_blocks: int, num_draft_blocks: int) -> None:
+    prompts = repetitive_prompts(3, 9, longest=45)
+    config = SamplingConfig(max_new_tokens=40, ignore_eos=True)
+    generator = make_generator(make_source(name, num_draft_blocks), 5, num_blocks=num_blocks, max_tokens_per_step=24)
+    out = generator.generate(prompts, config)
+    assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40) for prompt in prompts]
+    generator.engine.check_idle()
+    assert generator.engine.cache.used_bytes == generator.engine.drafter.memory().cache_used == 0
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("kind", [{"kv_cache_type": "bmc"}, {"kv_cache_type": "bmc", "bmc_rows": 16}, {"kv_cache_type": "dynamic"}, {"prefix_cache_bytes": None}], ids=str)
+@pytest.mark.parametrize("num_blocks", [8, 400])
+def test_every_kind_of_cache(name: str, kind: dict, num_blocks: int) -> None:
+    prompts = repetitive_prompts(7, 6, longest=45)
+    config = SamplingConfig(max_new_tokens=40)
+    generator = make_generator(make_source(name), 5, num_blocks=num_blocks, cache_options=kind)
+    for _ in range(2):
+        out = generator.generate(prompts, config)
+        assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40, (0,)) for prompt in prompts]
+        generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", ["perfect", "pard-perfect"])
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_drafts_that_are_right_are_all_kept(name: str, length: int) -> None:
+    model = FakeModel(eos_bias=-50.0)
+    source = make_source(name)
+    source.model.eos_bias = -50.0
+    generator = make_generator(source, length, model=model)
+    out = generator.generate([5, 6, 7], SamplingConfig(max_new_tokens=1 + 5 * (length + 1)))
+    assert out.generated_token_ids == [greedy(model, [5, 6, 7], 1 + 5 * (length + 1))]
+    assert out.metrics.num_accepted_tokens == out.metrics.num_drafted_tokens == 5 * length
+    assert model.num_calls == 1 + 5, "the prompt, and five steps of one token and its drafts"
+    assert source.model.num_calls == 5 * (1 if name == "pard-perfect" else length)
+
+
+def test_drafts_that_are_wrong_are_all_dropped() -> None:
+    generator = make_generator(make_source("never"), 4, model=FakeModel(eos_bias=-50.0))
+    out = generator.generate([5, 6, 7], SamplingConfig(max_new_tokens=20))
+    assert out.generated_token_ids == [greedy(generator.engine.model, [5, 6, 7], 20)]
+    assert out.metrics.num_accepted_tokens == 0 < out.metrics.num_drafted_tokens
+    assert generator.engine.model.num_calls == 20
+
+
+def test_what_is_kept_is_what_agrees() -> None:
+    """Counts of drafted and accepted tokens, against the text itself."""
+    source = RandomDrafts()
+    told: list[tuple[int, list[int]]] = []
+    propose = source.propose
+
+    def listen(sequences, lengths):
+        proposals = propose(sequences, lengths)
+        text = greedy(FakeModel(eos_bias=-50.0), [5], 120)
+        for index, drafts in enumerate(proposals):
+            if source.chance.random() < 0.5:
+                begin = sequences[index].num_generated
+                proposals[index] = drafts = text[begin : begin + len(drafts)]
+            told.append((sequences[index].num_generated, list(drafts)))
+        return proposals
+
+    source.propose = listen
+    out = make_generator(source, 6, model=FakeModel(eos_bias=-50.0)).generate([5], SamplingConfig(max_new_tokens=100))
+    text = out.generated_token_ids[0]
+    assert text == greedy(FakeModel(eos_bias=-50.0), [5], 100)
+    accepted = 0
+    for begin, drafts in told:
+        agreeing = 0
+        while agreeing < len(drafts) and begin + agreeing < 100 and drafts[agreeing] == text[begin + agreeing]:
+            agreeing += 1
+        accepted += agreeing
+    assert out.metrics.num_drafted_tokens == sum(len(drafts) for _, drafts in told) and len(told) > 20
+    assert 0 < out.metrics.num_accepted_tokens == accepted < out.metrics.num_drafted_tokens
+
+
+class EndsAfterFive(LogitsProcessor):
+    """A grammar of five tokens and the end, after which it allows nothing."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def accept(self, token: int) -> None:
+        self.length += 1
+
+    def rollback(self, num_tokens: int) -> None:
+        self.length -= num_tokens
+
+    def apply(self, logits: torch.Tensor) -> None:
+        assert self.length < 9, "asked after the end"
+        logits[0] = -torch.inf if self.length < 8 else 100.0
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_drafts_beyond_the_end_fail_nothing(sampled: bool) -> None:
+    source = RandomDrafts()
+    config = SamplingConfig(max_new_tokens=20, do_sample=sampled, seed=1 if sampled else None, logprobs=1, logits_processors=[EndsAfterFive()])
+    text = make_generator().generate([1, 2, 3], config).generated_token_ids[0]
+    assert len(text) == 6 and text[-1] == 0
+    source.propose = lambda sequences, lengths: [(text + [5, 6, 7])[sequences[0].num_generated :][: lengths[0]]]
+    out = make_generator(source, 9).generate([1, 2, 3], config)
+    assert out.generated_token_ids == [text] and len(out.logprobs[0]) == 6 and out.finish_reasons == ["stop"]
+
+
+@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(do_sample=True, seed=1), SamplingConfig(logprobs=1)])
+def test_rows_of_wrong_drafts_may_hold_anything(config: SamplingConfig) -> None:
+    """Token 48 makes the model's logits NaN; the text has none, and all drafts do."""
+    model = FakeModel(eos_bias=-50.0)
+    honest = model.logits_of
+
+    def logits_of(tokens: list[int]) -> torch.Tensor:
+        logits = honest(tokens)
+        logits[48] = -100.0
+        return logits * torch.nan if 48 in tokens else logits
+
+    model.logits_of = logits_of
+    config = config.copy().merge_from(SamplingConfig(max_new_tokens=20))
+    plain = make_generator(model=model).generate([1, 2, 3], config).generated_token_ids
+    source = RandomDrafts()
+    source.propose = lambda sequences, lengths: [[plain[0][sequences[0].num_generated], 48, 48][: lengths[0]]]
+    out = make_generator(source, 3, model=model).generate([1, 2, 3], config)
+    assert out.generated_token_ids == plain and out.metrics.num_accepted_tokens > 5
+    with pytest.raises(ValueError, match="not finite|no token is left"):
+        make_generator(source, 3, model=model).generate([1, 48, 3], config)
+
+
+@pytest.mark.parametrize("name", ["lookup", "half", "pard-half"])
+def test_samples_of_one_prompt(name: str) -> None:
+    config = SamplingConfig(do_sample=True, seed=4, num_return_sequences=6, max_new_tokens=20)
+    prompts = repetitive_prompts(1, 3)
+    generator = make_generator(make_source(name), 4)
+    assert generator.generate(prompts, config).generated_token_ids == make_generator().generate(prompts, config).generated_token_ids
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_adaptive_lengths(name: str) -> None:
+    prompts = repetitive_prompts(2, 7)
+    generator = make_generator(make_source(name), 8, adaptive=True)
+    for config in (SamplingConfig(max_new_tokens=60), SamplingConfig(do_sample=True, seed=2, max_new_tokens=60)):
+        assert generator.generate(prompts, config).generated_token_ids == make_generator().generate(prompts, config).generated_token_ids
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("prompt_length", [1, 17, 19, 20, 25])
+def test_a_text_computed_again_where_angles_change(name: str, prompt_length: int) -> None:
+    """No row is computed with the angles from before in a step that begins before."""
+    model = FakeModel(eos_bias=-50.0)
+    model.recompute_length = 20
+    rows: list[tuple[int, int]] = []
+    model.hook = lambda batch: rows.append((int(batch.positions[0]), int(batch.positions[-1])))
+    source = make_source(name)
+    generator = make_generator(source, 6, model=model)
+    prompt = list(range(1, prompt_length + 1))
+    out = generator.generate(prompt, SamplingConfig(max_new_tokens=30))
+    assert out.generated_token_ids == [greedy(model, prompt, 30)]
+    assert not [(first, last) for first, last in rows if 0 < first < 19 <= last]
+    assert prompt_length >= 20 or (0, 19) in rows
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sessions_and_scores_get_no_drafts(name: str) -> None:
+    plain, drafted = make_generator(), make_generator(make_source(name), 4)
+    ids = repetitive_prompts(4, 1, 40)[0] * 2
+    for generator in (plain, drafted):
+        generator.generate(ids, SamplingConfig(max_new_tokens=5))
+    with Session(plain.engine) as ours, Session(drafted.engine) as theirs:
+        for piece in (ids, [7], [8, 9]):
+            assert torch.equal(ours.append(piece, logits="all"), theirs.append(piece, logits="all"))
+        ours.truncate(5), theirs.truncate(5)
+        assert torch.equal(ours.append([1]), theirs.append([1]))
+    assert torch.equal(score(plain.engine, [ids])[0], score(drafted.engine, [ids])[0])
+    drafted.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_several_threads(name: str) -> None:
+    generator = make_generator(make_source(name), 4, model=FakeModel(eos_bias=-50.0), num_blocks=30, max_sequences_per_step=5)
+    prompts = repetitive_prompts(3, 6)
+    results: dict[int, list[list[int]]] = {}
+
+    def work(index: int) -> None:
+        results[index] = generator.generate(prompts[index], SamplingConfig(max_new_tokens=25)).generated_token_ids
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [results[index] for index in range(len(prompts))] == [[greedy(generator.engine.model, prompt, 25)] for prompt in prompts]
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_streams_dropped_half_way_leave_nothing(name: str) -> None:
+    generator = make_generator(make_source(name), 4, model=FakeModel(eos_bias=-50.0))
+    chance = random.Random(2)
+    for prompt in repetitive_prompts(5, 30):
+        stream = generator.stream(prompt, SamplingConfig(max_new_tokens=40))
+        for _ in range(chance.randint(0, 9)):
+            next(stream)
+        stream.close()
+    generator.engine.check_idle()
+    assert generator.engine.drafter.memory().cache_used == 0
+
+
+@pytest.mark.parametrize("name", ["lookup", "half", "pard-half"])
+@pytest.mark.parametrize("offset", range(5))
+def test_an_interrupt_after_any_line_of_drafting(name: str, offset: int) -> None:
+    """Raises KeyboardInterrupt at the n-th executed line of the files that draft, for many n."""
+    files = ("drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "cache.py")
+    expected = [greedy(FakeModel(), prompt, 30, (0,)) for prompt in repetitive_prompts(6, 3)]
+    for stop_at in range(10 + 37 * offset, 4000, 185):
+        generator = make_generator(make_source(name, num_blocks=8), 4, adaptive=stop_at % 2 == 0)
+        count = 0
+
+        def trace(frame, event, argument):
+            nonlocal count
+            if event == "call":
+                return trace if frame.f_code.co_filename.endswith(files) and frame.f_code.co_name not in ("reset", "free") else None
+            if event == "line":
+                count += 1
+                if count == stop_at:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)).generated_token_ids == expected
+        generator.engine.check_idle()
