@@ -61,6 +61,10 @@ class BlockPool:
         return len(self._kept)
 
     @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
     def idle_blocks(self) -> list[int]:
         """In the order in which they would be taken."""
         return list(self._idle)

@@ -97,7 +97,7 @@ class CacheManager:
     @property
     def prefix_bytes(self) -> int:
         """Bytes of the blocks that the prefix cache keeps and no sequence holds."""
-        return len(self.pool.idle_blocks) * self.spec.block_bytes
+        return self.pool.num_idle * self.spec.block_bytes
 
     # -- what sequences do ---------------------------------------------------------------------------------------------
 
