@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from pace.llm.batch import BLOCK_SIZE, ForwardBatch, Spans
+from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
 
@@ -58,6 +58,12 @@ def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelFo
     return model
 
 
+def poison(kv: KVBlocks) -> None:
+    """What is read but not written shows: NaN everywhere, in int8 in the scales."""
+    for tensor in kv.tensors:
+        tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
+
+
 class Runner:
     """A model, its cache and a few sequences: `step` appends tokens to some of them and returns their logits.
 
@@ -69,8 +75,7 @@ class Runner:
         blocks_each = -(-max_length // BLOCK_SIZE)
         self.kv = model.kv_spec.allocate(num_sequences * blocks_each)
         for layer in self.kv:
-            layer.k.fill_(torch.nan)
-            layer.v.fill_(torch.nan)
+            poison(layer)
         order = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(1))
         self.tables = order.view(num_sequences, blocks_each)
         self.lengths = [0] * num_sequences

@@ -16,6 +16,7 @@
 #include "limits.inl"
 #include "norm.inl"
 #include "rotary.inl"
+#include "attention_products.inl"
 #include "attention.inl"
 #include "attention_partitions.inl"
 #include "kv_cache.inl"

@@ -44,6 +44,7 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
             case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, s); break;
             case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, s); break;
             case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, s); break;
+            case DType::I8: attend_tile<int8_t>(args, rows, tile, first_block, last_block, s); break;
         }
     }
 }

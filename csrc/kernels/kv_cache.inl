@@ -1,10 +1,35 @@
 // Keys and values of new tokens into the block cache that attention reads.
 //
 // SHAPES      k, v [heads][D] of one token; one layer's blocks of keys [Hkv][D][16] and values [Hkv][16][Dp]
+// DEFINITION  in int8, for each head x [D] of k and of v:  scale = max|x| / 127, stored beside the head;  x[d] / scale is what is
+//             rounded. A head of zeros, or so small that its scale is zero, has a scale of zero and zeros; one with an element
+//             that is not finite has a scale of NaN and zeros, so that it spoils whatever sees it, as in the other dtypes.
 // LAYOUT      A key becomes a column of its block, so that a block's scores are one product of 16 positions; a value stays a row.
-// NUMERICS    Rounded to nearest even in the cache's dtype.
+// NUMERICS    Rounded to nearest even in the cache's dtype. In int8 an element is off by at most half a scale, 1/254 of the largest
+//             of its head; elements are -127 to 127 (more could come of a subnormal scale alone, which is rounded itself).
 
-// One token's keys and values into position `slot` of the heads from first_head on, rounded to nearest even.
+static float int8_scale(const float* x, int64_t count) {
+    F32 largest = zero(), spoilt = zero();
+    for (int64_t d = 0; d < count; d += kLanes) {
+        const F32 v = load_lanes(x + d, count - d < kLanes ? int(count - d) : kLanes);
+        largest = max(abs(v), largest);  // passes over NaN
+        spoilt = fma(v, zero(), spoilt);  // NaN where v is not finite
+    }
+    return reduce_max(largest) / 127.0f + reduce_add(spoilt);
+}
+
+// What is rounded and stored of x.
+template <class T>
+PACE_INLINE F32 over_scale(F32 x, float scale) {
+    if constexpr (kScaleElements<T> == 0) {
+        return x;
+    } else {
+        const F32 divisor = broadcast(scale), limited = max(broadcast(-127.0f), min(broadcast(127.0f), x / divisor));
+        return select(less(zero(), divisor), limited, zero());
+    }
+}
+
+// One token's keys and values into position `slot` of the heads from first_head on.
 template <class T>
 static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
                         int64_t first_head, int64_t heads, int64_t slot) {
@@ -12,12 +37,17 @@ static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, i
     for (int64_t h = first_head; h < first_head + heads; ++h, k += k_head_stride, v += v_head_stride) {
         T* keys = kv.keys<T>(block, h) + offset;
         T* values = kv.values<T>(block, h) + offset * kv.padded_dim();
+        float k_scale = 1.0f, v_scale = 1.0f;
+        if constexpr (kScaleElements<T> > 0) {
+            kv.key_scales(block, h)[offset] = k_scale = int8_scale(k, kv.head_dim);
+            kv.value_scales(block, h)[offset] = v_scale = int8_scale(v, kv.head_dim);
+        }
         for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
             const int n = kv.head_dim - d < kLanes ? int(kv.head_dim - d) : kLanes;
             T column[kLanes];
-            store(column, load_lanes(k + d, n));
+            store(column, over_scale<T>(load_lanes(k + d, n), k_scale));
             for (int i = 0; i < n; ++i) keys[(d + i) * kBlockPositions] = column[i];
-            store_lanes(values + d, load_lanes(v + d, n), n);
+            store_lanes(values + d, over_scale<T>(load_lanes(v + d, n), v_scale), n);
         }
     }
 }
@@ -28,5 +58,6 @@ static void store_kv(const float* k, int64_t k_head_stride, const float* v, int6
         case DType::F32: return store_kv_as<float>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
         case DType::BF16: return store_kv_as<BF16>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
         case DType::F16: return store_kv_as<F16>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
+        case DType::I8: return store_kv_as<int8_t>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
     }
 }

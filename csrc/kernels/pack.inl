@@ -39,6 +39,8 @@ static void stage_row(DType dtype, const void* source, int64_t k, T* stage, int6
             return convert_row((const BF16*)source + k, stage, count);
         case DType::F16:
             return convert_row((const F16*)source + k, stage, count);
+        case DType::I8:
+            break;  // of keys and values alone
     }
 }
 

@@ -70,6 +70,9 @@ PACE_INLINE F32 load(const BF16* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16))};
 }
 PACE_INLINE F32 load(const F16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+PACE_INLINE F32 load(const int8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
+}
 PACE_INLINE void store(BF16* p, F32 a) {
     // As from_float(BF16) of convert.h; the NaN mask turns on a mantissa bit that survives the cut.
     const __m256i raw = _mm256_castps_si256(a.v);

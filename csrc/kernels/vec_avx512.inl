@@ -69,6 +69,9 @@ PACE_INLINE F32 load(const BF16* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
 PACE_INLINE F32 load(const F16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+PACE_INLINE F32 load(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 PACE_INLINE void store(BF16* p, F32 a) {
     // Not vcvtneps2bf16: that flushes subnormals, and torch does not. As from_float(BF16) of convert.h.
     const __m512i raw = _mm512_castps_si512(a.v);

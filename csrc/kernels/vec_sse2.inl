@@ -82,6 +82,12 @@ PACE_INLINE F32 load(const F16* p) {
     const __m128 scaled = _mm_mul_ps(_mm_castsi128_ps(magnitude), _mm_set1_ps(0x1p112f));
     return {_mm_or_ps(scaled, _mm_castsi128_ps(_mm_or_si128(special, sign)))};
 }
+PACE_INLINE F32 load(const int8_t* p) {
+    int32_t bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    const __m128i four = _mm_cvtsi32_si128(bytes), pairs = _mm_unpacklo_epi8(four, four);
+    return {_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(pairs, pairs), 24))};
+}
 PACE_INLINE void store(BF16* p, F32 a) {
     float buffer[4];
     store(buffer, a);

@@ -20,7 +20,8 @@ BLOCK_PADDING = 4096 + 64
 
 @dataclass(frozen=True)
 class KVSpec:
-    """The cache that a model needs: `num_layers` times `num_kv_heads` keys and values of `head_dim` elements of `dtype`."""
+    """The cache that a model needs: `num_layers` times `num_kv_heads` keys and values of `head_dim` elements of `dtype`: a float
+    dtype, or int8, in which each head of each position has a float32 scale for its key and one for its value."""
 
     num_layers: int
     num_kv_heads: int
@@ -34,8 +35,8 @@ class KVSpec:
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of one position over all layers, keys and values together."""
-        return self.num_layers * sum(map(math.prod, self._shapes)) // BLOCK_SIZE * self.dtype.itemsize
+        """Bytes of one position over all layers, keys, values and their scales together."""
+        return self.num_layers * sum(self._part_bytes) // BLOCK_SIZE
 
     @property
     def block_bytes(self) -> int:
@@ -44,9 +45,19 @@ class KVSpec:
         return num_bytes + (BLOCK_PADDING if num_bytes % CACHE_WAY_BYTES == 0 else 0)
 
     @property
-    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of one layer's keys and values in one block."""
-        return (self.num_kv_heads, self.head_dim, BLOCK_SIZE), (self.num_kv_heads, BLOCK_SIZE, self.padded_head_dim)
+    def _shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of one head's keys and values in one block."""
+        return (self.head_dim, BLOCK_SIZE), (BLOCK_SIZE, self.padded_head_dim)
+
+    @property
+    def _scale_bytes(self) -> int:
+        """Behind the keys, and behind the values, of one head in one block."""
+        return BLOCK_SIZE * torch.float32.itemsize if self.dtype == torch.int8 else 0
+
+    @property
+    def _part_bytes(self) -> list[int]:
+        """Of one layer's keys and values in one block, with their scales."""
+        return [self.num_kv_heads * (math.prod(shape) * self.dtype.itemsize + self._scale_bytes) for shape in self._shapes]
 
     def allocate(self, num_blocks: int) -> list[KVBlocks]:
         """One `KVBlocks` per layer, in memory of their own; see `reserve`."""
@@ -63,19 +74,37 @@ class KVSpec:
 
     def layers(self, memory: torch.Tensor) -> list[KVBlocks]:
         """One `KVBlocks` per layer: views of `memory`, which is as `reserve` gives it."""
-        elements = memory.view(self.dtype)
-        lengths = [math.prod(shape) for shape in self._shapes] * self.num_layers
-        parts = elements.split([*lengths, elements.shape[1] - sum(lengths)], dim=1)[: len(lengths)]
-        keys, values = ([part.unflatten(1, shape) for part in parts[i::2]] for i, shape in enumerate(self._shapes))
-        return [KVBlocks(k, v) for k, v in zip(keys, values)]
+        lengths = self._part_bytes * self.num_layers
+        parts = memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1)[: len(lengths)]
+        (keys, key_scales), (values, value_scales) = (
+            zip(*(self._cut(part, shape) for part in parts[i::2])) for i, shape in enumerate(self._shapes)
+        )
+        return [KVBlocks(*layer) for layer in zip(keys, values, key_scales, value_scales)]
+
+    def _cut(self, part: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The heads of `shape` in one layer's bytes `[num_blocks, bytes]`, and the scales `[num_blocks, Hkv, 16]` behind each."""
+        heads = part.unflatten(1, (self.num_kv_heads, -1))
+        num_bytes = heads.shape[2] - self._scale_bytes
+        elements = heads[..., :num_bytes].view(self.dtype).unflatten(2, shape)
+        return elements, heads[..., num_bytes:].view(torch.float32) if self._scale_bytes else None
 
 
 @dataclass(frozen=True)
 class KVBlocks:
-    """One layer's cache: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = D rounded up to 16."""
+    """One layer's cache: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = D rounded up to 16.
+
+    In int8 an element stands for itself times its position's scale, in float32 `[num_blocks, Hkv, 16]`; the scales of a head of a
+    block lie right behind its elements, so that they are read with them."""
 
     k: torch.Tensor
     v: torch.Tensor
+    k_scales: torch.Tensor | None = None
+    v_scales: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All there are; the first dimension counts blocks."""
+        return [tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ BLOCK_POSITIONS = 16
 MAX_HEAD_DIM = 512
 
 # Numbers of DType in csrc/include/pace/types.h.
-CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 
 
 def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
@@ -37,6 +37,9 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
     """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounded to nearest even in the cache's dtype.
+
+    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0 where the scale is
+    0. A head with an element that is not finite is stored as zeros times NaN, and spoils all that sees it.
 
     k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError for a slot outside."""
     view, kv_heads, head_dim = kv_view(kv)
@@ -102,21 +105,42 @@ def kv_view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
     """The cache as C++ sees it, its heads and their size; raises unless k and v have the layout of docs/architecture.md."""
     k, v = kv.k, kv.v
     if k.dtype not in CACHE_DTYPES or v.dtype != k.dtype:
-        raise TypeError(f"a cache is float32, bfloat16 or float16, keys and values alike; got {k.dtype} and {v.dtype}")
-    if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not _has_contiguous_blocks(k):
-        raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_POSITIONS}], each block contiguous; got {describe(k)}")
+        raise TypeError(f"a cache is float32, bfloat16, float16 or int8, keys and values alike; got {k.dtype} and {v.dtype}")
+    for name, blocks, scales in (("keys", k, kv.k_scales), ("values", v, kv.v_scales)):
+        if (scales is not None) != (k.dtype == torch.int8):
+            raise ValueError(f"cache {name} have scales where they are int8, and only there; got {blocks.dtype} {'without' if scales is None else 'with'} scales")
+    if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not _has_contiguous_heads(k, kv.k_scales):
+        raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_POSITIONS}], {_LAYOUT}; got {describe(k)}")
     num_blocks, kv_heads, head_dim, _ = k.shape
     if not 1 <= head_dim <= MAX_HEAD_DIM or kv_heads < 1:
         raise ValueError(f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache is {describe(k)}")
     padded_dim = -(-head_dim // BLOCK_POSITIONS) * BLOCK_POSITIONS
-    if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not _has_contiguous_blocks(v):
-        raise ValueError(
-            f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}], each block contiguous; got {describe(v)}"
-        )
+    if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not _has_contiguous_heads(v, kv.v_scales):
+        raise ValueError(f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}], {_LAYOUT}; got {describe(v)}")
     view = _C.KvView(k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), CACHE_DTYPES[k.dtype], num_blocks, kv_heads, head_dim)
     return view, kv_heads, head_dim
 
 
-def _has_contiguous_blocks(blocks: Tensor) -> bool:
-    """Blocks may stand apart, other layers' between them, but not overlap."""
-    return len(blocks) == 0 or blocks[0].is_contiguous() and (len(blocks) == 1 or blocks.stride(0) >= blocks[0].numel())
+_LAYOUT = "each block contiguous, or in int8 each head with its scales right behind it"
+
+
+def _has_contiguous_heads(blocks: Tensor, scales: Tensor | None) -> bool:
+    """The heads of a block lie one after the other, each followed by its scales if it has any. Blocks may stand apart, other
+    layers' between them, but not overlap."""
+    if blocks.numel() == 0:
+        return True
+    num_blocks, heads, rows, columns = blocks.shape
+    elements = rows * columns
+    head = elements + (0 if scales is None else BLOCK_POSITIONS * scales.itemsize)
+    block = max(blocks.stride(0), heads * head)
+    if scales is not None:
+        lies_behind = scales.dtype == torch.float32 and scales.data_ptr() == blocks.data_ptr() + elements
+        fits = scales.shape == (num_blocks, heads, BLOCK_POSITIONS) and _has_strides(scales, block // scales.itemsize, head // scales.itemsize, 1)
+        if not lies_behind or not fits:
+            return False
+    return _has_strides(blocks, block, head, columns, 1)
+
+
+def _has_strides(tensor: Tensor, *expected: int) -> bool:
+    """The stride of a dimension of one element means nothing."""
+    return all(size == 1 or stride == wanted for size, stride, wanted in zip(tensor.shape, tensor.stride(), expected))

@@ -155,11 +155,25 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounding to the cache's dtype."""
+    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounding to the cache's dtype.
+
+    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0 where the scale is
+    0. A head with an element that is not finite is stored as zeros times NaN, and spoils all that sees it."""
     block_size = kv.k.shape[-1]
     block, offset = slots // block_size, slots % block_size
+    if kv.k_scales is not None:
+        k, kv.k_scales[block, :, offset] = _scaled_to_127(k)
+        v, kv.v_scales[block, :, offset] = _scaled_to_127(v)
     kv.k[block, :, :, offset] = k.to(kv.k.dtype)
     kv.v[block, :, offset, : v.shape[-1]] = v.to(kv.v.dtype)
+
+
+def _scaled_to_127(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of -127 to 127 in float32 and their scales `[T, Hkv]`. (A subnormal scale is rounded so much that more could come.)"""
+    x = x.float()
+    scales = x.abs().amax(-1) / 127
+    scales = scales.where(scales.isfinite(), math.nan)
+    return (x / scales[..., None]).where(scales[..., None] > 0, 0.0).round().clamp(-127, 127), scales
 
 
 def attention(
@@ -193,9 +207,12 @@ def attention(
 def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The first `kv_len` positions of one sequence: keys `[Hkv, D, kv_len]` and values `[Hkv, kv_len, D]`."""
     blocks = block_row[: -(-kv_len // kv.k.shape[-1])].long()
-    keys = kv.k[blocks].permute(1, 2, 0, 3).flatten(2)[..., :kv_len]
-    values = kv.v[blocks].transpose(0, 1).flatten(1, 2)[:, :kv_len, :head_dim]
-    return keys.to(dtype), values.to(dtype)
+    keys, values = kv.k[blocks].to(dtype), kv.v[blocks].to(dtype)
+    if kv.k_scales is not None:
+        keys, values = keys * kv.k_scales[blocks].unsqueeze(-2), values * kv.v_scales[blocks].unsqueeze(-1)
+    keys = keys.permute(1, 2, 0, 3).flatten(2)[..., :kv_len]
+    values = values.transpose(0, 1).flatten(1, 2)[:, :kv_len, :head_dim]
+    return keys, values
 
 
 # --------------------------------------------------------------------------------------------------------------- sampling

@@ -21,32 +21,51 @@ struct Problem {
     std::vector<float> out;
     AttentionArgs args;
 
-    Problem(int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, DType dtype, int64_t window, float softcap)
+    // `distort` may change q, k and v before the cache is written.
+    Problem(int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, DType dtype, int64_t window, float softcap,
+            void (*distort)(Problem&) = [](Problem&) {})
         : length(length), heads(heads), kv_heads(kv_heads), head_dim(head_dim), blocks((length + 15) / 16 + 1),
           padded((head_dim + 15) / 16 * 16), dtype(dtype) {
         q = check::heavy_tailed(length * heads * head_dim, 1);
         k = check::heavy_tailed(length * kv_heads * head_dim, 2);
         v = check::heavy_tailed(length * kv_heads * head_dim, 3);
-        k_memory.assign(blocks * kv_heads * head_dim * 16 * dtype_bytes(dtype) + 4, char(0xff));  // all ones is NaN
-        v_memory.assign(blocks * kv_heads * padded * 16 * dtype_bytes(dtype) + 4, char(0xff));
+        distort(*this);
+        const int64_t scales = dtype == DType::I8 ? 16 * sizeof(float) : 0;
+        const int64_t k_stride = kv_heads * (head_dim * 16 + scales), v_stride = kv_heads * (padded * 16 + scales);
+        k_memory.assign(blocks * k_stride * dtype_bytes(dtype) + 4, char(0xff));  // all ones is NaN; in int8 -1, and scales of NaN
+        v_memory.assign(blocks * v_stride * dtype_bytes(dtype) + 4, char(0xff));
         for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t(blocks - 1 - b));
         out.assign(length * heads * head_dim, check::kPoison);
         // At 4 bytes past an aligned address: nothing may rely on alignment.
-        const int64_t k_stride = kv_heads * head_dim * 16, v_stride = kv_heads * padded * 16;
         const KvView kv = {k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, head_dim};
         args = {heads * head_dim, head_dim, kv, heads, 0.3f, window, softcap, out.data()};
         for (int64_t p = 0; p < length; ++p) {
             kernels().store_kv(&k[p * kv_heads * head_dim], head_dim, &v[p * kv_heads * head_dim], head_dim, kv, 0,
                                kv_heads, table[p / 16] * 16 + p % 16);
         }
-        for (float& value : k) value = rounded(value);
-        for (float& value : v) value = rounded(value);
+        for (size_t head = 0; head < k.size(); head += head_dim) round(&k[head]), round(&v[head]);
     }
 
-    float rounded(float value) const {
-        if (dtype == DType::BF16) return round_to<BF16>(value);
-        if (dtype == DType::F16) return round_to<F16>(value);
-        return value;
+    // A head as the cache holds it. In int8 its elements, integer times scale, are rounded once more to fit a float.
+    void round(float* head) const {
+        const float scale = dtype == DType::I8 ? int8_scale(head, head_dim) : 1.0f;
+        for (int64_t d = 0; d < head_dim; ++d) {
+            if (dtype == DType::BF16) head[d] = round_to<BF16>(head[d]);
+            if (dtype == DType::F16) head[d] = round_to<F16>(head[d]);
+            if (dtype == DType::I8) head[d] = scale * int8_of(head[d], scale);
+        }
+    }
+    // The definition of kv_cache.inl, element by element.
+    static float int8_scale(const float* head, int64_t head_dim) {
+        float largest = 0.0f;
+        for (int64_t d = 0; d < head_dim; ++d) {
+            if (!std::isfinite(head[d])) return check::kPoison;
+            largest = std::max(largest, std::fabs(head[d]));
+        }
+        return largest / 127.0f;
+    }
+    static float int8_of(float value, float scale) {
+        return scale > 0.0f ? std::clamp(std::nearbyint(value / scale), -127.0f, 127.0f) : 0.0f;
     }
     template <class T>
     static float round_to(float value) {
@@ -92,7 +111,7 @@ struct Problem {
     }
 
     // Against the definition. A score is a chain of head_dim products; each weight inherits twice its error; the sums of at most
-    // `length` weights and values add their own.
+    // `length` weights and values add their own. (int8 rounds three times more for a score and a value: the factors have room.)
     void check_against_definition(const std::vector<float>& got, const char* what) {
         const double eps = 0x1p-24;
         std::vector<double> expected(got.size()), tolerance(got.size());
@@ -116,14 +135,15 @@ struct Problem {
                 std::vector<double>& weight = score;
                 for (int64_t j = begin; j <= p; ++j) sum += weight[j] = std::exp(score[j] - largest);
                 for (int64_t d = 0; d < head_dim; ++d) {
-                    double total = 0, absolute = 0;
+                    double total = 0, absolute = 0, lost = 1e-37;  // a weight below 2^-126 of the largest counts as nothing
                     for (int64_t j = begin; j <= p; ++j) {
-                        const double term = weight[j] / sum * v[(j * kv_heads + kv_head) * head_dim + d];
+                        const double value = v[(j * kv_heads + kv_head) * head_dim + d], term = weight[j] / sum * value;
                         total += term;
                         absolute += std::fabs(term);
+                        lost += 0x1p-126 * std::fabs(value);
                     }
                     expected[(p * heads + h) * head_dim + d] = total;
-                    tolerance[(p * heads + h) * head_dim + d] = absolute * (2 * worst + (80 + 2 * length) * eps) + 1e-37;
+                    tolerance[(p * heads + h) * head_dim + d] = absolute * (2 * worst + (80 + 2 * length) * eps) + lost;
                 }
             }
         }
@@ -149,7 +169,7 @@ TEST_TABLES(attention_of_all_shapes_is_close_and_the_same_in_every_cut) {
         {40, 4, 2, 33, 9, 0},        {30, 2, 2, 48, 1, 4},         {67, 2, 1, 80, 64, 0},       {20, 1, 1, 112, kNoWindow, 2},
     };
     for (const Shape& s : shapes) {
-        for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
+        for (const DType dtype : {DType::F32, DType::BF16, DType::F16, DType::I8}) {
             Problem problem(s.length, s.heads, s.kv_heads, s.head_dim, dtype, s.window, s.softcap);
             const std::vector<float> whole = problem.run(kMaxQueryRows);
             problem.check_against_definition(whole, "attention");
@@ -160,34 +180,114 @@ TEST_TABLES(attention_of_all_shapes_is_close_and_the_same_in_every_cut) {
 
 TEST_TABLES(attention_split_by_partition_is_the_same) {
     (void)table;
-    Problem problem(1100, 1, 1, 3, DType::F32, kNoWindow, 0);
-    const std::vector<float> whole = problem.run(kMaxQueryRows);
-    problem.check_against_definition(whole, "two partitions");
-    CHECK(same_bits(problem.run_op(1), whole));
-    CHECK(same_bits(problem.run_op(64), whole));  // so few chunks for 64 threads that rows are split
-    problem.args.window = 40;
-    const std::vector<float> windowed = problem.run(7);
-    CHECK(!same_bits(windowed, whole));
-    CHECK(same_bits(problem.run_op(64), windowed));
+    for (const DType dtype : {DType::F32, DType::I8}) {
+        Problem problem(1100, 1, 1, 3, dtype, kNoWindow, 0);
+        const std::vector<float> whole = problem.run(kMaxQueryRows);
+        problem.check_against_definition(whole, "two partitions");
+        CHECK(same_bits(problem.run_op(1), whole));
+        CHECK(same_bits(problem.run_op(64), whole));  // so few chunks for 64 threads that rows are split
+        problem.args.window = 40;
+        const std::vector<float> windowed = problem.run(7);
+        CHECK(!same_bits(windowed, whole));
+        CHECK(same_bits(problem.run_op(64), windowed));
+    }
 }
 
 TEST_TABLES(attention_never_reads_hidden_positions) {
     (void)table;
-    Problem problem(100, 2, 1, 8, DType::F32, 20, 0);
-    const std::vector<float> clean = problem.run(kMaxQueryRows);
-    // The last 30 positions, alone: what they do not see becomes NaN, what nobody sees is unmapped.
-    float* const k = static_cast<float*>(problem.args.kv.k);
-    float* const v = static_cast<float*>(problem.args.kv.v);
-    for (int64_t p = 0; p <= 70 - 20; ++p) {
-        for (int64_t d = 0; d < 8; ++d) k[problem.table[p / 16] * 8 * 16 + d * 16 + p % 16] = check::kPoison;
-        for (int64_t d = 0; d < 16; ++d) v[problem.table[p / 16] * 16 * 16 + p % 16 * 16 + d] = check::kPoison;
+    for (const DType dtype : {DType::F32, DType::I8}) {
+        Problem problem(100, 2, 1, 8, dtype, 20, 0);
+        const std::vector<float> clean = problem.run(kMaxQueryRows);
+        // The last 30 positions, alone: what they do not see becomes NaN, what nobody sees is unmapped.
+        const KvView& kv = problem.args.kv;
+        for (int64_t p = 0; p <= 70 - 20; ++p) {
+            const int64_t block = problem.table[p / 16];
+            if (dtype == DType::I8) kv.key_scales(block, 0)[p % 16] = kv.value_scales(block, 0)[p % 16] = check::kPoison;
+            for (int64_t d = 0; d < 16; ++d) {
+                if (dtype == DType::F32 && d < 8) kv.keys<float>(block, 0)[d * 16 + p % 16] = check::kPoison;
+                if (dtype == DType::F32) kv.values<float>(block, 0)[p % 16 * 16 + d] = check::kPoison;
+            }
+        }
+        for (int64_t block = 0; block < (70 - 20 + 1) / 16; ++block) problem.table[block] = -1;
+        std::fill(problem.out.begin(), problem.out.end(), 0.0f);
+        std::vector<float> scratch(attention_scratch_floats(problem.args.kv), check::kPoison);
+        const float* const queries = &problem.q[70 * problem.heads * problem.head_dim];
+        kernels().attention(problem.args, {queries, 70, 70, problem.table.data(), 0, 0, 60}, scratch.data());
+        CHECK(std::memcmp(&problem.out[70 * 16], &clean[70 * 16], 30 * 16 * sizeof(float)) == 0);
     }
-    for (int64_t block = 0; block < (70 - 20 + 1) / 16; ++block) problem.table[block] = -1;
-    std::fill(problem.out.begin(), problem.out.end(), 0.0f);
-    std::vector<float> scratch(attention_scratch_floats(problem.args.kv), check::kPoison);
-    const float* const queries = &problem.q[70 * problem.heads * problem.head_dim];
-    kernels().attention(problem.args, {queries, 70, 70, problem.table.data(), 0, 0, 60}, scratch.data());
-    CHECK(std::memcmp(&problem.out[70 * 16], &clean[70 * 16], 30 * 16 * sizeof(float)) == 0);
+}
+
+// Every head at +-127 and nothing between; heads of zeros; scales from subnormal to 2^100, one position beside the other; elements that lie
+// half-way between two integers.
+void extremes(Problem& p) {
+    for (float& value : p.k) value = value < 0 ? -0.7f : 0.7f;
+    for (float& value : p.v) value = value < 0 ? -3.0f : 3.0f;
+}
+void zeros(Problem& p) {
+    for (size_t head = 0; head < p.k.size(); head += 2 * p.head_dim) std::fill_n(&p.k[head], p.head_dim, head % 3 ? 0.0f : -0.0f);
+    for (size_t head = 0; head < p.v.size(); head += 3 * p.head_dim) std::fill_n(&p.v[head], p.head_dim, 0.0f);
+}
+void scales_of_all_sizes(Problem& p) {
+    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = std::ldexp(p.k[i], -int(i / p.head_dim % 5) * 35);
+    for (size_t i = 0; i < p.v.size(); ++i) p.v[i] = std::ldexp(p.v[i], 100 - int(i / p.head_dim % 4) * 80);
+}
+void halves(Problem& p) {
+    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = i % p.head_dim ? float(int(p.k[i] * 100)) + 0.5f : 127.0f;
+    for (size_t i = 0; i < p.v.size(); ++i) p.v[i] = i % p.head_dim ? float(int(p.v[i] * 100)) + 0.5f : -127.0f;
+}
+constexpr void (*kDistortions[])(Problem&) = {[](Problem&) {}, extremes, zeros, scales_of_all_sizes, halves};
+
+TEST_TABLES(attention_over_int8_of_all_groups_and_worst_cases) {
+    (void)table;
+    for (int group = 1; group <= 16; ++group) {  // rows of a decode step: every number of rows of a pass, one pass to three
+        Problem problem(65 + group % 3, group, 1, 16 + group % 3, DType::I8, group % 4 == 1 ? 30 : kNoWindow, group % 5 == 2 ? 8.0f : 0.0f,
+                        kDistortions[group % std::size(kDistortions)]);
+        const std::vector<float> whole = problem.run(kMaxQueryRows);
+        problem.check_against_definition(whole, "int8");
+        CHECK(same_bits(problem.run(group), whole));
+    }
+    for (const auto distort : kDistortions) {
+        Problem problem(40, 4, 2, 20, DType::I8, kNoWindow, 0, distort);
+        const std::vector<float> whole = problem.run(kMaxQueryRows);
+        problem.check_against_definition(whole, "a worst case of int8");
+        CHECK(same_bits(problem.run(2), whole));
+    }
+}
+
+// Every byte and every bit of a scale, and nothing besides.
+TEST_TABLES(int8_is_stored_as_defined) {
+    constexpr float kTiny = 0x1p-149f, kLargest = 3.4e38f, kInfinity = __builtin_inff();
+    for (const int64_t dim : {1, 3, 8, 16, 20, 37, 64}) {
+        std::vector<std::vector<float>> heads;
+        for (int seed = 0; seed < 8; ++seed) heads.push_back(check::heavy_tailed(dim, seed));
+        for (const float value : {0.0f, -0.0f, 1.0f, -5.5f, kTiny, 127 * kTiny, 190 * kTiny, -100000 * kTiny, 0x1p-126f, kLargest, kInfinity, -kInfinity, check::kPoison}) {
+            heads.push_back(std::vector<float>(dim, value));
+            heads.push_back(check::heavy_tailed(dim, 9));
+            heads.back()[dim - 1] = value;
+        }
+        for (size_t i = 0; i < heads.size(); ++i) {
+            const std::vector<float>&k = heads[i], &v = heads[heads.size() - 1 - i];
+            const int64_t padded = (dim + 15) / 16 * 16, k_bytes = dim * 16 + 64, v_bytes = padded * 16 + 64;
+            std::vector<char> memory(2 * (k_bytes + v_bytes), 55), expected = memory;
+            const KvView kv = {memory.data(), memory.data() + 2 * k_bytes, 2 * k_bytes, 2 * v_bytes, DType::I8, 1, 2, dim};
+            const int64_t position = int64_t(i) % 16;
+            table.store_kv(k.data(), 0, v.data(), 0, kv, 1, 1, position);  // the second head alone
+            const float k_scale = Problem::int8_scale(k.data(), dim), v_scale = Problem::int8_scale(v.data(), dim);
+            char* const keys = &expected[k_bytes];
+            char* const values = &expected[2 * k_bytes + v_bytes];
+            for (int64_t d = 0; d < dim; ++d) {
+                keys[d * 16 + position] = char(Problem::int8_of(k[d], k_scale));
+                values[position * padded + d] = char(Problem::int8_of(v[d], v_scale));
+            }
+            for (const auto& [scales, scale] : {std::pair(keys + dim * 16, k_scale), std::pair(values + padded * 16, v_scale)}) {
+                float stored;
+                std::memcpy(&stored, scales - expected.data() + memory.data() + position * 4, 4);
+                const bool both_nan = std::isnan(scale) && std::isnan(stored);  // whose payloads may differ
+                std::memcpy(scales + position * 4, both_nan ? &stored : &scale, 4);
+            }
+            CHECK(memory == expected);
+        }
+    }
 }
 
 TEST(attention_refuses_spans_that_do_not_fit) {

@@ -22,8 +22,10 @@ struct Probe {
     float (*largest)(const float*);
     void (*to_bf16)(const float*, BF16*, int count);
     void (*to_f16)(const float*, F16*, int count);
+    void (*to_int8)(const float*, int8_t*, int count);
     void (*from_bf16)(const BF16*, float*, int count);
     void (*from_f16)(const F16*, float*, int count);
+    void (*from_int8)(const int8_t*, float*, int count);
     void (*dot_bytes)(const uint8_t*, const int8_t*, int32_t* sums);  // lanes * 4 bytes
     bool (*pairs)(const BF16*, const BF16*, float* sums);             // false where the level has none
 };
@@ -169,6 +171,25 @@ TEST_TABLES(vec_widens_every_16_bit_value) {
         wrong += float_bits(from_bf16[i]) != uint32_t(i) << 16;
     }
     CHECK(wrong == 0);
+}
+
+TEST_TABLES(vec_converts_every_byte_and_rounds_to_even) {
+    const Probe& probe = probe_of(table);
+    for (int offset = 0; offset < 4; ++offset) {  // whole vectors at all alignments, and tails
+        std::vector<int8_t> bytes(256 + offset), back(256 + offset, 99);
+        std::vector<float> floats(256 + offset, check::kPoison);
+        for (int i = 0; i < 256; ++i) bytes[i + offset] = int8_t(i - 128);
+        probe.from_int8(bytes.data() + offset, floats.data(), 256);
+        bool right = offset == 0 || std::isnan(floats[256]);
+        for (int i = 0; i < 256; ++i) right &= floats[i] == float(i - 128);
+        probe.to_int8(floats.data(), back.data() + offset, 255);  // ends within a vector
+        for (int i = 0; i < 255; ++i) right &= back[i + offset] == i - 128;
+        CHECK(right && back[255 + offset] == 99);
+    }
+    const std::vector<float> x = {0.5f, 1.5f, -0.5f, -1.5f, 126.5f, -126.5f, 126.49999f, 0.50000006f, -2.4999998f, -0.0f};
+    std::vector<int8_t> rounded(x.size());
+    probe.to_int8(x.data(), rounded.data(), int(x.size()));
+    CHECK((rounded == std::vector<int8_t>{0, 2, 0, -2, 126, -126, 126, 1, -2, 0}));
 }
 
 TEST_TABLES(vec_rounds_to_16_bits_as_the_definition) {

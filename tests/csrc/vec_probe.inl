@@ -50,5 +50,6 @@ static bool pairs(const BF16* a, const BF16* b, float* sums) {
 #endif
 }
 
-constexpr Probe probe = {PACE_ISA_LEVEL,       PACE_ISA_EMULATED,   kLanes, apply, sum,   largest, convert<float, BF16>,
-                         convert<float, F16>, convert<BF16, float>, convert<F16, float>, dot_bytes, pairs};
+constexpr Probe probe = {PACE_ISA_LEVEL,       PACE_ISA_EMULATED,     kLanes, apply, sum,   largest, convert<float, BF16>,
+                         convert<float, F16>, convert<float, int8_t>, convert<BF16, float>, convert<F16, float>,
+                         convert<int8_t, float>, dot_bytes, pairs};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,19 +49,28 @@ def resident_bytes() -> int:
         return int(stream.read().split()[1]) * 4096
 
 
-@pytest.mark.parametrize("spec", [KVSpec(3, 2, 5, torch.float32), KVSpec(16, 8, 16, torch.bfloat16)])
+@pytest.mark.parametrize("spec", [KVSpec(3, 2, 5, torch.float32), KVSpec(16, 8, 16, torch.bfloat16), KVSpec(3, 2, 5, torch.int8), KVSpec(1, 1, 64, torch.int8)])
 def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
     """Keys and values of all layers of a block are its bytes, each once; blocks a multiple of 64 KB apart are padded."""
     layers = spec.allocate(3)
-    starts = {tensor[1].data_ptr(): tensor[1].nbytes for layer in layers for tensor in (layer.k, layer.v)}
+    tensors = [tensor for layer in layers for tensor in layer.tensors]
+    starts = {head.data_ptr(): head.nbytes for tensor in tensors for head in tensor[1]}
     first = min(starts)
     end = first
     for start in sorted(starts):
         assert start == end
         end += starts[start]
     assert end - first == 16 * spec.position_bytes
-    assert all(tensor.stride(0) * tensor.itemsize == spec.block_bytes for layer in layers for tensor in (layer.k, layer.v))
+    assert all(tensor.stride(0) * tensor.itemsize == spec.block_bytes for tensor in tensors)
     assert spec.block_bytes % 65536 and 0 <= spec.block_bytes - (end - first) <= 4160
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_int8_takes_little_more_than_half_of_bfloat16(head_dim: int) -> None:
+    """One byte for two, and 4 for each head's scale: 1/2 + 2/D."""
+    wide, narrow = (KVSpec(24, 2, head_dim, dtype) for dtype in (torch.bfloat16, torch.int8))
+    assert narrow.position_bytes == wide.position_bytes // 2 + 24 * 2 * 2 * 4
+    assert narrow.block_bytes < 0.54 * wide.block_bytes
 
 
 def test_reserve_takes_all_or_nothing() -> None:
@@ -86,21 +96,24 @@ def test_blocks_given_back_are_used_again_first() -> None:
     assert cache.touched_bytes == 4 * SPEC.block_bytes
 
 
-def test_a_fork_shares_until_it_is_written() -> None:
-    cache, source, target = make_cache(10), make_sequence(), make_sequence()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_a_fork_shares_until_it_is_written(dtype: torch.dtype) -> None:
+    spec = replace(SPEC, dtype=dtype)
+    cache, source, target = CacheManager(spec, 10 * spec.block_bytes), make_sequence(), make_sequence()
     cache.reserve(source, 40)
     cache.commit(source, 40)
     for layer in cache.kv:
         for index, block in enumerate(source.block_table):
-            layer.k[block], layer.v[block] = index + 1.0, index + 10.0
+            for number, tensor in enumerate(layer.tensors):
+                tensor[block] = 10 * number + index + 1
     cache.fork(source, target, 35)
     assert cache.num_free_blocks == 7 and list(target.block_table) == list(source.block_table)
     assert cache.reserve(target, 36)
     assert cache.num_free_blocks == 6
     assert target.block_table[:2] == source.block_table[:2] and target.block_table[2] != source.block_table[2]
     for layer in cache.kv:
-        assert torch.equal(layer.k[target.block_table[2]], layer.k[source.block_table[2]])
-        assert torch.equal(layer.v[target.block_table[2]], layer.v[source.block_table[2]])
+        for number, tensor in enumerate(layer.tensors):
+            assert tensor[target.block_table[2]].eq(10 * number + 3).all() and tensor[source.block_table[2]].eq(10 * number + 3).all()
     cache.check_integrity([source, target])
     cache.free(source)
     cache.check_integrity([source, target])

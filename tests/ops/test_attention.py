@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 from pace import _C
 from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
 from pace.ops import native, reference
+from tests.support import poison
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 @dataclass
@@ -42,8 +43,7 @@ def fill_cache(sequences: list[Sequence], dtype: torch.dtype, seed: int = 0) -> 
     kv_heads, head_dim = sequences[0].k.shape[1:]
     counts = [-(-s.length // BLOCK_SIZE) for s in sequences]
     kv = KVSpec(1, kv_heads, head_dim, dtype).allocate(sum(counts) + 2)[0]
-    kv.k.fill_(math.nan)
-    kv.v.fill_(math.nan)
+    poison(kv)
     free = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed)).tolist()
     tables = []
     for sequence, count in zip(sequences, counts):
@@ -76,18 +76,26 @@ def attend(sequence: Sequence, kv: KVBlocks, blocks: list[int], span: int, **opt
     return torch.cat(outputs)
 
 
+def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 `[T, Hkv, D]` as a cache of the dtype holds them."""
+    if dtype != torch.int8:
+        return heads.to(dtype).double()
+    scales = (heads.abs().amax(-1, keepdim=True) / 127).double()
+    return (heads.double() / scales).round() * scales
+
+
 def expected_and_tolerance(sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None) -> tuple[Tensor, Tensor]:
     """The definition in float64 on keys and values rounded to the cache's dtype, and how far fp32 arithmetic may be from it.
 
-    A score is a chain of D rounded products, so it is off by at most D eps sum|q k| scale =: e; weights then are off by a factor
-    2 e, and the sum of up to n weighted values by another few n eps of their magnitude."""
+    A score is a chain of D rounded products, so it is off by at most D eps sum|q k| scale =: e (and in int8 by one rounding more, of
+    its scale); weights then are off by a factor 2 e, and the sum of up to n weighted values by another few n eps of their magnitude."""
     length, heads, head_dim = sequence.q.shape
     group = heads // sequence.k.shape[1]
     q = sequence.q.double().transpose(0, 1)
-    k, v = (t.to(dtype).double().transpose(0, 1).repeat_interleave(group, 0) for t in (sequence.k, sequence.v))
+    k, v = (as_stored(t, dtype).transpose(0, 1).repeat_interleave(group, 0) for t in (sequence.k, sequence.v))
     scale, eps = head_dim**-0.5, 2.0**-24
     scores = scale * q @ k.transpose(1, 2)
-    score_error = scale * (head_dim + 2) * eps * (q.abs() @ k.abs().transpose(1, 2))
+    score_error = scale * (head_dim + 3) * eps * (q.abs() @ k.abs().transpose(1, 2))
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
         score_error = score_error + 8 * eps * softcap
@@ -99,7 +107,7 @@ def expected_and_tolerance(sequence: Sequence, dtype: torch.dtype, window: int |
     weights = scores.softmax(-1)
     magnitude = weights @ v.abs()
     worst = (score_error + 4 * eps * scores.masked_fill(hidden, 0.0).abs()).amax(-1, keepdim=True)
-    tolerance = magnitude * (2 * worst + (80 + length / 64) * eps)
+    tolerance = magnitude * (2 * worst + (80 + length / 64) * eps) + 1e-37  # many an element is 0 in int8
     return (t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance))
 
 
@@ -131,6 +139,12 @@ def two_threads():
         (2, 1, 256, 40, None, 5.0, torch.float32),
         (1, 1, 130, 33, 1, None, torch.float16),
         (2, 1, 512, 20, None, None, torch.bfloat16),
+        (2, 2, 64, 65, None, None, torch.int8),
+        (14, 2, 64, 70, None, None, torch.int8),
+        (6, 3, 37, 100, 17, None, torch.int8),
+        (16, 1, 96, 90, 64, 20.0, torch.int8),
+        (1, 1, 1, 40, None, None, torch.int8),
+        (2, 1, 512, 20, None, 5.0, torch.int8),
     ],
 )
 def test_close_to_float64(isa, heads, kv_heads, head_dim, length, window, softcap, dtype):
@@ -166,20 +180,22 @@ def test_bits_do_not_depend_on_the_span(window, dtype):
         assert torch.equal(one[0], at_once[p]), p
 
 
-def test_bits_do_not_depend_on_isa_neutral_cuts(isa):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_bits_do_not_depend_on_isa_neutral_cuts(isa, dtype):
     sequence = make_sequence(140, 6, 2, 24, seed=2)
-    kv, (blocks,) = fill_cache([sequence], torch.bfloat16)
+    kv, (blocks,) = fill_cache([sequence], dtype)
     at_once = attend(sequence, kv, blocks, 140)
     for span in (1, 7, 64):
         assert torch.equal(attend(sequence, kv, blocks, span), at_once), span
 
 
-def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads(dtype):
     sequences = [make_sequence(length, 6, 2, 32, seed=length) for length in (1, 20, 130, 1500, 2100)]
     spans = [1, 5, 130, 1, 40]
     outputs = []
     for seed in (0, 1):
-        kv, tables = fill_cache(sequences, torch.bfloat16, seed)
+        kv, tables = fill_cache(sequences, dtype, seed)
         parts = [(n, s.length, blocks) for n, s, blocks in zip(spans, sequences, tables)]
         for order in (range(5), reversed(range(5))):
             order = list(order)
@@ -194,29 +210,31 @@ def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads():
         assert all(torch.equal(a, b) for a, b in zip(outputs[0], other))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("kv_len", [1, 16, 17, 64, 100, 1025])
-def test_what_lies_beyond_kv_len_or_before_the_window_is_never_read(kv_len):
+def test_what_lies_beyond_kv_len_or_before_the_window_is_never_read(kv_len, dtype):
     sequence = make_sequence(1200, 2, 1, 20, seed=3)
-    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    kv, (blocks,) = fill_cache([sequence], dtype)
     q = sequence.q[kv_len - 1 : kv_len]
     window = 30
     expected = native.attention(q, kv, make_spans([(1, kv_len, blocks)]), 0.3, window=window)
-    poisoned = KVBlocks(kv.k.clone(), kv.v.clone())
+    keys, values = (kv.k_scales.unsqueeze(2), kv.v_scales.unsqueeze(3)) if dtype == torch.int8 else (kv.k, kv.v)
     for p in [*range(max(0, kv_len - window)), *range(kv_len, 1200)]:
-        poisoned.k[blocks[p // 16], :, :, p % 16] = math.nan
-        poisoned.v[blocks[p // 16], :, p % 16] = math.inf
+        keys[blocks[p // 16], :, :, p % 16] = math.nan
+        values[blocks[p // 16], :, p % 16] = math.inf
     first = max(0, kv_len - window) // 16
     unmapped = [-1 if b < first or b * 16 >= kv_len else block for b, block in enumerate(blocks)]
-    got = native.attention(q, poisoned, make_spans([(1, kv_len, unmapped)]), 0.3, window=window)
+    got = native.attention(q, kv, make_spans([(1, kv_len, unmapped)]), 0.3, window=window)
     assert torch.equal(got, expected)
 
 
-def test_a_token_that_is_not_finite_spoils_only_those_that_see_it():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_a_token_that_is_not_finite_spoils_only_those_that_see_it(dtype):
     sequence = make_sequence(150, 4, 2, 32, seed=4)
-    clean, (blocks,) = fill_cache([sequence], torch.float32)
+    clean, (blocks,) = fill_cache([sequence], dtype)
     expected = attend(sequence, clean, blocks, 150)
-    sequence.k[70, 0], sequence.v[90, 0] = math.nan, math.inf
-    kv, (blocks,) = fill_cache([sequence], torch.float32)
+    sequence.k[70, 0, 3:], sequence.v[90, 0] = math.nan, math.inf
+    kv, (blocks,) = fill_cache([sequence], dtype)
     got = attend(sequence, kv, blocks, 150).view(150, 2, -1)
     assert torch.equal(got[:70, 0], expected.view(150, 2, -1)[:70, 0])
     assert torch.equal(got[:, 1], expected.view(150, 2, -1)[:, 1])
@@ -229,14 +247,41 @@ def test_store_kv_rounds_as_torch(isa, dtype, head_dim):
     generator = torch.Generator().manual_seed(head_dim)
     fused = torch.randn(19, 8, head_dim, generator=generator) * 1e3
     fused[0, 3, 0], fused[1, 4, 0], fused[2, 5, 0] = math.nan, math.inf, 1e-42
+    fused[3], fused[4], fused[5], fused[6] = 0.0, 1e-42, 3.4e38, -math.inf
+    fused[7] = 127.0 - torch.arange(head_dim) / 2
     k, v = fused[:, 2:4], fused[:, 4:6]  # strided views of one matrix, as a fused projection gives them
     slots = torch.randperm(64, generator=generator)[:19]
-    kv, twin = (KVBlocks(*(torch.full_like(t, 7.0) for t in (b.k, b.v))) for b in 2 * KVSpec(1, 2, head_dim, dtype).allocate(4)[:1])
+    (kv,), (twin,) = (KVSpec(1, 2, head_dim, dtype).allocate(4) for _ in range(2))
+    for tensor in (*kv.tensors, *twin.tensors):
+        tensor.fill_(7)
     native.store_kv(k, v, kv, slots)
     reference.store_kv(k, v, twin, slots)
-    for got, expected in ((kv.k, twin.k), (kv.v, twin.v)):
+    for got, expected in zip(kv.tensors, twin.tensors, strict=True):
         assert torch.equal(got.isnan(), expected.isnan())
         assert torch.equal(got.nan_to_num(nan=1.0), expected.nan_to_num(nan=1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (30, None), (None, 5.0)])
+def test_attention_is_its_twin(isa, dtype, window, softcap):
+    sequence = make_sequence(90, 6, 2, 40, seed=9)
+    kv, (blocks,) = fill_cache([sequence], dtype)
+    spans = make_spans([(90, 90, blocks)])
+    _, tolerance = expected_and_tolerance(sequence, dtype, window, softcap)
+    ours, twin = (ops.attention(sequence.q, kv, spans, 40**-0.5, window, softcap) for ops in (native, reference))
+    assert ((ours - twin).abs() <= 2 * tolerance).all()
+
+
+def test_int8_is_off_by_at_most_half_a_scale():
+    """What int8 costs: 1/254 of the largest element of a head."""
+    heads = make_sequence(60, 1, 3, 50, seed=10).k
+    kv, (blocks,) = fill_cache([Sequence(heads, heads, heads)], torch.int8)
+    position = torch.arange(60)
+    block, offset = torch.tensor(blocks)[position // BLOCK_SIZE], position % BLOCK_SIZE
+    for elements, scales in ((kv.k[block, :, :, offset], kv.k_scales[block, :, offset]), (kv.v[block, :, offset, :50], kv.v_scales[block, :, offset])):
+        assert torch.equal(elements.abs().amax(-1), torch.full((60, 3), 127, dtype=torch.int8))
+        error = (elements.double() * scales[..., None].double() - heads.double()).abs()
+        assert (error <= heads.abs().amax(-1, keepdim=True).double() / 253.9).all() and error.max() > 0
 
 
 def test_strided_queries():
@@ -274,6 +319,7 @@ def test_several_python_threads_at_once():
 def test_wrong_arguments_are_refused_with_what_was_wrong():
     sequence = make_sequence(40, 4, 2, 32, seed=8)
     kv, (blocks,) = fill_cache([sequence], torch.float32)
+    int8, _ = fill_cache([sequence], torch.int8)
     q, good = sequence.q, make_spans([(40, 40, blocks)])
 
     def spans(start=(0, 40), kv_len=(40,), table=None):
@@ -297,6 +343,11 @@ def test_wrong_arguments_are_refused_with_what_was_wrong():
         ("cache keys", lambda: native.attention(q, KVBlocks(kv.k[..., :8], kv.v), good, 1.0)),
         ("each block contiguous", lambda: native.attention(q, KVBlocks(kv.k[:1].expand(kv.k.shape), kv.v), good, 1.0)),
         ("int32", lambda: native.attention(q, kv, Spans(good.query_start.long(), good.kv_len, good.block_table), 1.0)),
+        ("have scales where they are int8", lambda: native.attention(q, KVBlocks(kv.k.to(torch.int8), kv.v.to(torch.int8)), good, 1.0)),
+        ("have scales where they are int8", lambda: native.attention(q, KVBlocks(kv.k, kv.v, int8.k_scales, int8.v_scales), good, 1.0)),
+        ("scales right behind", lambda: native.attention(q, replace(int8, k_scales=int8.k_scales.clone()), good, 1.0)),
+        ("scales right behind", lambda: native.attention(q, replace(int8, v_scales=int8.k_scales), good, 1.0)),
+        ("scales right behind", lambda: native.attention(q, replace(int8, v=int8.v.clone()), good, 1.0)),
         ("slot 80", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([80]))),
         ("slot -1", lambda: native.store_kv(sequence.k[:1], sequence.v[:1], kv, torch.tensor([-1]))),
         ("tokens", lambda: native.store_kv(sequence.k[:2], sequence.v[:1], kv, torch.tensor([0, 1]))),

@@ -1,6 +1,8 @@
 // What the attention kernel, its op and its tests share: how the cache is laid out and how positions are grouped.
 #pragma once
 
+#include <type_traits>
+
 #include "pace/types.h"
 
 namespace pace {
@@ -17,7 +19,13 @@ constexpr int kTileBlocks = kTilePositions / kBlockPositions;
 // is shared by twice as many.
 constexpr int kMaxQueryRows = 96;
 
+// The scales of a head's keys or values in a block, counted in its elements; none but int8 has them.
+template <class T>
+constexpr int64_t kScaleElements = std::is_same_v<std::remove_const_t<T>, int8_t> ? kBlockPositions * int64_t(sizeof(float)) : 0;
+
 // One layer's cache: k [blocks][kv_heads][head_dim][16], v [blocks][kv_heads][16][padded_dim], blocks as far apart as the strides say.
+// In int8, each head of k and of v is followed by the scales of its 16 positions, float [16], a line that is read with it: an
+// element stands for itself times the scale of its position.
 struct KvView {
     void* k;
     void* v;
@@ -33,11 +41,19 @@ struct KvView {
 
     template <class T>
     T* keys(int64_t block, int64_t head) const {
-        return static_cast<T*>(k) + block * k_block_stride + head * k_head_elements();
+        return static_cast<T*>(k) + block * k_block_stride + head * (k_head_elements() + kScaleElements<T>);
     }
     template <class T>
     T* values(int64_t block, int64_t head) const {
-        return static_cast<T*>(v) + block * v_block_stride + head * v_head_elements();
+        return static_cast<T*>(v) + block * v_block_stride + head * (v_head_elements() + kScaleElements<T>);
+    }
+
+    // Of int8: float [16].
+    float* key_scales(int64_t block, int64_t head) const {
+        return reinterpret_cast<float*>(keys<int8_t>(block, head) + k_head_elements());
+    }
+    float* value_scales(int64_t block, int64_t head) const {
+        return reinterpret_cast<float*>(values<int8_t>(block, head) + v_head_elements());
     }
 };
 

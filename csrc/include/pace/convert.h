@@ -22,6 +22,8 @@ inline float bits_float(uint32_t bits) {
 
 inline float to_float(float value) { return value; }
 
+inline float to_float(int8_t value) { return float(value); }
+
 inline float to_float(BF16 value) { return bits_float(uint32_t(value.bits) << 16); }
 
 inline float to_float(F16 value) {

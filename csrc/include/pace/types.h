@@ -14,9 +14,10 @@ struct F16 {
     uint16_t bits;
 };
 
-enum class DType : uint32_t { F32 = 0, BF16 = 1, F16 = 2 };
+// I8 is a dtype of keys and values alone: int8_t times a scale for each head and position (attention.h).
+enum class DType : uint32_t { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 };
 
-constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : 2; }
+constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dtype == DType::I8 ? 1 : 2; }
 
 // The elementwise functions an epilogue can apply. Definitions (x in fp32):
 //   Silu       x / (1 + exp(-x))

@@ -41,12 +41,13 @@ def settings():
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """torch.equal, where the NaN of a cache position never written equals itself."""
-    integer = {4: torch.int32, 2: torch.int16}[a.element_size()]
+    integer = {4: torch.int32, 2: torch.int16, 1: torch.int8}[a.element_size()]
     return a.shape == b.shape and torch.equal(a.view(integer), b.view(integer))
 
 
-def assert_same(folder, ids, dtype):
+def assert_same(folder, ids, dtype, kv_dtype=None):
     model = load_model(folder, dtype, native)
+    model.kv_dtype = kv_dtype or dtype
     eager, compiled = (Runner(m, native, 4, PROMPT) for m in (model, CompiledModel(model)))
     for chunks in STEPS:
         step = {s: ids[part] for s, part in chunks.items()}
@@ -54,8 +55,12 @@ def assert_same(folder, ids, dtype):
         for s in step:
             assert torch.isfinite(expected[s]).all()
             assert torch.equal(ours[s], expected[s]), chunks
-    for ours, expected in zip(compiled.kv, eager.kv):
-        assert same_bits(ours.k, expected.k) and same_bits(ours.v, expected.v)
+    assert_same_cache(compiled.kv, eager.kv)
+
+
+def assert_same_cache(ours, expected):
+    for layer, other in zip(ours, expected, strict=True):
+        assert all(map(same_bits, layer.tensors, other.tensors))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -63,6 +68,7 @@ def test_the_same_bits_as_op_by_op(checkpoint, threads):
     _C.set_num_threads(threads)
     assert_same(*checkpoint, torch.float32)
     assert_same(*checkpoint, torch.bfloat16)
+    assert_same(*checkpoint, torch.bfloat16, torch.int8)
 
 
 @pytest.mark.parametrize("isa", _C.available_isas())
@@ -71,14 +77,17 @@ def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
     _C.select_isa(isa)
     save_tiny(tmp_path, model_type, fields)
     assert_same(tmp_path, torch.arange(2, 2 + PROMPT), torch.bfloat16)
+    assert_same(tmp_path, torch.arange(2, 2 + PROMPT), torch.float32, torch.int8)
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads):
+def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dtype):
     """Heads are prepared before attention for a span of many rows, by its own tasks for one of few, be they whole or partitions of
     1024 positions, or the span across two of them."""
     save_tiny(tmp_path, "qwen3", {"max_position_embeddings": 4096})
     model = load_model(tmp_path, torch.bfloat16, native)
+    model.kv_dtype = kv_dtype
     ids = torch.randint(2, 99, (2400,), generator=torch.Generator().manual_seed(0))
     _C.set_num_threads(threads)
     eager, compiled = (Runner(m, native, 3, len(ids)) for m in (model, CompiledModel(model)))
@@ -89,8 +98,7 @@ def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads):
         done |= {s: done[s] + count for s, count in counts.items()}
         ours, expected = compiled.step(step), eager.step(step)
         assert all(torch.equal(ours[s], expected[s]) for s in step), counts
-    for ours, expected in zip(compiled.kv, eager.kv):
-        assert same_bits(ours.k, expected.k) and same_bits(ours.v, expected.v)
+    assert_same_cache(compiled.kv, eager.kv)
 
 
 @pytest.fixture

@@ -1,0 +1,233 @@
+// The two matrix products of attention over one tile of 64 positions; the tile itself is attention.inl.
+//
+// SHAPES      R rows (<= 96) of D; a tile is four blocks of keys [D][16] and of values [16][Dp], Dp = D rounded up to 16
+// DEFINITION  scores[r][j] = sum_d q[r][d] k[d][j] * scale[j]    for all positions of blocks first .. last; scales in int8 alone
+//             out[r][d]   += sum_j weights[r][j] v[j][d]         for positions j in [begin, end)
+// LAYOUT      Both are small GEMMs with the same register tile, R x (vectors of 16 positions or of 16 d), operand A broadcast,
+//             operand B loaded, and widened to fp32 where it is stored as less:
+//
+//               scores [R][64] = q  [D][R] transposed  x  keys   [D][16] per block
+//               out    [R][Dp] += weights [R][64]       x  values [16][Dp] per block
+//
+//             All query heads of a group and all tokens of the rows share each load of a key or value.
+// NUMERICS    fp32. A score is one chain of fma over d ascending, and then times its scale; out is one chain of fma over j ascending.
+//             bf16, fp16 and int8 widen exactly.
+//
+// Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers; 6 x 4 (AVX-512) are 24 + 4
+// in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (13 = 5 + 4 + 4), because with one query head per row a
+// decode step of a wide group is bound by arithmetic as much as by memory. AVX-512 takes 7 and 8 rows at once, x 2: a
+// 16-bit key is then fetched and widened once, not twice.
+
+constexpr int kPassRows = kLanes == 4 ? 2 : 6;
+constexpr int kOnePassRows = kLanes == 16 ? 8 : kPassRows;  // up to these, there is one pass
+static_assert(kOnePassRows <= kPackedRows);
+constexpr int kBlockVectors = kBlockPositions / kLanes;
+// With few rows, more columns keep enough independent chains in flight.
+template <int R>
+constexpr int kPassVectors = kLanes == 16 ? (R <= 6 ? 4 : 2) : kLanes == 8 ? (R <= 3 ? 4 : 2) : 4;
+
+// sums[r][v] += scalar(r) * column(v). The shorter operand is kept in registers and the other one streams through: 3 rows x 4
+// vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers, where 4 columns and a scalar would be one too many
+// (g++ then kept a sum in memory, and 3 rows took 1.7 times as long).
+template <int R, int kVectors, class Scalar, class Column>
+PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&sums)[R][kVectors]) {
+    if constexpr (kVectors <= R) {
+        F32 columns[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) columns[v] = column(v);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const F32 a = scalar(r);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, columns[v], sums[r][v]);
+        }
+    } else {
+        F32 scalars[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) scalars[r] = scalar(r);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const F32 b = column(v);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sums[r][v] = fma(scalars[r], b, sums[r][v]);
+        }
+    }
+}
+
+// Decode reads every key and value once, from blocks that lie anywhere: the processor's own prefetcher starts anew with each
+// and the products would wait for memory half of the time. So while the scores of a tile are computed, its values are fetched,
+// and with them the keys of the next tile: at each step the same place of the other block, which is about as large. Two passes
+// fetch half of the blocks each, so that memory is asked for evenly. Into the second-level cache: the first one can wait for too
+// few lines at once, and fetching into it ran at 0.55 of the read bandwidth where this runs at 0.69 (Zen 4, 2 threads, 32 query
+// on 8 key/value heads of 128 at 4k).
+template <bool kAhead>
+PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) {
+    if constexpr (kAhead) {
+        for (int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + offset_bytes + i, 0, 2);
+    }
+}
+
+// The steps of int8 are shorter than a line: of a walk over a block in steps of kBytes, every few steps fetch one.
+template <bool kAhead, int kBytes>
+PACE_INLINE void fetch_line_ahead(const int8_t* from, int64_t step) {
+    constexpr int kSteps = 64 / kBytes;
+    if (step % kSteps == 0) fetch_ahead<kAhead>(from, step * kBytes, 64);
+}
+
+// The scales behind `elements` of int8.
+template <bool kAhead, class T>
+PACE_INLINE void fetch_scales_ahead(const T* from, int64_t elements) {
+    if constexpr (kScaleElements<T> > 0) fetch_ahead<kAhead>(from, elements, kScaleElements<T>);
+}
+
+// More rows than two passes widen a 16-bit or int8 tile first and have work enough to hide the reads.
+constexpr int kFetchPasses = 2;
+
+// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side, times scales_b[16] where these are not null.
+// `ahead`: a block to fetch for each.
+template <int R, bool kAhead, class T>
+static void score_pass(const float* q, const T* const* keys, const float* const* scales, const T* const* ahead,
+                       int64_t head_dim, float* scores) {
+    constexpr int kVectors = kPassVectors<R>, kBlocks = kVectors / kBlockVectors;
+    const T *k[kBlocks], *next[kBlocks];
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) k[b] = keys[b], next[b] = ahead[b];
+    F32 sums[R][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
+    }
+    for (int64_t d = 0; d < head_dim; ++d) {
+        const int64_t row_bytes = kBlockPositions * sizeof(T);
+#pragma GCC unroll 4
+        for (int b = 0; b < kBlocks; ++b) {
+            if constexpr (sizeof(T) == 1) {
+                fetch_line_ahead<kAhead, kBlockPositions>(next[b], d);
+            } else {
+                fetch_ahead<kAhead>(next[b], d * row_bytes, row_bytes);
+            }
+        }
+        const auto query = [&](int r) __attribute__((always_inline)) { return broadcast(q[d * kPackedRows + r]); };
+        const auto key = [&](int v) __attribute__((always_inline)) {
+            return load(k[v / kBlockVectors] + d * kBlockPositions + v % kBlockVectors * kLanes);
+        };
+        multiply_add(query, key, sums);
+    }
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) fetch_scales_ahead<kAhead>(next[b], head_dim * kBlockPositions);
+    if (scales[0] != nullptr) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const F32 scale = load(scales[v / kBlockVectors] + v % kBlockVectors * kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sums[r][v] = sums[r][v] * scale;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(scores + r * kTilePositions + v * kLanes, sums[r][v]);
+    }
+}
+
+// out[r][0 .. kVectors * lanes) += sum over positions j in [begin, end) of the tile of weights[r][j] * values[j][...].
+template <int R, int kVectors, bool kAhead, class T>
+static void value_pass(const float* weights, const T* const* values, const T* const* ahead, int64_t column,
+                       int64_t padded_dim, int begin, int end, float* out) {
+    F32 sums[R][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = load(out + r * padded_dim + v * kLanes);
+    }
+    for (int block = begin / kBlockPositions; block * kBlockPositions < end; ++block) {
+        const int block_begin = block * kBlockPositions, block_end = block_begin + kBlockPositions;
+        const int first = begin > block_begin ? begin : block_begin, last = end < block_end ? end : block_end;
+        const T* row = values[block] + (first - block_begin) * padded_dim + column;
+        for (int j = first; j < last; ++j, row += padded_dim) {
+            if constexpr (sizeof(T) == 1) {
+                const int64_t steps_before = column / (kVectors * kLanes) * kBlockPositions;
+                fetch_line_ahead<kAhead, kVectors * kLanes>(ahead[block], steps_before + j - block_begin);
+            } else {
+                const int64_t offset_bytes = (row - values[block]) * int64_t(sizeof(T));
+                fetch_ahead<kAhead>(ahead[block], offset_bytes, kVectors * kLanes * sizeof(T));
+            }
+            const auto weight = [&](int r) __attribute__((always_inline)) { return broadcast(weights[r * kTilePositions + j]); };
+            const auto value = [&](int v) __attribute__((always_inline)) { return load(row + v * kLanes); };
+            multiply_add(weight, value, sums);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(out + r * padded_dim + v * kLanes, sums[r][v]);
+    }
+}
+
+// The blocks of one tile; only first .. last are set.
+template <class T>
+struct TileBlocks {
+    int first, last;
+    const T* keys[kTileBlocks];
+    const T* values[kTileBlocks];
+    const T* next_keys[kTileBlocks];  // what the next tile reads, or any address that is harmless to prefetch
+    const float* key_scales[kTileBlocks];  // of int8, also where it has been widened, and of all blocks; else null
+    const float* value_scales[kTileBlocks];
+
+    // What to fetch beside block b in this pass of `passes`: `wanted`, or what is in cache already.
+    static const T* fetch(const T* wanted, const T* cached, int b, int pass, int passes) {
+        return b * passes / kTileBlocks == pass ? wanted : cached;
+    }
+};
+
+// The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block again.
+template <int R, bool kAhead, class T>
+static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim, float* scores) {
+    constexpr int kBlocks = kPassVectors<R> / kBlockVectors;
+    for (int b = tile.first / kBlocks * kBlocks; b <= tile.last; b += kBlocks) {
+        const T *keys[kBlocks], *ahead[kBlocks];
+        const float* scales[kBlocks];
+        for (int i = 0; i < kBlocks; ++i) {
+            const int block = b + i < tile.first || b + i > tile.last ? tile.first : b + i;
+            keys[i] = tile.keys[block];
+            scales[i] = tile.key_scales[block];
+            ahead[i] = tile.fetch(tile.values[block], tile.keys[block], block, pass, passes);
+        }
+        score_pass<R, kAhead>(q, keys, scales, ahead, head_dim, scores + b * kBlockPositions);
+    }
+}
+
+// All columns of out, in passes of kPassVectors and what remains of Dp in halves of it (Dp is a multiple of 16).
+template <int R, bool kAhead, class T>
+static void value_columns(const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim, int begin,
+                          int end, float* out) {
+    const T* ahead[kTileBlocks];
+    for (int b = tile.first; b <= tile.last; ++b) ahead[b] = tile.fetch(tile.next_keys[b], tile.values[b], b, pass, passes);
+    int64_t column = 0;
+    const auto run = [&]<int kVectors>() __attribute__((always_inline)) {
+        for (; column + kVectors * kLanes <= padded_dim; column += kVectors * kLanes) {
+            value_pass<R, kVectors, kAhead>(weights, tile.values, ahead, column, padded_dim, begin, end, out + column);
+        }
+    };
+    constexpr int kVectors = kPassVectors<R>;
+    run.template operator()<kVectors>();
+    if constexpr (kVectors / 2 >= kBlockVectors) run.template operator()<kVectors / 2>();
+    if constexpr (kVectors / 4 >= kBlockVectors) run.template operator()<kVectors / 4>();
+    for (int b = tile.first; b <= tile.last; ++b) fetch_scales_ahead<kAhead>(ahead[b], padded_dim * kBlockPositions);
+}
+
+// From a number of rows to the code compiled for it.
+template <bool kAhead, int R = kOnePassRows, class T>
+static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim,
+                       float* scores) {
+    if (rows == R) return score_blocks<R, kAhead>(q, tile, pass, passes, head_dim, scores);
+    if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, pass, passes, head_dim, scores);
+}
+
+template <bool kAhead, int R = kOnePassRows, class T>
+static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim,
+                       int begin, int end, float* out) {
+    if (rows == R) return value_columns<R, kAhead>(weights, tile, pass, passes, padded_dim, begin, end, out);
+    if constexpr (R > 1) value_rows<kAhead, R - 1>(rows, weights, tile, pass, passes, padded_dim, begin, end, out);
+}
