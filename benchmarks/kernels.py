@@ -1,11 +1,12 @@
 """Every kernel beside the limits of this machine: GB/s and GFLOPS, and their shares of the read bandwidth (MBU) and the fp32 FMA peak (MFU).
 
-    python benchmarks/kernels.py [--only linear attention norms rope sampling] [--shape qwen2.5-0.5b llama-3.2-1b] [--dtype bfloat16] [--threads N] [--output FILE.md]
+    python benchmarks/kernels.py [--only linear attention norms rope sampling] [--shape qwen2.5-0.5b llama-3.2-1b] [--dtype bfloat16] [--kv-dtype bfloat16 int8] [--threads N] [--output FILE.md]
     PACE_ISA=avx2 python benchmarks/kernels.py --only linear --rows 1 4
 
 linear      the products of one layer and the LM head of each shape, for each number of rows; weights are read from memory, not from a cache
 attention   decode over a context (bytes of keys and values, each counted once, read from memory) and prefill of a prompt (4 D operations for each
-            query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the two
+            query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the two. Several `--kv-dtype`
+            take turns at each point, and are named in the rows
 norms       of one row and of the most rows: RMS norm, layer norm, and the norm of single heads; bytes read and written, mostly in a cache
 rope        likewise: the rotation of all query heads
 sampling    argmax, softmax, and top-k / top-p of one row over the shape's vocabulary; bytes read and written
@@ -138,13 +139,13 @@ def _cold_weights(n: int, k: int, dtype: torch.dtype, glu: bool) -> list[native.
 # ------------------------------------------------------------------------------------------------------------- attention
 
 
-def decode(shape: str, dtype: torch.dtype, clock: Clock) -> Iterator[Row]:
+def decode(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[Row]:
     _, config = read_config(SHAPES[shape])
-    heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    for context in DECODE_CONTEXTS:
-        cache_bytes = 2 * context * kv_heads * dim * dtype.itemsize
+    heads, dim = config.num_attention_heads, config.head_dim
+    for context, spec in _points(DECODE_CONTEXTS, shape, kv_dtypes):
+        cache_bytes = context * spec.position_bytes
         blocks, copies = -(-context // BLOCK_SIZE), max(2, -(-COLD_BYTES // cache_bytes))
-        kv, q, turn = _random_cache(kv_heads, dim, dtype, blocks * copies), torch.randn(1, heads, dim), 0
+        kv, q, turn = _random_cache(spec, blocks * copies), torch.randn(1, heads, dim), 0
         spans = [_spans(1, context, table) for table in torch.arange(blocks * copies, dtype=torch.int32).view(copies, 1, blocks)]
 
         def step() -> None:
@@ -152,22 +153,34 @@ def decode(shape: str, dtype: torch.dtype, clock: Clock) -> Iterator[Row]:
             native.attention(q, kv, spans[turn % copies], dim**-0.5)
             turn += 1
 
-        yield clock.measure(f"{shape} decode at {context}", step, cache_bytes, 4 * heads * dim * context)
+        yield clock.measure(f"{shape} decode at {context}{_named(spec, kv_dtypes)}", step, cache_bytes, 4 * heads * dim * context)
 
 
-def prefill(shape: str, dtype: torch.dtype, clock: Clock) -> Iterator[Row]:
+def prefill(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[Row]:
     _, config = read_config(SHAPES[shape])
-    heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    for tokens in PREFILL_TOKENS:
+    heads, dim = config.num_attention_heads, config.head_dim
+    for tokens, spec in _points(PREFILL_TOKENS, shape, kv_dtypes):
         blocks = -(-tokens // BLOCK_SIZE)
-        kv, q = _random_cache(kv_heads, dim, dtype, blocks), torch.randn(tokens, heads, dim)
+        kv, q = _random_cache(spec, blocks), torch.randn(tokens, heads, dim)
         span = _spans(tokens, tokens, torch.arange(blocks, dtype=torch.int32).view(1, blocks))
         operations = 4 * heads * dim * tokens * (tokens + 1) // 2
-        yield clock.measure(f"{shape} prefill of {tokens}", lambda kv=kv, q=q, span=span: native.attention(q, kv, span, dim**-0.5), 0, operations)
+        name = f"{shape} prefill of {tokens}{_named(spec, kv_dtypes)}"
+        yield clock.measure(name, lambda kv=kv, q=q, span=span: native.attention(q, kv, span, dim**-0.5), 0, operations)
 
 
-def _random_cache(kv_heads: int, dim: int, dtype: torch.dtype, blocks: int) -> KVBlocks:
-    spec = KVSpec(1, kv_heads, dim, dtype)
+def _points(lengths: tuple[int, ...], shape: str, kv_dtypes: list[torch.dtype]) -> Iterator[tuple[int, KVSpec]]:
+    """Every length with one layer's cache in every dtype."""
+    _, config = read_config(SHAPES[shape])
+    for length in lengths:
+        for kv_dtype in kv_dtypes:
+            yield length, KVSpec(1, config.num_key_value_heads, config.head_dim, kv_dtype)
+
+
+def _named(spec: KVSpec, kv_dtypes: list[torch.dtype]) -> str:
+    return f", {str(spec.dtype).removeprefix('torch.')}" if len(kv_dtypes) > 1 else ""
+
+
+def _random_cache(spec: KVSpec, blocks: int) -> KVBlocks:
     (kv,) = spec.allocate(blocks)
     draw_blocks(spec, [kv], torch.arange(blocks))
     return kv
@@ -217,15 +230,15 @@ def _fewest_and_most(rows: tuple[int, ...]) -> list[int]:
     return sorted({min(rows), max(rows)})
 
 
-def measure(kernel: str, shape: str, dtype: torch.dtype, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
-    """The rows of one kernel, by its name in the values of `KERNELS`."""
+def measure(kernel: str, shape: str, dtype: torch.dtype, kv_dtypes: list[torch.dtype], rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
+    """The rows of one kernel, by its name in the values of `KERNELS`: of weights in `dtype`, of keys and values in each of `kv_dtypes`."""
     match kernel:
         case "linear":
             yield from linear(shape, dtype, rows, clock)
         case "decode":
-            yield from decode(shape, dtype, clock)
+            yield from decode(shape, kv_dtypes, clock)
         case "prefill":
-            yield from prefill(shape, dtype, clock)
+            yield from prefill(shape, kv_dtypes, clock)
         case "norms":
             yield from norms(shape, rows, clock)
         case "rope":
@@ -252,6 +265,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=KERNELS, default=["linear", "attention", "norms", "rope", "sampling"], metavar="KERNEL", help=f"of {', '.join(KERNELS)}")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b", "llama-3.2-1b", "qwen2.5-3b", "qwen2.5-7b"], metavar="SHAPE")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--kv-dtype", nargs="+", choices=["float32", "bfloat16", "float16", "int8"], metavar="DTYPE", help="of keys and values: %(choices)s (default: --dtype)")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"])
     parser.add_argument("--repeats", type=int, default=9, help="measurements that a median is taken of")
@@ -262,13 +276,16 @@ def main() -> None:
     _C.set_num_threads(args.threads)
     torch.manual_seed(0)
     dtype, clock, rows = getattr(torch, args.dtype), Clock(args.repeats), []
+    kv_names = args.kv_dtype or [args.dtype]
+    kv_dtypes = [getattr(torch, name) for name in kv_names]
+    dtypes = args.dtype if kv_names == [args.dtype] else f"{args.dtype}, cache {' and '.join(kv_names)}"
     bandwidth, peak = _C.read_bandwidth(COLD_BYTES, 0.5) / 1e9, _C.fma_peak(0.5) / 1e9
-    title = f"{_C.isa()}, {args.threads} threads, {args.dtype}: {bandwidth:.1f} GB/s read, {peak:.0f} GFLOPS fp32 FMA; shares are MBU and MFU"
+    title = f"{_C.isa()}, {args.threads} threads, {dtypes}: {bandwidth:.1f} GB/s read, {peak:.0f} GFLOPS fp32 FMA; shares are MBU and MFU"
     print(title)
     for shape in args.shape:
         for kernel in dict.fromkeys(kernel for name in args.only for kernel in KERNELS[name]):
-            rows += measure(kernel, shape, dtype, tuple(args.rows), clock)
-    numbers = json.dumps({"isa": _C.isa(), "threads": args.threads, "dtype": args.dtype, "read_gb_per_s": bandwidth, "fma_gflops": peak, "rows": [asdict(row) for row in rows]})
+            rows += measure(kernel, shape, dtype, kv_dtypes, tuple(args.rows), clock)
+    numbers = json.dumps({"isa": _C.isa(), "threads": args.threads, "dtype": args.dtype, "kv_dtypes": kv_names, "read_gb_per_s": bandwidth, "fma_gflops": peak, "rows": [asdict(row) for row in rows]})
     print(numbers)
     if args.output:
         args.output.write_text(markdown(rows, title) if args.output.suffix == ".md" else numbers + "\n", encoding="utf-8")

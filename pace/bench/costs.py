@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from pace.ops import native
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one model with weights and cache in one dtype. All in bytes, or in operations (a multiply-add is two)."""
+    """Of one model with weights in one dtype and keys and values in another. All in bytes, or in operations (a multiply-add is two)."""
 
     weight_bytes: int
     """Resident, as the kernels store them."""
@@ -34,8 +34,8 @@ class Costs:
     """Of each layer: how many positions back a token sees; None for all."""
 
     @classmethod
-    def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype) -> Costs:
-        """`model` need not be loaded."""
+    def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
+        """`model` need not be loaded. `kv_dtype` of keys and values; None for `dtype`."""
         parts = list(_walk(model))
         matrices = [part for part in parts if isinstance(part, Linear)]
         gathered = [part for part in matrices if isinstance(part, Embedding)]
@@ -49,7 +49,7 @@ class Costs:
             weight_bytes=weight_bytes,
             decode_weight_bytes=weight_bytes - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied),
             head_bytes=head_matrix.planned_nbytes(native, dtype),
-            kv_bytes_per_token=_dtype_scaled(spec.position_bytes, spec.dtype, dtype),
+            kv_bytes_per_token=replace(spec, dtype=kv_dtype or dtype).position_bytes,
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
             attention_flops_per_pair=4 * config.num_attention_heads * spec.head_dim * spec.num_layers,
@@ -95,7 +95,3 @@ def _walk(layer: Layer) -> Iterator[Layer]:
     yield layer
     for child in layer.children():
         yield from _walk(child)
-
-
-def _dtype_scaled(num_bytes: int, of: torch.dtype, to: torch.dtype) -> int:
-    return num_bytes * to.itemsize // of.itemsize

@@ -26,10 +26,11 @@ from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import executable, load_model, parse_dtype, select_ops, use_threads
+from pace.llm.models.model_utils import executable, load_model, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
 from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria
+from pace.ops import native
 
 MIB = 2**20
 CACHE_SHARE = 0.8
@@ -54,9 +55,17 @@ class Subject:
     rss_before_mib: float
     resident_mib: float
 
+    @property
+    def costs(self) -> Costs:
+        return Costs.of(self.model, self.model.dtype, self.model.kv_dtype)
 
-def load(model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", num_threads: int | None = None) -> Subject:
-    """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that raises."""
+
+def load(
+    model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", num_threads: int | None = None, kv_cache_dtype: str = "auto"
+) -> Subject:
+    """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that raises, and
+    ValueError for an unknown `kv_cache_dtype`."""
+    kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
     before, started = memory_mib("VmRSS"), time.perf_counter()
     if model_or_shape in SHAPES:
         use_threads(num_threads)
@@ -67,6 +76,7 @@ def load(model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", 
         with hint_of_shape(model_or_shape):
             model = load_model(model_or_shape, dtype, backend, num_threads=num_threads)
     seconds = time.perf_counter() - started
+    model.kv_dtype = kv_dtype
     engine = Engine.create(executable(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE))
     name = model_or_shape if model_or_shape in SHAPES else Path(model_or_shape).name
     return Subject(name, model, engine, backend, seconds, memory_mib("VmHWM"), before, model.nbytes / MIB)
@@ -191,6 +201,7 @@ class Result:
             "pace": pace.__version__,
             "model": subject.name,
             "dtype": str(subject.model.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(subject.model.kv_dtype).removeprefix("torch."),
             "backend": subject.backend,
             "isa": self.limits.isa,
             "threads": self.limits.threads,
@@ -238,8 +249,7 @@ def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int
             measured.append(Repeat(now, _prefill(subject, prompt), statistics.median(_decode(subject, prompt, generated, batch, depth))))
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
-    costs = Costs.of(subject.model, subject.model.dtype)
-    return Result(subject, costs, prompt, generated, batch, depth, measured, prefill, decode, memory_mib("VmHWM"))
+    return Result(subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, memory_mib("VmHWM"))
 
 
 def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: int, depth: int | None) -> None:
@@ -314,14 +324,16 @@ def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
 
 
 def draw_blocks(spec: KVSpec, kv: list[KVBlocks], blocks: torch.Tensor) -> None:
-    """Random keys and values in these blocks of every layer; what pads the values stays as it is."""
+    """Random keys and values in these blocks of every layer; what pads the values becomes zero."""
     generator = torch.Generator().manual_seed(0)
-    (drawn,) = replace(spec, num_layers=1).allocate(min(len(blocks), DRAWN_BLOCKS))
-    keys, values = drawn.k.normal_(generator=generator), drawn.v[..., : spec.head_dim].normal_(generator=generator)
+    num_drawn = min(len(blocks), DRAWN_BLOCKS)
+    (drawn,) = replace(spec, num_layers=1).allocate(num_drawn)
+    keys, values = torch.randn(2, num_drawn * BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, generator=generator)
+    native.store_kv(keys, values, drawn, torch.arange(num_drawn * BLOCK_SIZE))
     for layer in kv:
-        for some in blocks.split(len(keys)):
-            layer.k.index_copy_(0, some, keys[: len(some)])
-            layer.v[..., : spec.head_dim].index_copy_(0, some, values[: len(some)])
+        for some in blocks.split(num_drawn):
+            for tensor, source in zip(layer.tensors, drawn.tensors):
+                tensor.index_copy_(0, some, source[: len(some)])
 
 
 def _run(engine: Engine, sequences: list[Sequence]) -> None:
@@ -351,7 +363,7 @@ def _phases(subject: Subject, prompt: int, generated: int, batch: int, depth: in
                 subject.engine.step()
                 steps += 1
             seconds = (time.perf_counter() - started) / steps
-            kv_bytes = batch * Costs.of(subject.model, subject.model.dtype).kv_bytes((depth or prompt) + generated // 2)
+            kv_bytes = batch * subject.costs.kv_bytes((depth or prompt) + generated // 2)
             decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, kv_bytes))
     finally:
         program.set_profiling(False)

@@ -12,6 +12,7 @@ from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.prediction import efficiency, predict
 from pace.llm.models.model_list import read_config
+from pace.llm.models.model_utils import parse_kv_cache_dtype, use_threads
 from pace.ops import native
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -40,11 +41,17 @@ class Plan:
 
 
 def plan(
-    config_json: dict[str, Any], limits: Limits, available_bytes: int, prompt: int = 512, context: int | None = None, batch: int = 1
+    config_json: dict[str, Any],
+    limits: Limits,
+    available_bytes: int,
+    prompt: int = 512,
+    context: int | None = None,
+    batch: int = 1,
+    kv_cache_dtype: torch.dtype | str = "auto",
 ) -> list[Plan]:
     """One plan for each dtype, for a prompt of `prompt` tokens and decoding `batch` sequences of `context` (None: as many).
 
-    Raises what reading the config raises, and ValueError for texts longer than the model's positions."""
+    Raises what reading the config raises, and ValueError for texts longer than the model's positions or an unknown `kv_cache_dtype`."""
     model_class, config = read_config(config_json)
     model = model_class(config, torch.bfloat16, native)
     context = prompt if context is None else context
@@ -52,7 +59,8 @@ def plan(
         raise ValueError(f"prompt, context and batch must be at least 1; got {prompt}, {context}, {batch}")
     if max(prompt, context) > config.max_position_embeddings:
         raise ValueError(f"{max(prompt, context)} tokens are more than this model has positions for: {config.max_position_embeddings} (max_position_embeddings)")
-    return [_plan(name, dtype, Costs.of(model, dtype), config.max_position_embeddings, limits, available_bytes, prompt, context, batch) for name, dtype in DTYPES.items()]
+    costs = {name: Costs.of(model, dtype, parse_kv_cache_dtype(kv_cache_dtype, dtype)) for name, dtype in DTYPES.items()}
+    return [_plan(name, dtype, costs[name], config.max_position_embeddings, limits, available_bytes, prompt, context, batch) for name, dtype in DTYPES.items()]
 
 
 def _plan(
@@ -73,7 +81,6 @@ def _plan(
 def machine_limits(num_threads: int | None = None, seconds: float = 0.5) -> Limits:
     """Measured now, with the threads that a model would use."""
     from pace.bench import limits
-    from pace.llm.models.model_utils import use_threads
 
     before = _C.get_num_threads()
     use_threads(num_threads)

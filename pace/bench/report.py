@@ -13,7 +13,8 @@ NO_PROFILE = "no profile: only backend='native' runs a program whose instruction
 def table(result: Result) -> str:
     """The figures beside the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
-    dtype = str(subject.model.dtype).removeprefix("torch.")
+    dtype, kv_dtype = (str(dtype).removeprefix("torch.") for dtype in (subject.model.dtype, subject.model.kv_dtype))
+    dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     if result.depth:
         tokens, decode = f"prefill of {result.prompt}, decode of {result.batch} x {result.generated} at {result.depth} tokens", f"decode at {result.depth}"
     else:

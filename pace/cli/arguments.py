@@ -15,7 +15,7 @@ from pace.assets import TINY
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.operators import read_backend
 
-MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "pin_threads", "max_seq_len", "kv_cache_bytes", "kv_cache_type", "bmc_rows", "prefix_cache_bytes")
+MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "pin_threads", "max_seq_len", "kv_cache_bytes", "kv_cache_dtype", "kv_cache_type", "bmc_rows", "prefix_cache_bytes")
 MODEL_OPTIONS += ("backend", "revision", "cache_dir", "local_files_only")
 """Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows it."""
 
@@ -34,6 +34,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-cache-type", choices=[kind.value for kind in KVCacheType], default=argparse.SUPPRESS, help="how their room grows (default: paged)")
     group.add_argument("--bmc-rows", type=int, default=argparse.SUPPRESS, metavar="N", help="with bmc: new rows at a time (default: what balances time and memory)")
     group.add_argument("--prefix-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what the beginnings of earlier texts may take; 0 for none (default: a quarter)")
+    add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
     drafts = group.add_mutually_exclusive_group()
     drafts.add_argument("--draft", metavar="PATH_OR_HUB_ID", help="a smaller model of the same tokenizer that drafts, for the same text in less time")
     drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="a parallel draft model (PARD) that drafts")
@@ -41,6 +42,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
     group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")
+
+
+def add_kv_cache_dtype_argument(group: argparse._ActionsContainer, default: str) -> None:
+    explanation = "of keys and values: auto (default: that of the weights), bfloat16, float16, float32, or int8, which takes about half of bfloat16's memory"
+    group.add_argument("--kv-cache-dtype", default=default, metavar="NAME", help=explanation)
 
 
 def add_backend_argument(group: argparse._ActionsContainer, default: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from pace.cli.arguments import count
+from pace.cli.arguments import add_kv_cache_dtype_argument, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
     parser.add_argument("--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
+    add_kv_cache_dtype_argument(parser, "auto")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.revision is not None:
         raise ValueError(f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions")
     available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
-    plans = plan.plan(config, limits, available, arguments.prompt, arguments.context, arguments.batch)
+    plans = plan.plan(config, limits, available, arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype)
     if arguments.json:
         print(json.dumps({"model": arguments.model, "available_bytes": available, "limits": asdict(limits), "plans": [asdict(p) for p in plans]}))
         return 0

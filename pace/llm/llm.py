@@ -22,7 +22,7 @@ from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
-from pace.llm.models.model_utils import executable, fill_model, make_model, parse_dtype, select_ops, use_threads
+from pace.llm.models.model_utils import executable, fill_model, make_model, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
 from pace.llm.requests import Request
@@ -62,13 +62,17 @@ class LLMModel:
         pin_threads: bool | None = None,
         bmc_rows: int | None = None,
         prefix_cache_bytes: int | str = "auto",
+        kv_cache_dtype: torch.dtype | str = "auto",
     ) -> None:
         """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
 
         `tokenizer_name_or_path`: where the tokenizer is, if not with the model. A model without one takes token ids.
         `dtype`: of weights and cache (bfloat16, float16, float32, or their names), whatever the checkpoint's own.
+        `kv_cache_dtype`: of keys and values alone; "auto" for `dtype`. "int8" keeps one byte for each element, and a scale for each head and
+        token: about half of bfloat16's memory, with logits that differ from bfloat16's by a little more than bfloat16's from float32's
+        (docs/numerics.md). What else is promised of results holds for it as well.
         `spec_config`: where drafts come from, for faster decoding of the same text (docs/decoding.md): a PromptLookupConfig,
-        DraftModelConfig or PardConfig. A draft model is loaded with the dtype and backend of this one.
+        DraftModelConfig or PardConfig. A draft model is loaded with the dtypes and backend of this one.
         `backend`: "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
         from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
         "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it.
@@ -98,11 +102,12 @@ class LLMModel:
             raise NotImplementedError("quantization is not implemented yet; leave it None")
         if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
             raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
-        dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
+        dtype, ops = parse_dtype(dtype), select_ops(backend)
+        kv_dtype, threads = parse_kv_cache_dtype(kv_cache_dtype, dtype), use_threads(num_threads, pin_threads)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
         directory = find_checkpoint(model_name_or_path, **hub)
         # What can be wrong with the small files and the arguments is found before gigabytes of weights are read.
-        self._model = make_model(directory, dtype, ops)
+        self._model = make_model(directory, dtype, ops, kv_dtype)
         self._check_length(max_seq_len)
         if tokenizer_name_or_path is None:
             self.tokenizer = load_tokenizer(directory, self._model.vocab_size, required=False)

@@ -88,19 +88,24 @@ def test_decode_at_a_context_that_nobody_computed(subject, monkeypatch):
     subject.engine.check_idle()
 
 
-def test_the_cache_is_filled_everywhere(subject):
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
+def test_the_cache_is_filled_everywhere(kv_cache_dtype):
     """Each position of each layer and head that a decode step reads holds numbers of an ordinary size."""
+    subject = measure.load(str(TINY), kv_cache_dtype=kv_cache_dtype)
     engine = subject.engine
     sequences = measure._sequences(subject, 130 * 16 - 1100, 4, 2)
     for layer in engine.cache.kv:
-        layer.k[:140].fill_(float("nan"))
-        layer.v[:140].fill_(float("nan"))
+        for tensor in layer.tensors:
+            tensor[:140] = float("nan") if tensor.is_floating_point() else 0
     measure.fill_cache(engine, sequences)
     for sequence in sequences:
         assert sequence.num_computed == len(sequence.tokens) - 1
         table = torch.tensor(sequence.block_table)
         for layer in engine.cache.kv:
-            for numbers in (layer.k[table].float(), layer.v[table][..., : engine.cache.spec.head_dim].float()):
+            keys, values = layer.k[table].float(), layer.v[table][..., : engine.cache.spec.head_dim].float()
+            if kv_cache_dtype == "int8":
+                keys, values = keys * layer.k_scales[table].unsqueeze(-2), values * layer.v_scales[table].unsqueeze(-1)
+            for numbers in (keys, values):
                 assert 0.9 < numbers.std() < 1.1 and numbers.abs().max() < 8
                 assert numbers.flatten(2).std(-1).min() > 0.8  # of every head of every block
     engine.abort(sequences)
@@ -133,6 +138,13 @@ def test_the_command_prints_a_table_and_one_line_of_json(capsys):
     out = capsys.readouterr().out
     assert "prefill of 20, decode of 1 x 4 at 300 tokens" in out and "decode at 300 " in out and "a step at 302 tokens" in out
     assert json.loads(out.splitlines()[-1])["context"] == 300
+
+
+def test_a_cache_in_int8_is_measured_and_named(capsys):
+    assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int8", "--context", "300", "--profile"]) == 0
+    out = capsys.readouterr().out
+    assert "tiny, bfloat16 (cache int8), native on" in out and json.loads(out.splitlines()[-1])["kv_cache_dtype"] == "int8"
+    assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int5"]) == 1 and "kv_cache_dtype must be" in capsys.readouterr().err
 
 
 def test_op_by_op_has_no_profile(capsys):
@@ -218,3 +230,5 @@ def test_plan_reads_the_config_alone(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "bfloat16" in out and "prompt of 512 tokens, and 2 sequences at 20000" in out
     assert main(["plan", "qwen2.5-0.5b", "--context", "33000"]) == 1 and "32768" in capsys.readouterr().err
+    assert main(["plan", "qwen2.5-0.5b", "--kv-cache-dtype", "int8"]) == 0
+    assert "6.4 KiB" in capsys.readouterr().out  # 12.0 in bfloat16

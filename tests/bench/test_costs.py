@@ -30,6 +30,8 @@ def test_bytes_are_those_of_the_loaded_model(variant, dtype, tmp_path):
     costs = Costs.of(loaded, dtype)
     assert costs.weight_bytes == loaded.nbytes
     assert costs.kv_bytes_per_token == loaded.kv_spec.position_bytes
+    loaded.kv_dtype = torch.int8
+    assert Costs.of(loaded, dtype, torch.int8).kv_bytes_per_token == loaded.kv_spec.position_bytes < costs.kv_bytes_per_token
     assert costs.decode_weight_bytes <= costs.weight_bytes
 
 
@@ -93,6 +95,18 @@ def test_a_plan_follows_memory_and_limits():
     tight = plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288)
     assert [p.max_context for p in plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288, batch=3)] == [33, 33, 0]
     assert [(p.dtype, p.max_context, p.fits) for p in tight] == [("bfloat16", 100, True), ("float16", 100, True), ("float32", 0, False)]
+
+
+def test_a_plan_for_a_cache_in_int8():
+    config, limits = SHAPES["qwen2.5-0.5b"], Limits("avx2", 2, 10.0, 100.0)
+    by_dtype = {p.dtype: p for p in plan(config, limits, 64 << 30, kv_cache_dtype="int8")}
+    assert {p.kv_bytes_per_token for p in by_dtype.values()} == {24 * 2 * 2 * (64 + 4)}
+    wide = {p.dtype: p for p in plan(config, limits, 64 << 30)}
+    tight = wide["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288
+    assert plan(config, limits, tight, kv_cache_dtype="int8")[0].max_context == 100 * 12288 // 6528 == 188
+    assert wide["float32"].decode_tokens_per_second < by_dtype["float32"].decode_tokens_per_second
+    with pytest.raises(ValueError, match="kv_cache_dtype must be 'auto'.*int8; got 'int4'"):
+        plan(config, limits, tight, kv_cache_dtype="int4")
 
 
 def test_a_plan_refuses_texts_beyond_the_positions():

@@ -37,9 +37,9 @@ class Recorder:
         self.told[kernel.removeprefix("small ")] = num_bytes, operations
 
 
-def record(kernel: str, rows: tuple[int, ...] = (1, 8)) -> dict[str, tuple[int, int]]:
+def record(kernel: str, rows: tuple[int, ...] = (1, 8), kv_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)) -> dict[str, tuple[int, int]]:
     recorder = Recorder()
-    list(kernels.measure(kernel, "small", torch.bfloat16, rows, recorder))
+    list(kernels.measure(kernel, "small", torch.bfloat16, list(kv_dtypes), rows, recorder))
     return recorder.told
 
 
@@ -67,6 +67,13 @@ def test_attention():
     assert record("prefill") == {"prefill of 33": (0, 4 * HEADS * DIM * sum(range(1, 34)))}
 
 
+def test_attention_over_several_dtypes():
+    both = record("decode", kv_dtypes=(torch.bfloat16, torch.int8))
+    assert list(both) == ["decode at 40, bfloat16", "decode at 40, int8", "decode at 130, bfloat16", "decode at 130, int8"]
+    assert both["decode at 130, int8"] == (130 * 2 * KV_HEADS * (DIM + 4), 130 * 4 * HEADS * DIM)
+    assert list(record("prefill", kv_dtypes=(torch.int8, torch.float32))) == ["prefill of 33, int8", "prefill of 33, float32"]
+
+
 def test_rows_and_sampling():
     told = record("norms")
     assert {name: num_bytes for name, (num_bytes, _) in told.items()} == {
@@ -86,6 +93,7 @@ def test_the_script_measures_what_was_asked_for(suffix, tmp_path, monkeypatch, c
     assert [row["kernel"] for row in numbers["rows"]] == ["small decode at 40", "small decode at 130", "small prefill of 33", "small rotary, 1 rows", "small rotary, 4 rows"]
     decode, prefill = numbers["rows"][0], numbers["rows"][2]
     assert decode["gb_s"] == pytest.approx(40 * 256 / decode["seconds"] / 1e9) and decode["mfu"] > 0 and prefill["mbu"] is None
+    assert numbers["kv_dtypes"] == ["bfloat16"]
     if suffix == ".json":
         assert json.loads(path.read_text()) == numbers
     else:

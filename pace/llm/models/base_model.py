@@ -62,12 +62,14 @@ class BaseModelForCausalLM(Layer):
     lm_head: LMHead | TiedLMHead
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: ModuleType):
-        """Costs no memory yet: `load_weights` allocates, once it has seen that the checkpoint fits. Matrices, keys and values
-        are stored in `dtype`; `ops` is the implementation that packs and computes."""
+        """Costs no memory yet: `load_weights` allocates, once it has seen that the checkpoint fits. Matrices are stored in `dtype`,
+        and so are keys and values unless `kv_dtype` is set to something else; `ops` is the implementation that packs and computes."""
         if dtype not in FLOAT_DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(map(str, FLOAT_DTYPES))}; got {dtype}")
         self.config = config
         self.dtype = dtype
+        self.kv_dtype = dtype
+        """Of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
         self.ops = ops
 
     # ------------------------------------------------------------------------------------------------ what the engine sees
@@ -95,7 +97,7 @@ class BaseModelForCausalLM(Layer):
     @property
     def kv_spec(self) -> KVSpec:
         config = self.config
-        return KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype)
+        return KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.kv_dtype)
 
     def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""

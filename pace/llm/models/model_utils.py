@@ -73,10 +73,13 @@ def load_model(
     return model
 
 
-def make_model(directory: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelForCausalLM:
-    """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet."""
+def make_model(directory: Path, dtype: torch.dtype, ops: ModuleType, kv_dtype: torch.dtype | None = None) -> BaseModelForCausalLM:
+    """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet. Keys and values
+    are in `kv_dtype`; None for `dtype`."""
     model_class, config = read_config(read_config_json(directory))
-    return model_class(config, dtype, ops)
+    model = model_class(config, dtype, ops)
+    model.kv_dtype = kv_dtype or dtype
+    return model
 
 
 def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progress: bool) -> None:
@@ -99,6 +102,18 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
         raise TypeError(f"dtype must be a torch.dtype or its name, such as 'bfloat16'; got {type(dtype).__name__}")
     if found is None:
         raise ValueError(f"dtype must be bfloat16, float16 or float32 (short: bf16, fp16, fp32); got {str(dtype)!r}")
+    return found
+
+
+def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of keys and values: as in `parse_dtype`, or int8, or "auto" for `dtype`, that of the weights; TypeError or ValueError."""
+    if not isinstance(kv_cache_dtype, (str, torch.dtype)):
+        raise TypeError(f"kv_cache_dtype must be a name, such as 'auto' or 'int8', or a torch.dtype; got {type(kv_cache_dtype).__name__}")
+    found = (DTYPES | {"auto": dtype, "int8": torch.int8}).get(str(kv_cache_dtype).removeprefix("torch.").lower())
+    if found is None:
+        raise ValueError(
+            f"kv_cache_dtype must be 'auto' (that of the weights), bfloat16, float16, float32 (short: bf16, fp16, fp32) or int8; got {str(kv_cache_dtype)!r}"
+        )
     return found
 
 

@@ -47,7 +47,7 @@ class Speculation:
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
         directory = find_checkpoint(config.model, **hub | {"revision": config.revision})
-        model = make_model(directory, target.dtype, ops)
+        model = make_model(directory, target.dtype, ops, target.kv_dtype)
         check_vocabularies(target.vocab_size, tokenizer, model.vocab_size, load_tokenizer(directory, model.vocab_size, required=False))
         mask_token_id = read_mask_token(config, directory, model.vocab_size) if isinstance(config, PardConfig) else None
         return cls(config, model, directory, mask_token_id)
