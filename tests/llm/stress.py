@@ -17,7 +17,6 @@ import faulthandler
 import functools
 import gc
 import random
-import sys
 import threading
 import time
 import traceback
@@ -29,15 +28,19 @@ from typing import Any
 import torch
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.drafter import NoDraft
+from pace.llm.drafter import Drafter, NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.logits import LogitsProcessor
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sampler import Greedy, Sampling
 from pace.llm.session import Session, score
+from pace.llm.speculation.draft_length import FixedLength
+from pace.llm.speculation.drafter import SpeculativeDrafter
+from pace.llm.speculation.prompt_lookup import PromptLookup
 from pace.llm.streamer import CallbackStreamer
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
+from tests.llm.speculation.drafters import make_source
 
 NUM_THREADS = 6
 LONGEST_PROMPT, LONGEST_OUTPUT = 70, 40
@@ -94,6 +97,9 @@ class World:
     alone: Generator
     deadline: float
     num_done: Counter[str] = field(default_factory=Counter)
+    """Of each action."""
+    happened: Counter[str] = field(default_factory=Counter)
+    """Counts of the metrics of all outputs."""
     num_tokens: int = 0
     errors: list[str] = field(default_factory=list)
     fail_next: bool = False
@@ -156,6 +162,8 @@ class World:
             self.num_tokens += len(tokens)
 
     def check_output(self, out: GenerateOutput, prompts: list[int], config: int, num_tokens: int) -> None:
+        with self._lock:
+            self.happened.update({name: getattr(out.metrics, name) for name in ("num_preemptions", "num_accepted_tokens", "num_reused_tokens")})
         samples = CONFIGS[config].num_return_sequences
         for row, (tokens, reason) in enumerate(zip(out.generated_token_ids, out.finish_reasons)):
             prompt = prompts[row // samples]
@@ -366,15 +374,29 @@ class TrueDrafts(NoDraft):
                 span.drafts = [token if self.chance.random() < 0.7 else (token + 1) % VOCAB for token in greedy(self.model, sequence.tokens, room)]
 
 
-def fake(num_blocks: int = 14, drafts: bool = False, **options: Any) -> tuple[Generator, Generator]:
+def true_drafts() -> Drafter:
+    return TrueDrafts(FakeModel(eos_bias=-2.0))
+
+
+def draft_model() -> Drafter:
+    """One that is right half of the time, with a cache of its own that is too small for all."""
+    source = make_source("half", num_blocks=12)
+    return SpeculativeDrafter(source, FixedLength(4), 4)
+
+
+def prompt_lookup() -> Drafter:
+    return SpeculativeDrafter(PromptLookup(1, 3), FixedLength(5), 5)
+
+
+def fake(num_blocks: int = 14, drafter: Drafter | None = None, **options: Any) -> tuple[Generator, Generator]:
     """Engines on models whose logits show every mistake in the cache."""
 
-    def make(blocks: int, drafter: TrueDrafts | None = None, **options: Any) -> Generator:
+    def make(blocks: int, drafter: Drafter | None = None, **options: Any) -> Generator:
         model = FakeModel(eos_bias=-2.0)
         engine = Engine.create(model, OPS, blocks * model.kv_spec.block_bytes, drafter, **options)
         return Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
 
-    return make(num_blocks, TrueDrafts(FakeModel(eos_bias=-2.0)) if drafts else None, **options), make(10_000)
+    return make(num_blocks, drafter, **options), make(10_000)
 
 
 @functools.cache
@@ -394,10 +416,11 @@ def tiny(num_blocks: int = 16, **options: Any) -> tuple[Generator, Generator]:
 
 WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "fake": lambda: fake(max_tokens_per_step=48, max_sequences_per_step=6),
-    "drafts": lambda: fake(drafts=True, max_tokens_per_step=40, max_sequences_per_step=5),
-    "bmc": lambda: fake(num_blocks=18, drafts=True, max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"kv_cache_type": "bmc", "bmc_rows": 24}),
-    "prefix": lambda: fake(drafts=True, max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"prefix_cache_bytes": None}),
-    "tiny": lambda: tiny(max_tokens_per_step=64, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
+    "drafts": lambda: fake(drafter=true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5),
+    "draft model": lambda: fake(drafter=draft_model(), max_tokens_per_step=40, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
+    "bmc": lambda: fake(18, true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"kv_cache_type": "bmc", "bmc_rows": 24}),
+    "prefix": lambda: fake(drafter=true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"prefix_cache_bytes": None}),
+    "tiny": lambda: tiny(drafter=prompt_lookup(), max_tokens_per_step=64, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
 }
 
 
@@ -447,8 +470,8 @@ def main() -> None:
     names = [arguments.world] if arguments.world else list(WORLDS)
     for name in names:
         world = run(name, arguments.seconds / len(names), arguments.seed)
-        done = ", ".join(f"{count} {action}" for action, count in world.num_done.most_common())
-        print(f"{name}: {world.num_tokens} tokens as alone; {done} (seed {arguments.seed})", file=sys.stdout, flush=True)
+        counts = ", ".join(f"{count} {what}" for what, count in (world.happened + world.num_done).most_common())
+        print(f"{name}: {world.num_tokens} tokens as alone; {counts} (seed {arguments.seed})", flush=True)
 
 
 if __name__ == "__main__":
