@@ -67,10 +67,10 @@ class LLMModel:
         """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
 
         `tokenizer_name_or_path`: where the tokenizer is, if not with the model. A model without one takes token ids.
-        `dtype`: of weights and cache (bfloat16, float16, float32, or their names), whatever the checkpoint's own.
-        `kv_cache_dtype`: of keys and values alone; "auto" for `dtype`. "int8" keeps one byte for each element, and a scale for each head and
-        token: about half of bfloat16's memory, with logits that differ from bfloat16's by a little more than bfloat16's from float32's
-        (docs/numerics.md). What else is promised of results holds for it as well.
+        `dtype`: of the weights (bfloat16, float16, float32, or their names), whatever the checkpoint's own.
+        `kv_cache_dtype`: of keys and values; "auto" for `dtype`, or a float dtype, or "int8": one byte for each element, and a scale for each
+        head and token. That is about half of bfloat16's memory, and moves logits two to four times as far as a cache in bfloat16 does
+        (docs/numerics.md); what is promised of bits holds for it as well.
         `spec_config`: where drafts come from, for faster decoding of the same text (docs/decoding.md): a PromptLookupConfig,
         DraftModelConfig or PardConfig. A draft model is loaded with the dtypes and backend of this one.
         `backend`: "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
