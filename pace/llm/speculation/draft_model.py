@@ -48,6 +48,7 @@ class DraftModel:
         self._weights = weights
         self._clock = clock
         self._batches = BatchBuilder()
+        self._spent = 0.0
         self._shadows: dict[Sequence, Sequence] = {}  # the one used last stands last
 
     # -- what the drafter asks -----------------------------------------------------------------------------------------
@@ -67,6 +68,7 @@ class DraftModel:
         return seconds
 
     def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
+        self._spent = 0.0
         proposals: dict[Sequence, list[int]] = {}
         wanted = {sequence: length for sequence, length in zip(sequences, lengths) if length}
         for sequence, length in wanted.items():
@@ -75,6 +77,9 @@ class DraftModel:
         ready = self._catch_up(list(proposals))
         self._draft(ready, [wanted[sequence] for sequence in ready], proposals)
         return [proposals.get(sequence, []) for sequence in sequences]
+
+    def spent(self) -> float:
+        return self._spent
 
     def settle(self, sequence: Sequence, num_valid: int) -> None:
         shadow = self._shadows.get(sequence)
@@ -187,7 +192,7 @@ class DraftModel:
         """Logits of the wanted rows, of the tokens that the model to draft for has; what the spans hold is then computed."""
         begin = self._clock()
         logits = self.model.forward(self.ops, self._batches.build(spans, self.cache.kv))
-        self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
+        self._spent += self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
         for span in spans:
             self.cache.commit(span.sequence, span.start + span.num_tokens)
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size].contiguous()

@@ -41,29 +41,32 @@ class SpeculativeDrafter:
         self._rates: dict[Sequence, dict[int, Acceptance]] = {}
         self._rates_of_kind: dict[int, Acceptance] = {}
         self._kinds: dict[Sequence, int] = {}  # of the drafts of this step
-        self._is_decode = False
-        self._began = self._drafted = 0.0
+        self._is_decode = self._rests = False
+        self._began = self._drafted = self._spent = 0.0
 
     # -- before the step -----------------------------------------------------------------------------------------------
 
     def extend(self, spans: list[Span], cache: Any) -> None:
+        self._is_decode = all([span.num_tokens == 1 for span in spans])
+        self._rests = self.lengths.rests()
+        if self._rests or not self._is_decode:
+            return
         self._began = self._clock()
         self._kinds.clear()
-        self._is_decode = all([span.num_tokens == 1 for span in spans])
-        if self._is_decode:
+        self._spent = 0.0
+        if self.lengths.wants_drafts():
             self._extend(spans, cache)
         self._drafted = self._clock()
 
     def _extend(self, spans: list[Span], cache: Any) -> None:
         candidates: list[Span] = []
         rates: list[float] = []
-        if self.lengths.wants_drafts():
-            for span in spans:
-                kind = self._kind(span)
-                if kind is not None:
-                    candidates.append(span)
-                    rates.append(self._rate(span.sequence, kind))
-                    self._kinds[span.sequence] = kind
+        for span in spans:
+            kind = self._kind(span)
+            if kind is not None:
+                candidates.append(span)
+                rates.append(self._rate(span.sequence, kind))
+                self._kinds[span.sequence] = kind
         if not candidates:
             return
         sequences = [span.sequence for span in candidates]
@@ -74,6 +77,7 @@ class SpeculativeDrafter:
         if any(chosen):
             for span, drafts in zip(candidates, self.source.propose(sequences, chosen)):
                 span.drafts = drafts
+            self._spent = self.source.spent()
 
     def _kind(self, span: Span) -> int | None:
         """The kind of draft that the span could have; None where it can have none."""
@@ -136,13 +140,18 @@ class SpeculativeDrafter:
         self._rates_of_kind[kind].add(len(span.drafts), num_accepted)
 
     def _learn_cost(self, spans: list[Span], num_drafts: int, outcomes: list[list[int]]) -> None:
-        """Tells what the step took, and notes for each sequence what its tokens would have taken without drafts."""
-        draft_seconds, step_seconds = self._drafted - self._began, self._clock() - self._drafted
-        self.lengths.observe(len(spans), num_drafts, sum(map(len, outcomes)), draft_seconds, step_seconds)
-        plain_seconds = self.lengths.plain_seconds(len(spans)) if num_drafts else step_seconds
+        """Tells what the step took, and notes for each sequence what its tokens would have taken without drafts. A step at rest is
+        not measured, and taken for a plain one as they were."""
+        if self._rests:
+            seconds = plain_seconds = self.lengths.plain_seconds(len(spans))
+        else:
+            step_seconds = self._clock() - self._drafted
+            self.lengths.observe(len(spans), num_drafts, sum(map(len, outcomes)), self._spent, step_seconds)
+            seconds = self._drafted - self._began + step_seconds
+            plain_seconds = self.lengths.plain_seconds(len(spans)) if num_drafts else step_seconds
         if plain_seconds is None:
             return
-        share, plain_share = (draft_seconds + step_seconds) / len(spans), plain_seconds / len(spans)
+        share, plain_share = seconds / len(spans), plain_seconds / len(spans)
         for span, tokens in zip(spans, outcomes):
             times = span.sequence.times
             times.step_seconds += share

@@ -72,6 +72,9 @@ class PromptLookup:
     def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
         return [self._indices[sequence].following(length) for sequence, length in zip(sequences, lengths)]
 
+    def spent(self) -> float:
+        return 0.0
+
     def settle(self, sequence: Sequence, num_valid: int) -> None:
         pass
 

@@ -27,6 +27,10 @@ class DraftSource(Protocol):
         """At most so many tokens for each sequence, which is what `kind` was asked of last."""
         ...
 
+    def spent(self) -> float:
+        """Seconds that the last `propose` took, without interruptions."""
+        ...
+
     def settle(self, sequence: Sequence, num_valid: int) -> None:
         """After the step: of the sequence's tokens with its drafts the first `num_valid` have come true."""
         ...

@@ -35,7 +35,8 @@ class Machine:
     def step(self) -> None:
         count = self.num_sequences
         chosen = [0] * count
-        if self.lengths.wants_drafts():
+        rests = self.lengths.rests()
+        if not rests and self.lengths.wants_drafts():
             chosen = self.lengths.choose([own.rate(0.6) for own in self.own], count, lambda lengths: self.draft * max(lengths))
         self.chosen += chosen
         produced = 0
@@ -48,7 +49,8 @@ class Machine:
             produced += accepted + 1
         step_seconds = (self.base + self.slope * (count + sum(chosen))) * (1 + self.noise * self.chance.random())
         draft_seconds = self.draft * max(chosen)
-        self.lengths.observe(count, sum(chosen), produced, draft_seconds, step_seconds)
+        if not rests:
+            self.lengths.observe(count, sum(chosen), produced, draft_seconds, step_seconds)
         self.seconds += step_seconds + draft_seconds
         self.num_tokens += produced
 
@@ -86,6 +88,18 @@ def test_turns_off_when_the_text_changes_and_on_again() -> None:
     assert machine.run(500) > 2
 
 
+def test_interruptions_are_not_the_drafts_fault() -> None:
+    machine = Machine(AdaptiveLength(8), 0.9, slope=0.05, draft=0.02)
+    take = machine.lengths.observe
+
+    def interrupted(num_sequences, num_drafts, num_tokens, draft_seconds, step_seconds) -> None:
+        take(num_sequences, num_drafts, num_tokens, draft_seconds, step_seconds * (50 if machine.chance.random() < 0.05 else 1))
+
+    machine.lengths.observe = interrupted
+    machine.run(2000)
+    assert sum(machine.chosen[200:]) > 3 * len(machine.chosen[200:])
+
+
 def test_more_where_more_are_right() -> None:
     lengths = AdaptiveLength(8)
     machine = Machine(lengths, 0.8, slope=0.05)
@@ -108,9 +122,11 @@ def test_losses_end_it_whatever_the_estimates_say() -> None:
     lengths.observe(1, 0, 1, 0.0, 1.0)
     lost = 0.0
     for _ in range(2000):
-        chosen = lengths.choose([0.95], 1, free)[0] if lengths.wants_drafts() else 0
+        rests = lengths.rests()
+        chosen = lengths.choose([0.95], 1, free)[0] if not rests and lengths.wants_drafts() else 0
         seconds = 1.0 + chosen
-        lengths.observe(1, chosen, 1, 0.0, seconds)
+        if not rests:
+            lengths.observe(1, chosen, 1, 0.0, seconds)
         lost += seconds - 1.0
     assert lost < AdaptiveLength.FIRST_CREDIT + 0.05 * 2000
 
