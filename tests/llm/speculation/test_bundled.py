@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from tests.llm.speculation.test_exactness import what_matters
 
 from pace.assets import TINY, TINY_DRAFT
@@ -64,3 +65,12 @@ def test_stories_by_the_draft_model(plain) -> None:
         assert metrics.num_accepted_tokens > 0.5 * metrics.num_drafted_tokens > 0
     streamed = "".join(model.stream(rows[0], SamplingConfig(max_new_tokens=100)))
     assert streamed == plain.generate(rows[0], SamplingConfig(max_new_tokens=100)).texts[0]
+
+
+@pytest.mark.parametrize("spec_config", WAYS.values(), ids=WAYS)
+def test_with_keys_and_values_in_int8(spec_config) -> None:
+    plain, drafted = (LLMModel(TINY, kv_cache_dtype="int8", spec_config=drafts) for drafts in (None, spec_config))
+    rows = encoded(plain, ENTRIES[::8])
+    assert what_matters(drafted.generate(rows, CONFIGS["sampled"])) == what_matters(plain.generate(rows, CONFIGS["sampled"]))
+    caches = [drafted._engine.cache, *([drafted._engine.drafter.source.cache] if isinstance(spec_config, DraftModelConfig) else [])]
+    assert {cache.spec.dtype for cache in caches} == {torch.int8}
