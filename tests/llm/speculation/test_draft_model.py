@@ -108,6 +108,23 @@ def test_long_texts_are_read_in_pieces(drafter) -> None:
     assert source.propose(sequences[2:], [2]) == [one_by_one(theirs, sequences[2].tokens, 2, lambda row, depth: int(row.argmax()))]
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_reading_what_was_missed_makes_no_logits(drafter, parallel: bool) -> None:
+    folder, theirs = drafter
+    source = make_source(folder, parallel)
+    rows = []
+    forward = source.model.forward
+    source.model.forward = lambda ops, batch: (rows.append((len(batch.tokens), len(batch.logit_rows))), forward(ops, batch))[1]
+    sequence = make_sequence([1, 2, 3])
+    drafts = source.propose([sequence], [3])[0]
+    source.settle(sequence, 3 + 1)
+    sequence.tokens += [drafts[0], *range(40, 90)]
+    rows.clear()
+    pick = lambda row, depth: int(row.argmax())  # noqa: E731
+    assert source.propose([sequence], [3]) == [(at_once if parallel else one_by_one)(theirs, sequence.tokens, 3, pick)]
+    assert [wanted for _, wanted in rows] == ([0, 3] if parallel else [0, 1, 1, 1])
+
+
 def test_a_smaller_vocabulary_and_a_larger_one(drafter) -> None:
     folder, theirs = drafter
     narrow = make_source(folder, vocab_size=40)

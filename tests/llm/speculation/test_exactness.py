@@ -114,6 +114,16 @@ def test_drafts_that_are_right_are_all_kept(name: str, length: int) -> None:
     assert source.model.num_calls == 5 * (1 if name == "pard-perfect" else length)
 
 
+@pytest.mark.parametrize("name", ["perfect", "never", "pard-perfect"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 6, 11])
+def test_nothing_is_computed_beyond_the_length(name: str, num_tokens: int) -> None:
+    model = FakeModel(eos_bias=-50.0)
+    positions: list[int] = []
+    model.hook = lambda batch: positions.extend(batch.positions.tolist())
+    make_generator(make_source(name), 4, model=model).generate([5, 6, 7], SamplingConfig(max_new_tokens=num_tokens))
+    assert max(positions) == 3 + num_tokens - 2, "the last token's successor is not asked for"
+
+
 def test_drafts_that_are_wrong_are_all_dropped() -> None:
     generator = make_generator(make_source("never"), 4, model=FakeModel(eos_bias=-50.0))
     out = generator.generate([5, 6, 7], SamplingConfig(max_new_tokens=20))
