@@ -608,7 +608,7 @@ def test_each_row_has_metrics_of_its_own() -> None:
     assert waits[2] > max(4 * 0.002, *waits[:2]), "two at a time: the third waited for five steps of theirs"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: " ".join(sorted(config.explicit_fields)))
 @pytest.mark.parametrize("length", [1, 7])
 def test_processors_of_every_kind_compose_with_drafts(length: int, config: SamplingConfig) -> None:
     model, config = FakeModel(), with_length(config, 40)
