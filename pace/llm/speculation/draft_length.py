@@ -175,20 +175,23 @@ class AdaptiveLength:
     time, which pays for looking now and then whether drafts help by now.
     """
 
-    ALLOWANCE = 0.02
+    ALLOWANCE = 0.01
     """Of the time of plain steps that may go into drafts that do not help."""
     MOST_CREDIT = 12.0
     """In plain steps: how much of what was won may be lost again before it is enough; and the most that is owed."""
     FIRST_CREDIT = 8.0
     """In plain steps: what the first drafts may cost, of which neither cost nor acceptance are known."""
-    PROBE_EVERY = 32
-    """Plain steps after which drafts are tried where none seem to pay."""
+    PROBE_EVERY, MOST_BETWEEN_PROBES = 32, 512
+    """Plain steps after which drafts are tried where none seem to pay: twice as many after each try, until drafts pay again."""
     PLAIN_EVERY = 64
     """Drafted steps after which one goes without: what a plain step costs changes as the text grows."""
     KEEP_FOR = 8
     """Decisions in which a threshold is not computed anew."""
-    MOST_REST = 8
-    """Steps in a row that are left alone, after drafts did not pay: asking and measuring takes 10 us, 4 % of a step of the bundled model."""
+    MOST_REST = 16
+    """Steps in a row that are left alone, after drafts did not pay: asking and measuring takes tens of us, a step of the bundled model 160."""
+    LEAST_GAIN = 1.1
+    """Tokens a second with drafts over those without from which drafts are worth it: a step of another size than the one before costs
+    a little around it that is not measured."""
     FIRST_LENGTH = 4
     """Until it is known what a drafted step costs."""
 
@@ -203,6 +206,7 @@ class AdaptiveLength:
         self._num_decisions = 0
         self._num_plain = self._num_drafted = 0  # steps since the last one of the other kind
         self._rest = self._rest_length = 0
+        self._probe_after = self.PROBE_EVERY
         self._was_drafted = False
 
     def rests(self) -> bool:
@@ -223,12 +227,13 @@ class AdaptiveLength:
             most = min(most, self.FIRST_LENGTH)
         threshold = self._threshold(levels, num_sequences, most, draft_seconds)
         if threshold is not None:
-            self._rest_length = 0
+            self._rest_length, self._probe_after = 0, self.PROBE_EVERY
             return [min(self._depths[level][threshold], most) for level in levels]
-        if self._num_plain >= self.PROBE_EVERY and most:
+        if self._num_plain >= self._probe_after and most:
             probe = none[:]
             probe[max(range(len(rates)), key=rates.__getitem__)] = min(2, most, self.num_draft_tokens)
             if self._loss(probe, num_sequences, draft_seconds) <= self.credit:
+                self._probe_after = min(2 * self._probe_after, self.MOST_BETWEEN_PROBES)
                 return probe
         self._rest_length = min(2 * self._rest_length + 1, self.MOST_REST)
         self._rest = self._rest_length
@@ -258,7 +263,7 @@ class AdaptiveLength:
         if self._num_decisions < good_until:
             return kept
         plain = self.costs.at(num_sequences)
-        best, best_rate, last = None, num_sequences / plain, None
+        best, best_rate, last = None, self.LEAST_GAIN * num_sequences / plain, None
         for index in range(len(THRESHOLDS)):
             lengths = [min(self._depths[level][index], most) for level in levels]
             if lengths == last or not any(lengths):
