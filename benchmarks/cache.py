@@ -33,17 +33,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pace import _C
-from pace.bench import measure
-from pace.llm.cache import CacheManager
-from pace.llm.cache_policy import COPY_COST, balanced_rows
-from pace.llm.engine import Engine
-from pace.llm.sampler import Greedy
-from pace.llm.sequence import Sequence
-from pace.llm.stopping_criteria import StoppingCriteria
-from pace.memory import available_memory_bytes, format_bytes
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-BEGIN, END = "<!-- benchmarks/cache.py -->", "<!-- end of benchmarks/cache.py -->"
+from benchmarks.page import write_into  # noqa: E402
+from pace import _C  # noqa: E402
+from pace.bench import measure  # noqa: E402
+from pace.llm.cache import CacheManager  # noqa: E402
+from pace.llm.cache_policy import COPY_COST, balanced_rows  # noqa: E402
+from pace.llm.engine import Engine  # noqa: E402
+from pace.llm.sampler import Greedy  # noqa: E402
+from pace.llm.sequence import Sequence  # noqa: E402
+from pace.llm.stopping_criteria import StoppingCriteria  # noqa: E402
+from pace.memory import available_memory_bytes, format_bytes  # noqa: E402
+
+SCRIPT = "benchmarks/cache.py"
 NEW_TOKENS = 32
 """Of a prompt whose beginning is known."""
 
@@ -239,15 +242,6 @@ def markdown(command: str, rows: list[Row], text_mib: float, copy_rate: float | 
     return "\n".join(lines) + "\n"
 
 
-def write_into(path: Path, text: str) -> None:
-    """Replaces what stands between the two lines of this script. Raises ValueError where a file has not both of them."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{path} needs the lines {BEGIN} and {END}, between which the tables go")
-    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="qwen2.5-0.5b", metavar="MODEL_OR_SHAPE")
@@ -263,7 +257,7 @@ def main() -> None:
     if args.context <= NEW_TOKENS:
         parser.error(f"--context must be more than the {NEW_TOKENS} new tokens of a prompt whose beginning is known; got {args.context}")
     if args.into:
-        write_into(args.into, "being measured\n")  # that it can be is known before the wait
+        write_into(args.into, SCRIPT, "being measured\n")  # that it can be is known before the wait
     subject = measure.load(args.shape, args.dtype, num_threads=args.num_threads)
     rows, copy_rate = compare(subject, policies(args.rows), args.context, args.generate, args.batch, args.repeats)
     read_rate = attention_bytes_per_second(subject, args.context, args.batch)
@@ -273,7 +267,7 @@ def main() -> None:
     shape = f"{subject.name}, {args.dtype}, {args.batch} x {args.context:,} + {args.generate:,} tokens, r from {balanced_rows(args.context)} to {balanced_rows(args.context + args.generate)}"
     text = markdown(" ".join(["python benchmarks/cache.py", *sys.argv[1:]]), rows, text_mib, copy_rate, read_rate, prefix, shape)
     if args.into:
-        write_into(args.into, text)
+        write_into(args.into, SCRIPT, text)
     else:
         print(text)
     numbers = {"copy_gb_per_s": copy_rate and copy_rate / 1e9, "attention_gb_per_s": read_rate / 1e9, "text_mib": text_mib}

@@ -23,12 +23,15 @@ from typing import Any
 
 import torch
 
-from pace import _C
-from pace.assets import TINY, TINY_DRAFT
-from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
-from pace.llm.outputs import Metrics
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-BEGIN, END = "<!-- benchmarks/decoding.py -->", "<!-- end of benchmarks/decoding.py -->"
+from benchmarks.page import write_into  # noqa: E402
+from pace import _C  # noqa: E402
+from pace.assets import TINY, TINY_DRAFT  # noqa: E402
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig  # noqa: E402
+from pace.llm.outputs import Metrics  # noqa: E402
+
+SCRIPT = "benchmarks/decoding.py"
 LEAST_LOOKUP, LEAST_ADAPTIVE = 2.0, 0.95
 """The targets: of prompt lookup where the text copies, and of adaptive drafts where they do not help."""
 
@@ -243,15 +246,6 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_into(path: Path, text: str) -> None:
-    """Replaces what stands between the two lines of this script. Raises ValueError where a file has not both of them."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{path} needs the lines {BEGIN} and {END}, between which the tables go")
-    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
-
-
 def progress(text: str) -> None:
     print(f"{text} ...", file=sys.stderr, flush=True)
 
@@ -268,7 +262,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the tables go (default: stdout)")
     args = parser.parse_args()
     if args.into:
-        write_into(args.into, "being measured\n")  # that it can be is known before the wait
+        write_into(args.into, SCRIPT, "being measured\n")  # that it can be is known before the wait
     torch.set_num_threads(_C.cpu_info()["default_threads"])
     report = {
         "command": " ".join(["python benchmarks/decoding.py", *sys.argv[1:]]),
@@ -278,7 +272,7 @@ def main() -> None:
         "drafts": [] if args.no_drafts else race_of_drafts(args.model, args.draft, args.new_tokens, args.repeats),
     }
     if args.into:
-        write_into(args.into, markdown(report))
+        write_into(args.into, SCRIPT, markdown(report))
     else:
         print(markdown(report))
     print(json.dumps(report))

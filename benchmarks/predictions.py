@@ -24,12 +24,15 @@ from pathlib import Path
 
 import torch
 
-from pace.bench import measure
-from pace.bench.limits import Limits
-from pace.bench.measure import Phase, Result
-from pace.bench.prediction import Efficiency, efficiency
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-BEGIN, END = "<!-- benchmarks/predictions.py -->", "<!-- end of benchmarks/predictions.py -->"
+from benchmarks.page import write_into  # noqa: E402
+from pace.bench import measure  # noqa: E402
+from pace.bench.limits import Limits  # noqa: E402
+from pace.bench.measure import Phase, Result  # noqa: E402
+from pace.bench.prediction import Efficiency, efficiency  # noqa: E402
+
+SCRIPT = "benchmarks/predictions.py"
 MANY_ROWS, LONG = 512, 2048
 """Tokens from which products no longer wait for weights, and positions from which attention is more than its start."""
 
@@ -148,15 +151,6 @@ def markdown(rows: list[Row], command: str) -> str:
     )
 
 
-def write_into(path: Path, text: str) -> None:
-    """Replaces what stands between the two lines of this script. Raises ValueError where a file has not both of them."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{path} needs the lines {BEGIN} and {END}, between which the tables go")
-    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -183,14 +177,14 @@ def main() -> None:
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the tables go (default: stdout)")
     args = parser.parse_args()
     if args.into:
-        write_into(args.into, "being measured\n")  # that it can be is known before the wait
+        write_into(args.into, SCRIPT, "being measured\n")  # that it can be is known before the wait
     rows = []
     for shape in args.shape:
         for dtype in args.dtype:
             rows += measured_rows(shape, dtype, args.points, args.generate, args.repeats, args.num_threads)
     text = markdown(rows, " ".join(["python benchmarks/predictions.py", *sys.argv[1:]]))
     if args.into:
-        write_into(args.into, text)
+        write_into(args.into, SCRIPT, text)
     else:
         print(text, end="")
 

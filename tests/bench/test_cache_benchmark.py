@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks import cache
+from benchmarks.page import markers
 from pace.assets import TINY
 from pace.bench import measure
 
@@ -41,11 +42,12 @@ def test_too_much_is_told(subject):
 
 def test_the_tables_go_between_their_lines(tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{cache.BEGIN}\nold\n{cache.END}\nafter\n")
+    begin, end = markers(cache.SCRIPT)
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     monkeypatch.setattr(sys, "argv", ["x", "--shape", str(TINY), "--context", "60", "--generate", "40", "--batch", "2", "--rows", "32", "--repeats", "1", "--into", str(page)])
     cache.main()
     text = page.read_text()
-    assert text.startswith(f"before\n{cache.BEGIN}\n`python benchmarks/cache.py --shape") and text.endswith(f" ms |\n{cache.END}\nafter\n") and "old" not in text
+    assert text.startswith(f"before\n{begin}\n`python benchmarks/cache.py --shape") and text.endswith(f" ms |\n{end}\nafter\n") and "old" not in text
     assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][1:6] == ["| paged", "| paged, prefix cache", "| bmc", "| bmc, r = 32", "| dynamic"]
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["policy"] for row in result["policies"]] == list(cache.policies([32])) and result["policies"][0]["speed_of_paged"] == 1

@@ -9,6 +9,7 @@ from dataclasses import astuple, replace
 import pytest
 
 from benchmarks import predictions
+from benchmarks.page import markers
 from pace.assets import TINY
 from pace.bench import limits, measure
 from pace.bench.limits import Limits
@@ -51,11 +52,12 @@ def test_constants_are_fitted_from_the_points_that_tell():
 
 def test_the_tables_go_between_their_lines(tmp_path, monkeypatch, quick_limits):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{predictions.BEGIN}\nold\n{predictions.END}\nafter\n")
+    begin, end = markers(predictions.SCRIPT)
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     monkeypatch.setattr(sys, "argv", ["x", "--shape", str(TINY), "--dtype", "bfloat16", "fp32", "--points", "30@20", "20@40x3", "--repeats", "1", "--generate", "4", "--into", str(page)])
     predictions.main()
     text = page.read_text()
-    assert text.startswith(f"before\n{predictions.BEGIN}\n`python benchmarks/predictions.py --shape") and text.endswith(f"|\n{predictions.END}\nafter\n") and "old" not in text
+    assert text.startswith(f"before\n{begin}\n`python benchmarks/predictions.py --shape") and text.endswith(f"|\n{end}\nafter\n") and "old" not in text
     assert [text.count(f"| tiny | {dtype} | ") for dtype in ("bfloat16", "float32")] == [2, 2] and text.count("| 3 x 40 |") == 2
     assert text.count("| - (") == 2 * 4, "no point here tells of many rows and long contexts"
     page.write_text("no lines")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks import decoding
+from benchmarks.page import markers
 
 
 def test_ways_take_turns_and_the_first_round_does_not_count() -> None:
@@ -32,19 +33,9 @@ def test_a_missed_target_is_said() -> None:
     assert first == "| copies | lookup | 1,000 | 1,900 | 1.90 | 2.00, missed | 0.80 | 75% |" and second.endswith("| 2.10 | 2.00 | 0.00 | - |")
 
 
-def test_the_tables_go_between_the_lines(tmp_path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{decoding.BEGIN}\nold\n{decoding.END}\nafter\n")
-    decoding.write_into(page, "new\n")
-    assert page.read_text() == f"before\n{decoding.BEGIN}\nnew\n{decoding.END}\nafter\n"
-    page.write_text("nothing")
-    with pytest.raises(ValueError, match="needs the lines"):
-        decoding.write_into(page, "new\n")
-
-
 def test_a_small_run(tmp_path, monkeypatch, capsys) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"{decoding.BEGIN}\n{decoding.END}\n")
+    page.write_text("\n".join(markers(decoding.SCRIPT)))
     monkeypatch.setattr(sys, "argv", ["decoding.py", "--requests", "1", "3", "--new-tokens", "4", "--repeats", "1", "--peer-dtypes", "float32", "--into", str(page)])
     decoding.main()
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
