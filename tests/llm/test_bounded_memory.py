@@ -92,7 +92,7 @@ def test_scores_and_all_logits_of_a_long_text_need_few_rows_at_once() -> None:
     with Session(engine()) as s:
         result_bytes = 2000 * row_bytes
         growth = peak_growth(lambda: s.append(text(2000), "all"))
-        assert result_bytes <= growth <= result_bytes + bound
+        assert result_bytes - ALLOCATOR_BYTES <= growth <= result_bytes + bound  # less where the allocator still has what an earlier test gave back
     engine().check_idle()
 
 
