@@ -88,6 +88,27 @@ def test_turns_off_when_the_text_changes_and_on_again() -> None:
     assert machine.run(500) > 2
 
 
+def test_tries_are_fewer_the_longer_none_of_them_helps() -> None:
+    machine = Machine(AdaptiveLength(8), 0.0, slope=0.05)
+    machine.run(1000)
+    machine.chosen.clear()
+    machine.run(4096)
+    tries = sum(length > 0 for length in machine.chosen)
+    assert 4 <= tries <= 2 * 4096 / AdaptiveLength.MOST_BETWEEN_PROBES, tries
+
+
+def test_a_small_gain_is_not_worth_steps_of_another_size() -> None:
+    def chosen(slope: float) -> int:
+        lengths = AdaptiveLength(1)
+        for num_drafts in (0, 1):
+            for _ in range(5):
+                lengths.observe(1, num_drafts, 1 + num_drafts, 0.0, 1.0 + slope * num_drafts)
+        return lengths.choose([0.5], 1, free)[0]
+
+    assert chosen(slope=0.25) == 1, "1.5 tokens in 1.25 of the time"
+    assert chosen(slope=0.42) == 0, "1.5 tokens in 1.42 of the time"
+
+
 def test_interruptions_are_not_the_drafts_fault() -> None:
     machine = Machine(AdaptiveLength(8), 0.9, slope=0.05, draft=0.02)
     take = machine.lengths.observe
