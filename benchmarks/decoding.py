@@ -61,11 +61,12 @@ Way = Callable[[], tuple[int, float]]
 
 
 def take_turns(ways: dict[str, Way], repeats: int) -> dict[str, list[float]]:
-    """Tokens a second of each run of each way, in turn; the first round does not count."""
+    """Tokens a second of each run of each way, in turn, every other round backwards: what comes after another may be the slower
+    for it. The first round does not count."""
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
-        for name, way in ways.items():
-            num_tokens, seconds = way()
+        for name in list(ways)[:: -1 if turn % 2 else 1]:
+            num_tokens, seconds = ways[name]()
             if turn:
                 speeds[name].append(num_tokens / seconds)
     return speeds
