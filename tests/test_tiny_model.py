@@ -137,11 +137,11 @@ def test_a_wrong_answer_is_noticed():
 
 def test_heldout_text(model, tokenizer):
     """The held-out file is well predicted; a model that has lost its way is not."""
-    lines = (ROOT / "tests" / "data" / "tiny_heldout.txt").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "tests" / "data" / "tiny_heldout.jsonl").read_text(encoding="utf-8").splitlines()
     assert 100e3 <= sum(len(line.encode()) for line in lines) <= 200e3
-    lines = [data.unescape(line) for line in lines[:60]]
+    texts = [json.loads(line)["text"] for line in lines[:60]]
     with torch.no_grad():
         losses = [model(ids, labels=ids).loss.item() * (ids.shape[1] - 1) for ids in
-                  (torch.tensor([tokenizer(line, add_special_tokens=False)["input_ids"]]) for line in lines)]
-    n_tokens = sum(len(tokenizer(line, add_special_tokens=False)["input_ids"]) - 1 for line in lines)
+                  (torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]]) for text in texts)]
+    n_tokens = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) - 1 for text in texts)
     assert sum(losses) / n_tokens < 2.0

@@ -3,10 +3,11 @@
 A document is a list of (text, weight): the weight is how much its tokens count in the loss. What a user says is often random
 and cannot be predicted, so it counts little.
 
-    python training/data.py --seed 7 --bytes 150000 --out tests/data/tiny_heldout.txt
+    python training/data.py --seed 7 --bytes 150000 --out tests/data/tiny_heldout.jsonl
 """
 
 import argparse
+import json
 import random
 from pathlib import Path
 
@@ -129,19 +130,14 @@ def text(doc):
 
 
 def write_heldout(path, seed, size):
-    """Documents one per line (`unescape` gives one back), special tokens in place, about `size` bytes."""
+    """Documents, special tokens in place, one JSON object {"text": ...} a line; about `size` bytes. Training never sees these seeds."""
     lines, written = [], 0
     for doc in documents(f"heldout-{seed}"):
-        lines.append(text(doc).replace("\\", "\\\\").replace("\n", "\\n"))
+        lines.append(json.dumps({"text": text(doc)}, ensure_ascii=False))
         written += len(lines[-1].encode()) + 1
         if written >= size:
             break
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def unescape(line):
-    """A line of the held-out file as the text of the document."""
-    return line.replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\")
 
 
 if __name__ == "__main__":
