@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pace.ops.storage import QuantizedRows, Storage
+
 
 def describe(tensor: Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()}"
@@ -38,3 +40,28 @@ def check_same_shape(name: str, tensor: Tensor, other: Tensor) -> int:
     if tensor.dtype != torch.float32 or tensor.shape != other.shape or not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous float32 of shape {tuple(other.shape)}; got {describe(tensor)}")
     return tensor.data_ptr()
+
+
+def check_order(order: Tensor, k: int, storage: torch.dtype | Storage | None) -> None:
+    """Raises unless `order` is a permutation that a quantised weight with k columns may have."""
+    if not isinstance(storage, Storage):
+        raise ValueError("only quantised weights have an order of columns; permute the columns of others")
+    if order.dtype != torch.int64 or order.ndim != 1 or not torch.equal(order.sort().values, torch.arange(k)):
+        raise ValueError(f"order must be an int64 permutation of {k} columns; got {describe(order)}")
+
+
+def check_float_weight(storage: torch.dtype | Storage) -> None:
+    if isinstance(storage, Storage):
+        raise ValueError(f"a weight of {storage} is packed from QuantizedRows, by pack_quantized_; got a tensor")
+
+
+def check_quantized_rows(
+    storage: torch.dtype | Storage, order: Tensor | None, n: int, k: int, rows: QuantizedRows, row: int
+) -> None:
+    """Raises unless `rows` can be rows `row ..` of a weight `[n, k]`."""
+    if rows.storage != storage:
+        raise ValueError(f"cannot write rows of {rows.storage} into a weight of {storage}; QuantizedRows.as_storage may help")
+    if rows.shape[1] != k or row < 0 or row + rows.shape[0] > n:
+        raise ValueError(f"cannot write {rows.shape} at row {row} of a weight of shape ({n}, {k})")
+    if (order is None) != (rows.order is None) or (order is not None and not torch.equal(order, rows.order)):
+        raise ValueError("all rows of a weight have the order of columns that it was made with; these have another one")

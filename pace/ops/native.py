@@ -8,7 +8,7 @@ from pace.ops.native_attention import attention, rotary_, store_kv
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
 from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_sampling import argmax, log_softmax, softmax, top_k_top_p_
-from pace.ops.weight import PackedWeight, empty_weight, pack_rows_, unpack, weight_nbytes
+from pace.ops.weight import PackedWeight, empty_weight, pack_quantized_, pack_rows_, unpack, weight_nbytes
 
 __all__ = [
     "PackedWeight",
@@ -22,6 +22,7 @@ __all__ = [
     "linear",
     "linear_glu",
     "log_softmax",
+    "pack_quantized_",
     "pack_rows_",
     "rms_norm",
     "rotary_",

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pace.ops import checks
+from pace.ops.storage import QuantizedRows, Storage
+
 if TYPE_CHECKING:
     from pace.llm.batch import KVBlocks, Spans
 
@@ -34,10 +37,15 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """A matrix `[n, k]` as it is. With `glu`, its rows are `[gate; up]`, n / 2 each."""
+    """A matrix `[n, k]` as it is. With `glu`, its rows are `[gate; up]`, n / 2 each.
+
+    A quantised one holds its values in float32, and says by `quantized` what they come from. So that products with it have no
+    rounding but that of the stored weights, activations are not quantised here, which those of `pace.ops.native` are."""
 
     matrix: Tensor
     glu: bool = False
+    quantized: Storage | None = None
+    order: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -52,34 +60,54 @@ class DenseWeight:
         return self.matrix.dtype
 
     @property
+    def storage(self) -> torch.dtype | Storage:
+        return self.quantized or self.dtype
+
+    @property
     def nbytes(self) -> int:
         return self.matrix.nbytes
 
 
-def weight_nbytes(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> int:
+def weight_nbytes(n: int, k: int, storage: torch.dtype | Storage, glu: bool = False) -> int:
     """Bytes of such a weight."""
-    return n * k * dtype.itemsize
+    return n * k * (torch.float32 if isinstance(storage, Storage) else storage).itemsize
 
 
-def empty_weight(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> DenseWeight:
-    """A weight of zeros, to be filled by `pack_rows_`."""
+def empty_weight(
+    n: int, k: int, storage: torch.dtype | Storage, glu: bool = False, order: Tensor | None = None
+) -> DenseWeight:
+    """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
+
+    order: that of all its rows (`QuantizedRows`)."""
     if glu and n % 2:
         raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
-    return DenseWeight(torch.zeros(n, k, dtype=dtype), glu)
+    quantized = storage if isinstance(storage, Storage) else None
+    if order is not None:
+        checks.check_order(order, k, quantized)
+    return DenseWeight(torch.zeros(n, k, dtype=torch.float32 if quantized else storage), glu, quantized, order)
 
 
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
     """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype.
 
     Disjoint rows may be written from several threads."""
+    checks.check_float_weight(weight.storage)
     rows = source.shape[0]
     if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + rows > weight.n:
         raise ValueError(f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
     weight.matrix[row : row + rows].copy_(source)
 
 
+def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
+    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for others.
+
+    Disjoint rows may be written from several threads."""
+    checks.check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
+    weight.matrix[row : row + rows.shape[0]] = rows.dequantize()
+
+
 def unpack(weight: DenseWeight) -> Tensor:
-    """The logical matrix `[N, K]` in `weight.dtype`."""
+    """The logical matrix `[N, K]` in `weight.dtype`, which is float32 of a quantised one; columns in the order of the input."""
     return weight.matrix
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pace import _C
 from pace.memory import reserve
+from pace.ops.checks import check_float_weight, check_order, check_quantized_rows
+from pace.ops.storage import QuantizedRows, Storage
 
 # Numbers of DType in csrc/include/pace/types.h.
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -43,7 +45,9 @@ _slabs = Slabs()
 
 
 class PackedWeight:
-    """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use.
+    """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use, or quantised (`Storage`).
+
+    `dtype` is what `unpack` gives: the storage itself, or float32 of a quantised weight.
 
     With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts header and
     padding. The memory is private and untouched at first: pages become resident as rows are packed into them, and are given back
@@ -51,44 +55,55 @@ class PackedWeight:
 
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
-    __slots__ = ("n", "k", "dtype", "glu", "nbytes", "address", "n_out", "_buffer", "__weakref__")
+    __slots__ = ("n", "k", "storage", "dtype", "glu", "order", "nbytes", "address", "n_out", "_buffer", "__weakref__")
 
-    def __init__(self, n: int, k: int, dtype: torch.dtype, glu: bool = False):
-        if dtype not in DTYPE_CODES:
-            raise TypeError(f"weights are stored as float32, bfloat16 or float16; got {dtype}")
+    def __init__(self, n: int, k: int, storage: torch.dtype | Storage, glu: bool = False, order: Tensor | None = None):
+        if isinstance(storage, Storage):
+            raise NotImplementedError(f"the kernels cannot multiply {storage} yet; use backend='torch'")
+        if storage not in DTYPE_CODES:
+            raise TypeError(f"weights are stored as float32, bfloat16, float16 or a Storage; got {storage}")
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
         if glu and n % 2:
             raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
-        self.n, self.k, self.dtype, self.glu = n, k, dtype, glu
+        if order is not None:
+            check_order(order, k, storage)
+        self.n, self.k, self.storage, self.dtype, self.glu, self.order = n, k, storage, storage, glu, order
         self.n_out = n // 2 if glu else n
-        self.nbytes = weight_nbytes(n, k, dtype, glu)
+        self.nbytes = weight_nbytes(n, k, storage, glu)
         self._buffer = _slabs.take(self.nbytes)
         self.address = self._buffer.data_ptr()
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
-        _C.init_packed(self.address, n, k, DTYPE_CODES[dtype], glu)
+        _C.init_packed(self.address, n, k, DTYPE_CODES[storage], glu)
         if _C.cpu_info()["numa_nodes"] > 1:
             _C.place_packed(self.address)
 
     def __repr__(self) -> str:
-        return f"PackedWeight(n={self.n}, k={self.k}, dtype={self.dtype}, glu={self.glu}, nbytes={self.nbytes})"
+        return f"PackedWeight(n={self.n}, k={self.k}, storage={self.storage}, glu={self.glu}, nbytes={self.nbytes})"
 
 
-def weight_nbytes(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> int:
+def weight_nbytes(n: int, k: int, storage: torch.dtype | Storage, glu: bool = False) -> int:
     """Bytes of such a weight, header and padding included."""
-    return _C.packed_bytes(n, k, DTYPE_CODES[dtype], glu)
+    if isinstance(storage, Storage):
+        raise NotImplementedError(f"the kernels cannot multiply {storage} yet; use backend='torch'")
+    return _C.packed_bytes(n, k, DTYPE_CODES[storage], glu)
 
 
-def empty_weight(n: int, k: int, dtype: torch.dtype, glu: bool = False) -> PackedWeight:
-    """A weight of zeros, to be filled by `pack_rows_`."""
-    return PackedWeight(n, k, dtype, glu)
+def empty_weight(
+    n: int, k: int, storage: torch.dtype | Storage, glu: bool = False, order: Tensor | None = None
+) -> PackedWeight:
+    """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
+
+    order: that of all its rows (`QuantizedRows`)."""
+    return PackedWeight(n, k, storage, glu, order)
 
 
 def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
     """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype like `.to()`.
 
     source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be written from
-    several threads. Raises ValueError on a wrong shape, TypeError on another dtype."""
+    several threads. Raises ValueError on a wrong shape or a quantised weight, TypeError on another dtype."""
+    check_float_weight(weight.storage)
     if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + source.shape[0] > weight.n:
         raise ValueError(f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
     if source.dtype not in DTYPE_CODES:
@@ -100,6 +115,14 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
     if source.stride(1) != 1 and source.shape[1] > 1:
         source = source.contiguous()
     _C.pack_rows(weight.address, row, source.shape[0], source.data_ptr(), DTYPE_CODES[source.dtype], source.stride(0))
+
+
+def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None:
+    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for others.
+
+    Disjoint rows may be written from several threads."""
+    check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
+    raise NotImplementedError(f"the kernels cannot multiply {weight.storage} yet")
 
 
 def unpack(weight: PackedWeight) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pace.llm.batch import KVBlocks, KVSpec, Spans
 from pace.ops import reference as ops
+from pace.ops.storage import QuantizedRows, Storage
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -42,6 +44,38 @@ def test_a_weight_holds_what_was_packed(dtype):
     expected = torch.cat([matrix[:2], matrix[2:].bfloat16().float()]).to(dtype)
     assert torch.equal(ops.unpack(weight), expected)
     assert (weight.n, weight.k, weight.dtype, weight.glu, weight.nbytes) == (6, 5, dtype, False, 30 * dtype.itemsize)
+
+
+def test_a_quantised_weight_holds_the_values_of_its_rows():
+    torch.manual_seed(0)
+    storage, order = Storage("int4", 16, has_mins=True), torch.randperm(20)
+    rows = QuantizedRows(storage, torch.randint(16, (6, 20), dtype=torch.uint8), torch.randn(6, 2), torch.randn(6, 2), order)
+    weight = ops.empty_weight(8, 20, storage, True, order)
+    ops.pack_quantized_(weight, rows, 2)
+    assert torch.equal(ops.unpack(weight), torch.cat([torch.zeros(2, 20), rows.dequantize()]))
+    assert (weight.storage, weight.dtype, weight.nbytes) == (storage, torch.float32, ops.weight_nbytes(8, 20, storage, True))
+    x = torch.randn(3, 20, dtype=torch.float64)
+    gate, up = x @ ops.unpack(weight)[:4].double().T, x @ ops.unpack(weight)[4:].double().T
+    torch.testing.assert_close(ops.linear_glu(x, weight, "relu"), gate.relu() * up)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda w, rows: ops.pack_rows_(w, rows.dequantize(), 0), "pack_quantized_"),
+        (lambda w, rows: ops.pack_quantized_(w, rows, 5), "row 5"),
+        (lambda w, rows: ops.pack_quantized_(w, replace(rows, order=torch.arange(20).flip(0)), 0), "another one"),
+        (lambda w, rows: ops.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0), "rows of nf4"),
+        (lambda w, rows: ops.pack_quantized_(ops.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
+        (lambda w, rows: ops.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)), "permutation"),
+        (lambda w, rows: ops.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
+    ],
+)
+def test_mistakes_about_quantised_weights_are_named(call, message):
+    storage = Storage("int4", 16)
+    rows = QuantizedRows(storage, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
+    with pytest.raises(ValueError, match=message):
+        call(ops.empty_weight(6, 20, storage), rows)
 
 
 @pytest.mark.parametrize(("shape", "row"), [((2, 4), 0), ((2, 5), 5), ((7, 5), 0), ((5,), 0), ((2, 5), -1)])
