@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 MAX_DRAFTS_PER_STEP = 128
@@ -44,51 +45,51 @@ class StepCosts:
     """Measurements after which a number of tokens that did not come again is dropped: the text has grown, the machine is busy."""
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []
-        self._seconds: dict[int, float] = {}
-        self._times_seen: dict[int, int] = {}
-        self._last_seen: dict[int, int] = {}
+        self._measured: dict[int, _Measured] = {}
+        self._sizes: list[int] = []  # of them, in order
         self._count = 0
 
-    def add(self, num_tokens: int, seconds: float) -> float:
-        """Takes a measurement, and returns it, twice the mean at most: more is an interruption, of which the step knows nothing.
+    def add(self, num_tokens: int, seconds: float, num_steps: int = 1) -> float:
+        """Takes a measurement, the mean of `num_steps` in a row, and returns it, twice the mean at most: more is an interruption, of
+        which the step knows nothing.
 
-        The first steps of a size allocate: of three the fastest counts. Then the mean is that of about ten."""
+        The first steps of a size allocate: of three measurements the fastest counts. Then the mean is that of about ten steps."""
         size = self._size(num_tokens)
         self._count += 1
-        self._last_seen[size] = self._count
-        known = self._seconds.get(size)
+        known = self._measured.get(size)
         if known is None:
-            self._sizes.insert(bisect_left(self._sizes, size), size)
-            self._seconds[size], self._times_seen[size] = seconds, 1
-        elif self._times_seen[size] < 3:
-            self._times_seen[size] += 1
-            self._seconds[size] = min(known, seconds)
+            known = self._measured[size] = _Measured(seconds)
+            self._sizes = sorted(self._measured)
+        elif known.times < 3:
+            known.seconds = min(known.seconds, seconds)
         else:
-            self._seconds[size] = known + 0.1 * (min(seconds, 2 * known) - known)
+            known.seconds += (1 - 0.9**num_steps) * (min(seconds, 2 * known.seconds) - known.seconds)
+        known.times += 1
+        known.last = self._count
         if self._count % self.FORGET_AFTER == 0:
             self._forget()
-        return min(seconds, 2 * self._seconds[size])
+        return min(seconds, 2 * known.seconds)
 
     def at(self, num_tokens: int) -> float | None:
         """Seconds, None where nothing was measured. Beyond the measured sizes the line through the outermost two goes on, if it rises."""
-        sizes, seconds = self._sizes, self._seconds
+        exact = self._measured.get(self._size(num_tokens))
+        if exact is not None:
+            return exact.seconds
+        sizes = self._sizes
         if not sizes:
             return None
-        exact = seconds.get(self._size(num_tokens))
-        if exact is not None:
-            return exact
         if len(sizes) == 1:
-            return seconds[sizes[0]]
+            return self._measured[sizes[0]].seconds
         right = min(max(bisect_left(sizes, num_tokens), 1), len(sizes) - 1)
         low, high = sizes[right - 1], sizes[right]
-        slope = (seconds[high] - seconds[low]) / (high - low)
-        if not low <= num_tokens <= high:
-            slope = max(slope, 0.0)
-            if num_tokens > high:
-                return seconds[high] + slope * (num_tokens - high)
-            return max(seconds[low] - slope * (low - num_tokens), 0.5 * seconds[low])
-        return seconds[low] + slope * (num_tokens - low)
+        low_seconds, high_seconds = self._measured[low].seconds, self._measured[high].seconds
+        slope = (high_seconds - low_seconds) / (high - low)
+        if low <= num_tokens <= high:
+            return low_seconds + slope * (num_tokens - low)
+        slope = max(slope, 0.0)
+        if num_tokens > high:
+            return high_seconds + slope * (num_tokens - high)
+        return max(low_seconds - slope * (low - num_tokens), 0.5 * low_seconds)
 
     @staticmethod
     def _size(num_tokens: int) -> int:
@@ -97,20 +98,27 @@ class StepCosts:
 
     def _forget(self) -> None:
         oldest = self._count - self.FORGET_AFTER
-        for size in [size for size in self._sizes if self._last_seen[size] <= oldest]:
-            self._sizes.remove(size)
-            del self._seconds[size], self._times_seen[size], self._last_seen[size]
+        self._measured = {size: measured for size, measured in self._measured.items() if measured.last > oldest}
+        self._sizes = sorted(self._measured)
+
+
+@dataclass
+class _Measured:
+    """One entry of `StepCosts`, put there whole: an interrupt may come after any line."""
+
+    seconds: float
+    times: int = 0
+    last: int = 0
 
 
 class DraftLengths(Protocol):
-    """Who decides how many drafts each sequence gets."""
+    """Who decides how many drafts each sequence gets.
 
-    def rests(self) -> bool:
-        """To be asked once before each step; where it is True, the step needs neither drafts nor to be observed."""
-        ...
+    Before a step of nothing but decoding it is asked: `wants_drafts`, and where something could be proposed, `choose`. After it, it is
+    told (`observe`), and says how many of the next steps to leave alone (`rest`); of these it is told together (`observe_rest`)."""
 
     def wants_drafts(self) -> bool:
-        """Where it is False, nothing needs to be proposed for a step of nothing but decoding."""
+        """Where it is False, nothing needs to be proposed for this step."""
         ...
 
     def choose(self, rates: list[float], num_sequences: int, draft_seconds: Callable[[list[int]], float]) -> list[int]:
@@ -119,7 +127,16 @@ class DraftLengths(Protocol):
         ...
 
     def observe(self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float) -> None:
-        """What came of a step of nothing but decoding: `num_tokens` in all; `draft_seconds` went into proposing."""
+        """What came of a step: `num_tokens` in all; `draft_seconds` went into proposing, `step_seconds` into all else since the step
+        before it ended, asking included."""
+        ...
+
+    def rest(self) -> int:
+        """How many steps from here on need neither drafts nor to be observed one by one."""
+        ...
+
+    def observe_rest(self, num_sequences: int, num_steps: int, seconds: float) -> None:
+        """What so many steps at rest took together."""
         ...
 
     def plain_seconds(self, num_sequences: int) -> float | None:
@@ -134,9 +151,6 @@ class FixedLength:
         self.num_draft_tokens = num_draft_tokens
         self._plain = StepCosts()
 
-    def rests(self) -> bool:
-        return False
-
     def wants_drafts(self) -> bool:
         return True
 
@@ -146,6 +160,12 @@ class FixedLength:
     def observe(self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float) -> None:
         if not num_drafts:
             self._plain.add(num_sequences, step_seconds)
+
+    def rest(self) -> int:
+        return 0
+
+    def observe_rest(self, num_sequences: int, num_steps: int, seconds: float) -> None:
+        raise AssertionError("it never rests")
 
     def plain_seconds(self, num_sequences: int) -> float | None:
         return self._plain.at(num_sequences)
@@ -170,9 +190,10 @@ def _depth(rate: float, threshold: float, most: int) -> int:
 class AdaptiveLength:
     """As many as pay, by measured acceptance and measured cost; none where none do.
 
-    Losses are bounded whatever the estimates say: what a drafted step took longer than plain steps for the same tokens is taken
-    off a credit, what it was faster is added, and below zero nothing is drafted. Plain steps add `ALLOWANCE` of their own
-    time, which pays for looking now and then whether drafts help by now.
+    What a plain step takes is measured on steps that nobody asks anything about. Losses are bounded whatever the estimates say:
+    what an observed step took longer than plain steps for the same tokens, asking included, is taken off a credit, what it was
+    faster is added, and below zero nothing is drafted. Steps at rest add `ALLOWANCE` of their own time, which pays for looking
+    now and then whether drafts help by now.
     """
 
     ALLOWANCE = 0.01
@@ -183,15 +204,14 @@ class AdaptiveLength:
     """In plain steps: what the first drafts may cost, of which neither cost nor acceptance are known."""
     PROBE_EVERY, MOST_BETWEEN_PROBES = 32, 512
     """Plain steps after which drafts are tried where none seem to pay: twice as many after each try, until drafts pay again."""
-    PLAIN_EVERY = 64
-    """Drafted steps after which one goes without: what a plain step costs changes as the text grows."""
+    PLAIN_EVERY, PLAIN_RUN = 64, 4
+    """Drafted steps after which some go without: what a plain step costs changes as the text grows."""
     KEEP_FOR = 8
     """Decisions in which a threshold is not computed anew."""
     MOST_REST = 16
-    """Steps in a row that are left alone, after drafts did not pay: asking and measuring takes tens of us, a step of the bundled model 160."""
+    """Steps in a row that are left alone, after drafts did not pay: asking takes some 10 us, a step of the bundled model 160."""
     LEAST_GAIN = 1.1
-    """Tokens a second with drafts over those without from which drafts are worth it: a step of another size than the one before costs
-    a little around it that is not measured."""
+    """Tokens a second with drafts over those without from which drafts are worth it: estimates are not exact."""
     FIRST_LENGTH = 4
     """Until it is known what a drafted step costs."""
 
@@ -204,20 +224,16 @@ class AdaptiveLength:
         self._gains = [[sum((level / LEVELS) ** i for i in range(1, depth + 1)) for depth in row] for level, row in enumerate(self._depths)]
         self._kept: dict[tuple[int, int], tuple[int | None, int]] = {}  # (sequences, best level) -> threshold's index, good until decision
         self._num_decisions = 0
-        self._num_plain = self._num_drafted = 0  # steps since the last one of the other kind
-        self._rest = self._rest_length = 0
+        self._num_plain = self._num_drafted = 0  # steps since the last drafted one; since the last run of plain ones
+        self._rest_length = 0
+        self._declined = False
+        """That this step goes without drafts is this object's choice, not for want of anything to propose."""
         self._probe_after = self.PROBE_EVERY
         self._was_drafted = False
 
-    def rests(self) -> bool:
-        if not self._rest:
-            return False
-        self._rest -= 1
-        self._num_plain += 1
-        return True
-
     def wants_drafts(self) -> bool:
-        return self.credit is not None and self.credit > 0 and self._num_drafted < self.PLAIN_EVERY
+        self._declined = self.credit is None or self.credit <= 0
+        return not self._declined
 
     def choose(self, rates: list[float], num_sequences: int, draft_seconds: Callable[[list[int]], float]) -> list[int]:
         none = [0] * len(rates)
@@ -235,22 +251,40 @@ class AdaptiveLength:
             if self._loss(probe, num_sequences, draft_seconds) <= self.credit:
                 self._probe_after = min(2 * self._probe_after, self.MOST_BETWEEN_PROBES)
                 return probe
-        self._rest_length = min(2 * self._rest_length + 1, self.MOST_REST)
-        self._rest = self._rest_length
+        self._declined = True
         return none
 
     def observe(self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float) -> None:
-        step_seconds = self.costs.add(num_sequences + num_drafts, step_seconds)
-        plain = self.plain_seconds(num_sequences)
-        credit = self.FIRST_CREDIT * plain if self.credit is None else self.credit
         if num_drafts:
+            step_seconds = self.costs.add(num_sequences + num_drafts, step_seconds)
             self._num_plain, self._num_drafted, self._was_drafted = 0, self._num_drafted + 1, True
-            credit += plain * num_tokens / num_sequences - draft_seconds - step_seconds
         else:
-            self._num_plain, self._num_drafted = self._num_plain + 1, 0
-            credit += self.ALLOWANCE * (1 + self._rest_length) * step_seconds - draft_seconds
+            self._num_plain += 1
+            if self.credit is None:
+                self.observe_rest(num_sequences, 1, step_seconds)
+        plain = self.plain_seconds(num_sequences)
+        self._earn(plain * num_tokens / num_sequences - draft_seconds - min(step_seconds, 2 * plain * num_tokens), plain)
+
+    def rest(self) -> int:
+        if self._declined:
+            self._rest_length = min(2 * self._rest_length + 1, self.MOST_REST)
+            return self._rest_length
+        if self._num_drafted >= self.PLAIN_EVERY:
+            self._num_drafted = 0
+            return self.PLAIN_RUN
+        return 0
+
+    def observe_rest(self, num_sequences: int, num_steps: int, seconds: float) -> None:
+        self._num_plain += num_steps
+        self.costs.add(num_sequences, seconds / num_steps, num_steps)
+        plain = self.plain_seconds(num_sequences)
+        if self.credit is None:
+            self.credit = self.FIRST_CREDIT * plain
+        self._earn(self.ALLOWANCE * num_steps * plain, plain)
+
+    def _earn(self, seconds: float, plain: float) -> None:
         most = self.MOST_CREDIT * plain
-        self.credit = max(min(credit, most), -most)
+        self.credit = max(min(self.credit + seconds, most), -most)
 
     def plain_seconds(self, num_sequences: int) -> float | None:
         return self.costs.at(num_sequences)

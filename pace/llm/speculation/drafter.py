@@ -41,22 +41,41 @@ class SpeculativeDrafter:
         self._rates: dict[Sequence, dict[int, Acceptance]] = {}
         self._rates_of_kind: dict[int, Acceptance] = {}
         self._kinds: dict[Sequence, int] = {}  # of the drafts of this step
-        self._is_decode = self._rests = False
-        self._began = self._drafted = self._spent = 0.0
+        self._is_decode = False
+        self._spent = 0.0  # seconds of proposing, in this step
+        self._ended: float | None = None  # when the last step that is not part of a rest did; None where it is not known
+        self._resting = self._rest = 0  # steps of the rest under way, and of it still to come
+        self._resting_spans = 0
+        self._is_left_alone = False  # this step
+        self._plain_share = 0.0  # of each sequence in a step at rest: seconds
 
     # -- before the step -----------------------------------------------------------------------------------------------
 
     def extend(self, spans: list[Span], cache: Any) -> None:
         self._is_decode = all([span.num_tokens == 1 for span in spans])
-        self._rests = self.lengths.rests()
-        if self._rests or not self._is_decode:
+        if self._resting and self._goes_on_resting(len(spans)):
             return
-        self._began = self._clock()
-        self._kinds.clear()
-        self._spent = 0.0
-        if self.lengths.wants_drafts():
-            self._extend(spans, cache)
-        self._drafted = self._clock()
+        if self._is_decode:
+            if self._ended is None:
+                self._ended = self._clock()
+            self._kinds.clear()
+            self._spent = 0.0
+            if self.lengths.wants_drafts():
+                self._extend(spans, cache)
+
+    def _goes_on_resting(self, num_spans: int) -> bool:
+        """Where not, the rest is measured as a whole, unless something else than the same decoding ended it."""
+        self._is_left_alone = False
+        if not self._is_decode or num_spans != self._resting_spans:
+            self._resting, self._ended = 0, None
+        elif self._rest:
+            self._rest -= 1
+            self._is_left_alone = True
+        else:
+            now = self._clock()
+            self.lengths.observe_rest(num_spans, self._resting, now - self._ended)
+            self._resting, self._ended = 0, now
+        return self._is_left_alone
 
     def _extend(self, spans: list[Span], cache: Any) -> None:
         candidates: list[Span] = []
@@ -115,6 +134,8 @@ class SpeculativeDrafter:
     # -- after it ------------------------------------------------------------------------------------------------------
 
     def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
+        if self._is_left_alone:
+            return self._note_rest(spans)
         num_drafts = 0
         for span, tokens in zip(spans, outcomes):
             sequence = span.sequence
@@ -124,10 +145,28 @@ class SpeculativeDrafter:
                 self.source.settle(sequence, span.start + span.num_tokens + max(0, len(tokens) - 1))
             if sequence.is_finished:
                 self._forget(sequence)
-        if self._is_decode:
-            self._learn_cost(spans, num_drafts, outcomes)
         if len(self._rates) > 2 * len(spans) + 16:
             self._forget_finished()
+        now = self._clock()
+        if self._is_decode:
+            self._learn_cost(spans, num_drafts, outcomes, now - self._ended)
+            self._begin_rest(len(spans))
+        self._ended = self._clock() if self._resting else now
+
+    def _note_rest(self, spans: list[Span]) -> None:
+        """A step at rest is not measured, and taken for a plain one as they were."""
+        for span in spans:
+            sequence = span.sequence
+            sequence.times.step_seconds += self._plain_share
+            sequence.times.plain_seconds += self._plain_share
+            if sequence.is_finished:
+                self._forget(sequence)
+
+    def _begin_rest(self, num_spans: int) -> None:
+        self._resting = self._rest = self.lengths.rest()
+        if self._resting:
+            self._resting_spans = num_spans
+            self._plain_share = (self.lengths.plain_seconds(num_spans) or 0.0) / num_spans
 
     def _learn_rate(self, span: Span, num_accepted: int) -> None:
         sequence, kind = span.sequence, self._kinds[span.sequence]
@@ -139,23 +178,17 @@ class SpeculativeDrafter:
         rates[kind].add(len(span.drafts), num_accepted)
         self._rates_of_kind[kind].add(len(span.drafts), num_accepted)
 
-    def _learn_cost(self, spans: list[Span], num_drafts: int, outcomes: list[list[int]]) -> None:
-        """Tells what the step took, and notes for each sequence what its tokens would have taken without drafts. A step at rest is
-        not measured, and taken for a plain one as they were."""
-        if self._rests:
-            seconds = plain_seconds = self.lengths.plain_seconds(len(spans))
-        else:
-            step_seconds = self._clock() - self._drafted
-            self.lengths.observe(len(spans), num_drafts, sum(map(len, outcomes)), self._spent, step_seconds)
-            seconds = self._drafted - self._began + step_seconds
-            plain_seconds = self.lengths.plain_seconds(len(spans)) if num_drafts else step_seconds
+    def _learn_cost(self, spans: list[Span], num_drafts: int, outcomes: list[list[int]], seconds: float) -> None:
+        """Tells what the step took since the one before, and notes for each sequence what its tokens would have taken without drafts."""
+        num_spans = len(spans)
+        self.lengths.observe(num_spans, num_drafts, sum(map(len, outcomes)), self._spent, seconds - self._spent)
+        plain_seconds = self.lengths.plain_seconds(num_spans) if num_drafts else seconds
         if plain_seconds is None:
             return
-        share, plain_share = seconds / len(spans), plain_seconds / len(spans)
         for span, tokens in zip(spans, outcomes):
             times = span.sequence.times
-            times.step_seconds += share
-            times.plain_seconds += plain_share * len(tokens)
+            times.step_seconds += seconds / num_spans
+            times.plain_seconds += plain_seconds / num_spans * len(tokens)
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
@@ -169,6 +202,7 @@ class SpeculativeDrafter:
             self._forget(sequence)
 
     def reset(self) -> None:
+        self._resting, self._is_left_alone, self._ended = 0, False, None
         self._rates.clear()
         self.source.reset()
 

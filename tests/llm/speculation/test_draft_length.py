@@ -14,15 +14,18 @@ def free(lengths: list[int]) -> float:
 
 
 class Machine:
-    """Decodes sequences whose drafts are right with probability `rate`, in steps of `base + slope * tokens` seconds, and counts."""
+    """Decodes sequences whose drafts are right with probability `rate`, in steps of `base + slope * tokens` seconds, and counts. A step that
+    is not at rest takes `asking` more."""
 
-    def __init__(self, lengths, rate: float, base: float = 1.0, slope: float = 0.05, draft: float = 0.0, noise: float = 0.0, num_sequences: int = 1) -> None:
+    def __init__(self, lengths, rate: float, base: float = 1.0, slope: float = 0.05, draft: float = 0.0, noise: float = 0.0, num_sequences: int = 1, asking: float = 0.0) -> None:
         self.lengths, self.rate, self.base, self.slope, self.draft = lengths, rate, base, slope, draft
         self.noise, self.num_sequences = noise, num_sequences
         self.chance = random.Random(1)
         self.seconds = self.num_tokens = 0.0
         self.chosen: list[int] = []
         self.own = [Acceptance(memory=10, strength=3) for _ in range(num_sequences)]
+        self.asking = asking
+        self.resting, self.rest_seconds = 0, []
 
     def run(self, num_steps: int) -> float:
         """Tokens a second by those of plain steps, of these steps alone."""
@@ -34,11 +37,17 @@ class Machine:
 
     def step(self) -> None:
         count = self.num_sequences
+        if self.resting:
+            seconds = self.take_seconds(count)
+            self.rest_seconds.append(seconds)
+            self.add(count, seconds, [0] * count)
+            if len(self.rest_seconds) == self.resting:
+                self.lengths.observe_rest(count, self.resting, sum(self.rest_seconds))
+                self.resting = 0
+            return
         chosen = [0] * count
-        rests = self.lengths.rests()
-        if not rests and self.lengths.wants_drafts():
+        if self.lengths.wants_drafts():
             chosen = self.lengths.choose([own.rate(0.6) for own in self.own], count, lambda lengths: self.draft * max(lengths))
-        self.chosen += chosen
         produced = 0
         for own, length in zip(self.own, chosen):
             accepted = 0
@@ -47,12 +56,19 @@ class Machine:
             if length:
                 own.add(length, accepted)
             produced += accepted + 1
-        step_seconds = (self.base + self.slope * (count + sum(chosen))) * (1 + self.noise * self.chance.random())
+        step_seconds = self.take_seconds(count + sum(chosen)) + self.asking
         draft_seconds = self.draft * max(chosen)
-        if not rests:
-            self.lengths.observe(count, sum(chosen), produced, draft_seconds, step_seconds)
-        self.seconds += step_seconds + draft_seconds
-        self.num_tokens += produced
+        self.lengths.observe(count, sum(chosen), produced, draft_seconds, step_seconds)
+        self.resting, self.rest_seconds = self.lengths.rest(), []
+        self.add(produced, step_seconds + draft_seconds, chosen)
+
+    def take_seconds(self, num_tokens: int) -> float:
+        return (self.base + self.slope * num_tokens) * (1 + self.noise * self.chance.random())
+
+    def add(self, num_tokens: int, seconds: float, chosen: list[int]) -> None:
+        self.chosen += chosen
+        self.seconds += seconds
+        self.num_tokens += num_tokens
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -64,6 +80,24 @@ def test_never_much_slower_than_plain(rate: float, draft: float, slope: float, n
     machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences, noise=noise)
     machine.run(300)
     assert machine.run(2000) * (1 + noise / 2) > 0.96
+
+
+def test_asking_is_paid_for_out_of_the_same_allowance() -> None:
+    def tries(asking: float) -> int:
+        machine = Machine(AdaptiveLength(8), 0.0, slope=1.0, asking=asking)
+        machine.run(300)
+        machine.chosen.clear()
+        assert machine.run(6000) > 0.985
+        return sum(length > 0 for length in machine.chosen)
+
+    assert tries(asking=0.4) < tries(asking=0.0) / 2
+
+
+def test_drafts_that_win_less_than_asking_costs_are_given_up() -> None:
+    machine = Machine(AdaptiveLength(8), 0.5, slope=0.2, asking=0.6)
+    machine.run(300)
+    machine.chosen.clear()
+    assert machine.run(4000) > 0.96 and sum(length > 0 for length in machine.chosen) < 400
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3, 16])
@@ -100,9 +134,9 @@ def test_tries_are_fewer_the_longer_none_of_them_helps() -> None:
 def test_a_small_gain_is_not_worth_steps_of_another_size() -> None:
     def chosen(slope: float) -> int:
         lengths = AdaptiveLength(1)
-        for num_drafts in (0, 1):
-            for _ in range(5):
-                lengths.observe(1, num_drafts, 1 + num_drafts, 0.0, 1.0 + slope * num_drafts)
+        lengths.observe_rest(1, 5, 5.0)
+        for _ in range(5):
+            lengths.observe(1, 1, 2, 0.0, 1.0 + slope)
         return lengths.choose([0.5], 1, free)[0]
 
     assert chosen(slope=0.25) == 1, "1.5 tokens in 1.25 of the time"
@@ -137,25 +171,43 @@ def test_nothing_before_a_plain_step_was_measured() -> None:
     assert 0 < lengths.choose([0.9], 1, free)[0] <= AdaptiveLength.FIRST_LENGTH
 
 
+def test_what_was_not_chosen_is_not_rested_on() -> None:
+    lengths = AdaptiveLength(8)
+    lengths.observe_rest(1, 1, 1.0)
+    assert lengths.wants_drafts() and lengths.rest() == 0, "there was nothing to propose: there may be after the next token"
+    assert lengths.choose([0.0], 1, free) == [0] and lengths.rest() == 1
+
+
+def test_drafting_rests_now_and_then_to_see_what_a_plain_step_takes() -> None:
+    machine = Machine(AdaptiveLength(8), 0.95, slope=0.05)
+    machine.run(1000)
+    machine.base, before = 0.2, machine.lengths.plain_seconds(1)
+    machine.run(1000)
+    assert before == pytest.approx(1.05) and machine.lengths.plain_seconds(1) == pytest.approx(0.25, rel=0.1)
+
+
 def test_losses_end_it_whatever_the_estimates_say() -> None:
     """Someone tells of high acceptance each time, and none is accepted."""
     lengths = AdaptiveLength(4)
-    lengths.observe(1, 0, 1, 0.0, 1.0)
-    lost = 0.0
+    lengths.observe_rest(1, 1, 1.0)
+    lost, rest = 0.0, 0
     for _ in range(2000):
-        rests = lengths.rests()
-        chosen = lengths.choose([0.95], 1, free)[0] if not rests and lengths.wants_drafts() else 0
-        seconds = 1.0 + chosen
-        if not rests:
-            lengths.observe(1, chosen, 1, 0.0, seconds)
-        lost += seconds - 1.0
+        if rest:
+            rest -= 1
+            if not rest:
+                lengths.observe_rest(1, resting, float(resting))
+            continue
+        chosen = lengths.choose([0.95], 1, free)[0] if lengths.wants_drafts() else 0
+        lengths.observe(1, chosen, 1, 0.0, 1.0 + chosen)
+        rest = resting = lengths.rest()
+        lost += chosen
     assert lost < AdaptiveLength.FIRST_CREDIT + 0.05 * 2000
 
 
 def test_rows_of_a_step_are_bounded() -> None:
     for lengths in (FixedLength(16), AdaptiveLength(16)):
-        lengths.observe(100, 0, 100, 0.0, 1.0)
-        lengths.observe(100, 1, 100, 0.0, 1.0)
+        for num_drafts in (0, 1):
+            lengths.observe(100, num_drafts, 100, 0.0, 1.0)
         assert sum(lengths.choose([0.97] * 100, 100, free)) <= MAX_DRAFTS_PER_STEP
         assert sum(lengths.choose([0.97] * 200, 200, free)) == 0
 
