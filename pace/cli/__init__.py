@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": ("pace.cli.generate", "continue or answer one prompt"),
     "chat": ("pace.cli.chat", "talk with a model, turn by turn"),
     "bench": ("pace.cli.bench", "how fast a model runs here, beside the machine's limits"),
+    "eval": ("pace.cli.eval", "how well a model predicts a text, and how far it is from another model there"),
     "plan": ("pace.cli.plan", "what a model needs and how fast it would be, before it is loaded"),
     "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
 }

@@ -21,9 +21,18 @@ MODEL_OPTIONS += ("backend", "revision", "cache_dir", "local_files_only")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--model` and how to load it. What is left out is left to LLMModel's own defaults."""
+    """`--model`, how to load it, and what drafts for it. What is left out is left to LLMModel's own defaults."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=str(TINY), metavar="PATH_OR_HUB_ID", help="a checkpoint (default: the small model that comes with pace)")
+    add_loading_arguments(group)
+    drafts = group.add_mutually_exclusive_group()
+    drafts.add_argument("--draft", metavar="PATH_OR_HUB_ID", help="a smaller model of the same tokenizer that drafts, for the same text in less time")
+    drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="a parallel draft model (PARD) that drafts")
+    drafts.add_argument("--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for texts that copy")
+
+
+def add_loading_arguments(group: argparse._ActionsContainer) -> None:
+    """How a model is loaded: `MODEL_OPTIONS`."""
     group.add_argument("--tokenizer", dest="tokenizer_name_or_path", default=argparse.SUPPRESS, metavar="PATH_OR_HUB_ID", help="where it is not with the model")
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
     group.add_argument("--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says")
@@ -35,10 +44,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bmc-rows", type=int, default=argparse.SUPPRESS, metavar="N", help="with bmc: new rows at a time (default: what balances time and memory)")
     group.add_argument("--prefix-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what the beginnings of earlier texts may take; 0 for none (default: a quarter)")
     add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
-    drafts = group.add_mutually_exclusive_group()
-    drafts.add_argument("--draft", metavar="PATH_OR_HUB_ID", help="a smaller model of the same tokenizer that drafts, for the same text in less time")
-    drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="a parallel draft model (PARD) that drafts")
-    drafts.add_argument("--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for texts that copy")
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
     group.add_argument("--local-files-only", action="store_true", default=argparse.SUPPRESS, help="download nothing")
@@ -71,18 +76,20 @@ def count(text: str) -> int:
     return number
 
 
-def load_model(arguments: argparse.Namespace):
-    """The `LLMModel` that the options of `add_model_arguments` describe."""
+def load_model(arguments: argparse.Namespace, **other: Any):
+    """The `LLMModel` that the options of `add_model_arguments`, or of `add_loading_arguments`, describe, but for what `other` says."""
     from pace.llm import LLMModel
 
-    given = vars(arguments)
-    return LLMModel(arguments.model, spec_config=_spec_config(arguments), **{name: given[name] for name in MODEL_OPTIONS if name in given})
+    given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
+    return LLMModel(given["model"], **{name: given[name] for name in (*MODEL_OPTIONS, "spec_config") if name in given})
 
 
 def _spec_config(arguments: argparse.Namespace):
     """Where drafts come from, as `LLMModel` takes it."""
     from pace.llm import DraftModelConfig, PardConfig, PromptLookupConfig
 
+    if "draft" not in arguments:
+        return None
     if arguments.draft is not None:
         return DraftModelConfig(arguments.draft)
     if arguments.pard is not None:

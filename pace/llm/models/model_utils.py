@@ -148,18 +148,18 @@ def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int
 
 
 @contextmanager
-def progress_bar(total_bytes: int, title: str, wanted: bool) -> Iterator[Callable[[int], object]]:
-    """A function to be told of bytes done, from any thread; it moves a bar on stderr if that is a terminal."""
+def progress_bar(total: int, title: str, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
+    """A function to be told of bytes (or other units) done, from any thread; it moves a bar on stderr if that is a terminal."""
     if not wanted or not sys.stderr.isatty():
-        yield lambda num_bytes: None
+        yield lambda done: None
         return
     from tqdm import tqdm
 
     lock = threading.Lock()
-    with tqdm(total=total_bytes, desc=title, unit="B", unit_scale=True, leave=False) as bar:
+    with tqdm(total=total, desc=title, unit=unit, unit_scale=True, leave=False) as bar:
 
-        def report(num_bytes: int) -> None:
+        def report(done: int) -> None:
             with lock:
-                bar.update(num_bytes)
+                bar.update(done)
 
         yield report

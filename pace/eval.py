@@ -1,0 +1,169 @@
+"""How well a model predicts a text, and how far it is from another model there: perplexity, KL divergence, agreement.
+
+    evaluate(LLMModel(path, quantization="int4"), read_texts("text.txt"), reference=LLMModel(path))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pace.llm.inputs import read_prompts
+from pace.llm.llm import LLMModel
+from pace.llm.models.model_utils import progress_bar
+from pace.llm.session import Session
+
+CONTEXT = 512
+"""Tokens of a window, where nobody says otherwise."""
+
+PIECE_BYTES = 16 << 20
+"""Of one model's logits in float32 at a time; the log-probabilities of two models in float64 are four times as much."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the predicted tokens of a text. KL divergence and agreement are None where there was no reference."""
+
+    num_tokens: int
+    """That were predicted: of each text all but the first."""
+    perplexity: float
+    """`exp` of the mean of `-log p(token | those before it in its window)`."""
+    kl_divergence: float | None = None
+    """Mean over the tokens of `sum over the vocabulary of r (log r - log p)`, in nats, r being the reference's probabilities."""
+    kl_max: float | None = None
+    """The largest of a token."""
+    top1_agreement: float | None = None
+    """Share of the tokens for which both models have the same first choice."""
+    reference_perplexity: float | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{'tokens':<20}{self.num_tokens}", f"{'perplexity':<20}{self.perplexity:.4f}"]
+        if self.kl_divergence is not None:
+            lines[1] += f" (reference: {self.reference_perplexity:.4f})"
+            lines.append(f"{'KL divergence':<20}{self.kl_divergence:.6f} (largest of a token: {self.kl_max:.4f})")
+            lines.append(f"{'top-1 agreement':<20}{100 * self.top1_agreement:.2f} %")
+        return "\n".join(lines)
+
+
+def read_texts(path: str | Path) -> list[str]:
+    """The texts of a file: of `.jsonl` the "text" of the object in each line, of any other file all of it as one.
+
+    Raises OSError, and ValueError for a file that is not UTF-8, has no text, or a line without one."""
+    path = Path(path)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    texts = [content]
+    if path.suffix == ".jsonl":
+        texts = [_text_of(line, f"{path}, line {number}") for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    if not any(text.strip() for text in texts):
+        raise ValueError(f"{path} holds no text")
+    return texts
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        entry = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON ({error})") from None
+    text = entry.get("text") if isinstance(entry, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f'{where} must be an object with a "text", such as {{"text": "Once upon a time"}}; got {line[:100]}')
+    return text
+
+
+def read_rows(texts: Sequence[str], model: LLMModel) -> list[list[int]]:
+    """Token ids of each text that is not empty. A text that brings its own beginning-of-text token gets no second one."""
+    texts = [text for text in texts if text]
+    rows = read_prompts(texts, model.tokenizer, model.config.vocab_size).rows if texts else []
+    bos = model.tokenizer.bos_token_id
+    return [row[1:] if row[:2] == [bos, bos] else row for row in rows]
+
+
+def windows(rows: Sequence[list[int]], context: int) -> Iterator[list[int]]:
+    """The rows in runs of at most `context` tokens, each beginning with the last token of the one before: so that every token but a
+    row's first is predicted once."""
+    for row in rows:
+        for start in range(0, len(row) - 1, context - 1):
+            yield row[start : start + context]
+
+
+def evaluate(
+    model: LLMModel, texts: Sequence[str], reference: LLMModel | None = None, context: int | None = None, progress: bool = True
+) -> Evaluation:
+    """Of `texts`, cut into windows of `context` tokens (default: 512, or what the models take); a token is predicted from those
+    before it in its window.
+
+    `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal only.
+
+    **Memory**: the logits of as many tokens as fit into 16 MB for each model, besides a few numbers for each token.
+    **Numerics**: softmax, its differences and all sums in float64, of logits in float32.
+
+    Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and for models
+    that do not share their vocabulary."""
+    models = [model] if reference is None else [model, reference]
+    longest = min(m._open.engine.max_length for m in models)
+    context = min(CONTEXT, longest) if context is None else context
+    if not 2 <= context <= longest:
+        raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
+    rows = read_rows(texts, model)
+    if reference is not None:
+        _check_comparable(model, reference, texts, rows)
+    num_tokens = sum(len(row) - 1 for row in rows)
+    if num_tokens < 1:
+        raise ValueError("the text has fewer than two tokens, so there is nothing to predict; give a longer one")
+    parts: list[Tensor] = []
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(m.session()) for m in models]
+        report = stack.enter_context(progress_bar(num_tokens, "Evaluating", progress, unit="tok"))
+        for window in windows(rows, context):
+            for session in sessions:
+                session.truncate(0)
+            for logits, targets in _predictions(sessions, window, model.config.vocab_size):
+                parts.append(compare(logits, targets))
+                report(len(targets))
+    return _summary(torch.cat(parts, dim=1))
+
+
+def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
+    """float64 `[columns, R]` for logits `[R, V]` of one model, or of a model and its reference, and the tokens `[R]` that came:
+    `-log p(token)`, and with a reference its `-log r(token)`, KL(r || p), and whether the first choices are the same."""
+    model, *reference = (rows.double().log_softmax(-1) for rows in logits)
+    losses = [-rows.gather(1, targets[:, None])[:, 0] for rows in (model, *reference)]
+    if not reference:
+        return torch.stack(losses)
+    [reference] = reference
+    divergence = (reference.exp() * (reference - model)).sum(-1)
+    return torch.stack([*losses, divergence, (logits[0].argmax(-1) == logits[1].argmax(-1)).double()])
+
+
+def _predictions(sessions: Sequence[Session], window: list[int], vocab_size: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Logits of each session and the tokens that came, piece by piece of a window."""
+    size = max(1, PIECE_BYTES // (4 * vocab_size))
+    for start in range(0, len(window) - 1, size):
+        stop = min(start + size, len(window) - 1)
+        yield [session.append(window[start:stop], logits="all") for session in sessions], torch.tensor(window[start + 1 : stop + 1])
+
+
+def _summary(values: Tensor) -> Evaluation:
+    means = values.mean(dim=1).tolist()
+    if len(means) == 1:
+        return Evaluation(values.shape[1], math.exp(means[0]))
+    loss, reference_loss, divergence, agreement = means
+    return Evaluation(values.shape[1], math.exp(loss), divergence, values[2].max().item(), agreement, math.exp(reference_loss))
+
+
+def _check_comparable(model: LLMModel, reference: LLMModel, texts: Sequence[str], rows: list[list[int]]) -> None:
+    sizes = model.config.vocab_size, reference.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the model has {sizes[0]} tokens and the reference {sizes[1]}: their predictions cannot be compared")
+    if reference.tokenizer is not None and read_rows(texts, reference) != rows:
+        raise ValueError("the tokenizers of the model and the reference turn the text into different tokens: their predictions cannot be compared")
