@@ -208,8 +208,8 @@ class AdaptiveLength:
     """Drafted steps after which some go without: what a plain step costs changes as the text grows."""
     KEEP_FOR = 8
     """Decisions in which a threshold is not computed anew."""
-    MOST_REST = 16
-    """Steps in a row that are left alone, after drafts did not pay: asking takes some 10 us, a step of the bundled model 160."""
+    MOST_REST = 32
+    """Steps in a row that are left alone, after drafts did not pay: asking takes tens of us, a step of the bundled model 160."""
     LEAST_GAIN = 1.1
     """Tokens a second with drafts over those without from which drafts are worth it: estimates are not exact."""
     FIRST_LENGTH = 4

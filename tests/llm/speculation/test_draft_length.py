@@ -90,7 +90,7 @@ def test_asking_is_paid_for_out_of_the_same_allowance() -> None:
         assert machine.run(6000) > 0.985
         return sum(length > 0 for length in machine.chosen)
 
-    assert tries(asking=0.4) < tries(asking=0.0) / 2
+    assert tries(asking=0.8) < tries(asking=0.0) / 2
 
 
 def test_drafts_that_win_less_than_asking_costs_are_given_up() -> None:
