@@ -11,19 +11,20 @@ from benchmarks import decoding
 from benchmarks.page import markers
 
 
-def test_ways_take_turns_and_the_first_round_does_not_count() -> None:
+def test_ways_take_turns_piece_by_piece_and_the_first_round_does_not_count() -> None:
     calls = []
 
     def way(name: str, seconds: list[float]):
-        def run() -> tuple[int, float]:
-            calls.append(name)
-            return 10, seconds[calls.count(name) - 1]
+        def run(piece: str) -> tuple[int, float]:
+            calls.append(name + piece)
+            return 10, seconds[sum(call[0] == name for call in calls) - 1]
 
         return run
 
-    speeds = decoding.take_turns({"a": way("a", [100.0, 1.0, 2.0, 4.0]), "b": way("b", [1.0, 2.0, 4.0, 4.0])}, 3)
-    assert calls == ["a", "b"] * 4 and speeds == {"a": [10.0, 5.0, 2.5], "b": [5.0, 2.5, 2.5]}
-    assert decoding.ratio(speeds, "a", "b") == 2.0
+    ways = {"a": way("a", [100.0, 100.0, 1.0, 3.0, 4.0, 4.0]), "b": way("b", [1.0, 1.0, 2.0, 2.0, 8.0, 8.0])}
+    speeds = decoding.take_turns(ways, ["1", "2"], 2)
+    assert calls == ["b1", "a1", "a2", "b2"] * 3 and speeds == {"a": [5.0, 2.5], "b": [5.0, 1.25]}
+    assert decoding.ratio(speeds, "a", "b") == 1.5
 
 
 def test_a_missed_target_is_said() -> None:

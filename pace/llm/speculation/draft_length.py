@@ -196,7 +196,7 @@ class AdaptiveLength:
     now and then whether drafts help by now.
     """
 
-    ALLOWANCE = 0.01
+    ALLOWANCE = 0.005
     """Of the time of plain steps that may go into drafts that do not help."""
     MOST_CREDIT = 12.0
     """In plain steps: how much of what was won may be lost again before it is enough; and the most that is owed."""
