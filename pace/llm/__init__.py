@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pace.llm.speculation.configs import DraftModelConfig, PardConfig, PromptLookupConfig
     from pace.llm.stopping_criteria import StoppingCriteria
     from pace.llm.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
+    from pace.quant import QuantizationConfig
 
 _HOMES = {
     "BaseModelForCausalLM": "models.base_model",
@@ -46,6 +47,7 @@ _HOMES = {
     "OperatorReport": "operators",
     "PardConfig": "speculation.configs",
     "PromptLookupConfig": "speculation.configs",
+    "QuantizationConfig": ".quant",
     "Request": "requests",
     "Sampler": "sampler",
     "SamplingConfig": "configs",
@@ -63,7 +65,7 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pace.llm' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"pace.llm.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f".{_HOMES[name]}", "pace.llm"), name)
 
 
 def __dir__() -> list[str]:

@@ -10,9 +10,10 @@ from pace.llm.sequence import Span
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """Bytes that drafting takes beside the model, as in `MemoryReport`."""
+    """What drafting takes beside the model, as in `MemoryReport`."""
 
     weights: dict[str, int] = field(default_factory=dict)
+    weight_counts: dict[str, int] = field(default_factory=dict)
     cache_used: int = 0
     cache_touched: int = 0
     cache_budget: int = 0

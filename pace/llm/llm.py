@@ -29,6 +29,7 @@ from pace.llm.requests import Request
 from pace.llm.session import Session, score
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
+from pace.quant import read_quantization
 
 logger = logging.getLogger("pace")
 
@@ -63,6 +64,8 @@ class LLMModel:
         bmc_rows: int | None = None,
         prefix_cache_bytes: int | str = "auto",
         kv_cache_dtype: torch.dtype | str = "auto",
+        load_in_4bit: bool = False,
+        load_in_8bit: bool = False,
     ) -> None:
         """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
 
@@ -71,8 +74,12 @@ class LLMModel:
         `kv_cache_dtype`: of keys and values; "auto" for `dtype`, or a float dtype, or "int8": one byte for each element, and a scale for each
         head and token. That is about half of bfloat16's memory, and moves logits two to four times as far as a cache in bfloat16 does
         (docs/numerics.md); what is promised of bits holds for it as well.
+        `quantization`: a format in which a checkpoint of floats is held, for less memory and faster decoding at some loss: "int8", "int4",
+        "nf4", "fp4", "mxfp4", "mxfp8" or "fp8"; a QuantizationConfig, or a dict of its arguments, for options and choices by module; or
+        transformers' BitsAndBytesConfig. docs/quantization.md compares them. What is promised of bits holds for each. `load_in_4bit` and
+        `load_in_8bit` are "nf4" and "int8".
         `spec_config`: where drafts come from, for faster decoding of the same text (docs/decoding.md): a PromptLookupConfig,
-        DraftModelConfig or PardConfig. A draft model is loaded with the dtypes and backend of this one.
+        DraftModelConfig or PardConfig. A draft model is loaded with the dtypes, quantisation (without overrides) and backend of this one.
         `backend`: "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
         from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
         "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it.
@@ -91,15 +98,13 @@ class LLMModel:
         them does not compute it again; "auto" for a quarter (with a cache type that shares no blocks: nothing), 0 for none. Texts that want the
         room get it; those at work share what they begin with at no cost.
 
-        Raises: NotImplementedError for quantisation, which is not there yet, and for
-        architectures; FileNotFoundError, PermissionError, ValueError, TypeError as in `model_utils.load_model`.
+        Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError, ValueError, TypeError as in `model_utils.load_model`.
         """
         prefix_bytes = None if prefix_cache_bytes == "auto" else _read_bytes("prefix_cache_bytes", prefix_cache_bytes, ', or "auto"')
         check_cache_options(kv_cache_type, bmc_rows, prefix_bytes)
         cache_options = {"kv_cache_type": kv_cache_type, "bmc_rows": bmc_rows, "prefix_cache_bytes": prefix_bytes}
         check_spec_config(spec_config)
-        if quantization is not None:
-            raise NotImplementedError("quantization is not implemented yet; leave it None")
+        quantization = read_quantization(quantization, load_in_4bit, load_in_8bit)
         if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
             raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
         dtype, ops = parse_dtype(dtype), select_ops(backend)
@@ -107,7 +112,7 @@ class LLMModel:
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
         directory = find_checkpoint(model_name_or_path, **hub)
         # What can be wrong with the small files and the arguments is found before gigabytes of weights are read.
-        self._model = make_model(directory, dtype, ops, kv_dtype)
+        self._model = make_model(directory, dtype, ops, kv_dtype, quantization)
         self._check_length(max_seq_len)
         if tokenizer_name_or_path is None:
             self.tokenizer = load_tokenizer(directory, self._model.vocab_size, required=False)
@@ -193,11 +198,13 @@ class LLMModel:
         return self.config
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process."""
+        """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process; and how these weights
+        compare with as many of float32 and bfloat16."""
         engine = self._open.engine
         cache, drafts = engine.cache, engine.drafter.memory()
         return MemoryReport(
             weights=self._model.resident_bytes() | drafts.weights,
+            weight_counts=self._model.weight_counts() | drafts.weight_counts,
             cache_used=cache.used_bytes + drafts.cache_used,
             cache_kept=cache.prefix_bytes,
             cache_touched=cache.touched_bytes + drafts.cache_touched,

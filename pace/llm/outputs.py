@@ -111,7 +111,9 @@ class MemoryReport:
     """Where a model's memory is, in bytes. `print(report)` shows it as a table."""
 
     weights: dict[str, int]
-    """Resident weights by part of the model."""
+    """Resident weights by part of the model: the class of a layer, such as "Attention"."""
+    weight_counts: dict[str, int]
+    """How many weights these are."""
     cache_used: int
     """Key/value blocks that sequences and sessions hold now."""
     cache_kept: int
@@ -130,9 +132,19 @@ class MemoryReport:
         """Weights and touched cache."""
         return sum(self.weights.values()) + self.cache_touched
 
+    def compression(self, part: str | None = None, bits: int = 16) -> float:
+        """How many times the bytes of these weights as many of so many bits each would take: 16 are those of bfloat16, 32 of float32. Of a
+        part, or all; 1.0 where there are none."""
+        parts = self.weights if part is None else [part]
+        taken, count = (sum(sizes[part] for part in parts) for sizes in (self.weights, self.weight_counts))
+        return count * bits / 8 / taken if taken else 1.0
+
     def __str__(self) -> str:
-        rows = [(f"weights: {part}", size) for part, size in sorted(self.weights.items(), key=lambda item: -item[1])]
-        rows += [("cache, in use", self.cache_used), ("cache, kept prefixes", self.cache_kept), ("cache, touched", self.cache_touched)]
+        lines = [f"{'times smaller than':>75}\n{'':<56}{'float32':>10}{'bfloat16':>10}"]
+        for part in [*sorted(self.weights, key=lambda part: -self.weights[part]), None]:
+            name, size = ("all weights", sum(self.weights.values())) if part is None else (f"weights: {part}", self.weights[part])
+            lines.append(f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}")
+        rows = [("cache, in use", self.cache_used), ("cache, kept prefixes", self.cache_kept), ("cache, touched", self.cache_touched)]
         rows += [(f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
-        return "\n".join(f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows)
+        return "\n".join(lines + [f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows])

@@ -356,7 +356,7 @@ def test_the_reader_of_a_streamer_is_released_when_generation_fails(model: LLMMo
     [
         (dict(kv_cache_type="ring"), ValueError, "kv_cache_type"),
         (dict(spec_config={}), TypeError, "spec_config"),
-        (dict(quantization="int8"), NotImplementedError, "quantization"),
+        (dict(quantization="int3"), ValueError, "int3"),
         (dict(backend="cuda"), ValueError, "backend"),
         (dict(dtype="int3"), ValueError, "dtype"),
         (dict(max_seq_len=100_000), ValueError, "max_seq_len"),

@@ -3,7 +3,7 @@
 from pace.llm.layers.attention import Attention
 from pace.llm.layers.base import Layer, Slot
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
-from pace.llm.layers.linear import GatedLinear, Linear
+from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
 from pace.llm.layers.norm import HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary
@@ -27,4 +27,5 @@ __all__ = [
     "Rotary",
     "Slot",
     "TiedLMHead",
+    "WeightPlan",
 ]

@@ -10,15 +10,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pace.ops.storage import QuantizedRows
+
 
 @dataclass(frozen=True)
 class Slot:
     """Where one tensor of a checkpoint goes."""
 
     shape: tuple[int, ...]
-    fill: Callable[[Tensor, int], None]
-    """`fill(rows, start)` copies rows `start ..` of a tensor of that shape, in any of float32, float16 and bfloat16. Different rows
-    and slots may be filled from several threads. Only after `Layer.allocate`."""
+    fill: Callable[[Tensor | QuantizedRows, int], None]
+    """`fill(rows, start)` copies rows `start ..` of a tensor of that shape, in any of float32, float16 and bfloat16; those of a matrix may be
+    quantised. Different rows and slots may be filled from several threads. Only after `Layer.allocate`."""
 
 
 class Layer:
@@ -49,7 +51,7 @@ class Layer:
         return slots
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
-        """Makes room for all weights: matrices in `dtype` as `ops` stores them, vectors in float32 (float64 for a float64 model)."""
+        """Makes room for all weights: matrices in `dtype`, or quantised, as `ops` stores them, vectors in float32 (float64 for a float64 model)."""
         for child in self.children():
             child.allocate(ops, dtype)
 
@@ -61,6 +63,16 @@ class Layer:
     def nbytes(self) -> int:
         """Bytes of all weights below, each counted once; 0 before `allocate`."""
         return sum(child.nbytes for child in self.children())
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of all weights below, each counted once, loaded or not."""
+        return sum(child.num_weights for child in self.children())
+
+    def matrices(self) -> Iterator[Layer]:
+        """The leaves that own a matrix."""
+        for child in self.children():
+            yield from child.matrices()
 
 
 class Vectors(Layer):
@@ -84,6 +96,10 @@ class Vectors(Layer):
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
         return sum(self.lengths.values()) * torch.promote_types(dtype, torch.float32).itemsize
+
+    @property
+    def num_weights(self) -> int:
+        return sum(self.lengths.values())
 
     def _fill(self, source: Tensor, start: int) -> None:
         self.values[start : start + len(source)].copy_(source)

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Slot, Vectors
+from pace.ops.storage import QuantizedRows, Storage
+from pace.quant import Format
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """How one matrix is stored, and what its rows go through on their way there."""
+
+    storage: Storage | None = None
+    """None: floats, in the model's dtype."""
+    formats: Mapping[str, Format] = field(default_factory=dict)
+    """Of the parts whose tensors hold floats that are to be quantised."""
+    order: Tensor | None = None
+    """Of the columns, as in `QuantizedRows`."""
+
+    def prepare(self, rows: Tensor | QuantizedRows, part: str) -> Tensor | QuantizedRows:
+        """Rows of a part as the weight takes them. Raises ValueError that names the tensor for floats that cannot be quantised."""
+        if part in self.formats:
+            rows = self.formats[part].quantize(rows, f"{part}.weight")
+        if isinstance(rows, QuantizedRows):
+            return rows.dequantize() if self.storage is None else rows.as_storage(self.storage)
+        return rows
+
 
 class Linear(Layer):
     """`residual + activation(x [T, K] W' + b)`, `W [N, K]`.
@@ -21,6 +46,8 @@ class Linear(Layer):
         self.parts = parts
         self.k = k
         self.bias = Vectors({f"{name}.bias": rows for name, rows in parts.items()} if bias else {})
+        self.plan = WeightPlan()
+        """May be changed until `allocate`."""
         self.weight = None
         self._ops = None
 
@@ -30,22 +57,36 @@ class Linear(Layer):
     def slots(self) -> dict[str, Slot]:
         slots, row = super().slots(), 0
         for name, rows in self.parts.items():
-            tensor = f"{name}.weight"
-            slots[tensor] = Slot((rows, self.k), lambda source, start, tensor=tensor, row=row: self._fill(source, tensor, row + start))
+            slots[f"{name}.weight"] = Slot((rows, self.k), lambda source, start, name=name, row=row: self._fill(source, name, row + start))
             row += rows
         return slots
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)
         self._ops = ops
-        self.weight = ops.empty_weight(sum(self.parts.values()), self.k, dtype, self.glu)
+        self.weight = ops.empty_weight(self.n, self.k, self.plan.storage or dtype, self.glu, self.plan.order)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
-        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(sum(self.parts.values()), self.k, dtype, self.glu)
+        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(self.n, self.k, self.plan.storage or dtype, self.glu)
 
-    def _fill(self, source: Tensor, tensor: str, row: int) -> None:
-        check_range(source, self.weight.dtype, tensor)
-        self._ops.pack_rows_(self.weight, source, row)
+    def _fill(self, source: Tensor | QuantizedRows, part: str, row: int) -> None:
+        rows = self.plan.prepare(source, part)
+        if isinstance(rows, QuantizedRows):
+            self._ops.pack_quantized_(self.weight, rows, row)
+        else:
+            check_range(rows, self.weight.dtype, f"{part}.weight")
+            self._ops.pack_rows_(self.weight, rows, row)
+
+    @property
+    def n(self) -> int:
+        return sum(self.parts.values())
+
+    def matrices(self) -> Iterator[Linear]:
+        yield self
+
+    @property
+    def num_weights(self) -> int:
+        return super().num_weights + self.n * self.k
 
     @property
     def nbytes(self) -> int:

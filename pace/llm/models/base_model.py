@@ -17,7 +17,10 @@ from pace.llm.batch import ForwardBatch, KVSpec
 from pace.llm.layers import Embedding, Layer, LayerNorm, LMHead, NoNorm, NoRotary, RMSNorm, Rotary, Slot, TiedLMHead
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import ModelConfig
+from pace.llm.models.weight_plan import StoredQuantized, plan_weights
 from pace.memory import available_memory_bytes
+from pace.ops.storage import QuantizedRows, Storage
+from pace.quant import QuantizationConfig
 
 logger = logging.getLogger("pace")
 
@@ -27,16 +30,20 @@ MAX_LISTED = 50
 
 
 class TensorReader(Protocol):
-    """A checkpoint, as `load_weights` sees it."""
+    """A checkpoint, as `load_weights` sees it. A matrix that it holds quantised, in whatever tensors, is one tensor `{module}.weight` here,
+    whose dtype is a Storage."""
 
-    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    tensors: Mapping[str, tuple[torch.dtype | Storage, tuple[int, ...]]]
     """Name -> (dtype, shape) of every tensor."""
+
+    def column_order(self, name: str) -> Tensor | None:
+        """`QuantizedRows.order` of a quantised tensor's rows; asked for those alone, before any is read."""
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
         """Ranges [start, stop) that cover the rows of a tensor in pieces of bounded size; one range for a vector."""
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) of a tensor; may be a view of mapped memory. Called from several threads, and again after `release`."""
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
+        """Rows [start, stop) of a tensor, of its dtype; may be a view of mapped memory. Called from several threads, and again after `release`."""
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """The rows just read are no longer needed."""
@@ -71,6 +78,7 @@ class BaseModelForCausalLM(Layer):
         self.kv_dtype = dtype
         """Of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
         self.ops = ops
+        self.quantization: QuantizationConfig | None = None
 
     # ------------------------------------------------------------------------------------------------ what the engine sees
 
@@ -131,6 +139,12 @@ class BaseModelForCausalLM(Layer):
 
     # ------------------------------------------------------------------------------------------------------------- loading
 
+    def quantize(self, config: QuantizationConfig | None) -> None:
+        """Has `load_weights` quantise the matrices of a checkpoint of floats; None: has it leave them as they come. Raises ValueError for a
+        config that does not go with this model."""
+        plan_weights(self, self.lm_head, config, {})
+        self.quantization = config
+
     def load_weights(
         self, reader: TensorReader, workers: int = 1, progress: Callable[[int], object] = lambda num_bytes: None
     ) -> None:
@@ -142,6 +156,8 @@ class BaseModelForCausalLM(Layer):
         names = self.match_names(reader)
         slots = self.slots()
         self.check_coverage(reader, names, slots)
+        for warning in plan_weights(self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)):
+            logger.warning("%s", warning)
         self.check_memory()
         self.allocate(self.ops, self.dtype)
 
@@ -186,7 +202,7 @@ class BaseModelForCausalLM(Layer):
             return True
         for start, stop in reader.row_ranges(head):
             a, b = reader.read(head, start, stop), reader.read(embedding, start, stop)
-            differ = a.data_ptr() != b.data_ptr() and not torch.equal(a, b)
+            differ = not _equal(a, b)
             del a, b
             reader.release(head, start, stop)
             reader.release(embedding, start, stop)
@@ -208,7 +224,7 @@ class BaseModelForCausalLM(Layer):
             slot = slots.get(names[name])
             if slot and tuple(shape) != slot.shape:
                 wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
-            elif slot and dtype not in FLOAT_DTYPES:
+            elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, Storage) and len(shape) == 2):
                 wrong.append(f"{name} is {dtype}, not a floating-point tensor")
         problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
@@ -216,14 +232,28 @@ class BaseModelForCausalLM(Layer):
                 f"the checkpoint does not fit {type(self).__name__} as config.json describes it:\n  " + "\n  ".join(lines)
             )
 
+    def quantized_tensors(self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]) -> dict[str, StoredQuantized]:
+        """By their names here, the tensors that a checkpoint holds quantised."""
+        return {
+            names[name]: StoredQuantized(dtype, reader.column_order(name))
+            for name, (dtype, _) in reader.tensors.items()
+            if isinstance(dtype, Storage) and names[name] in slots
+        }
+
     def check_memory(self) -> None:
         """Raises MemoryError where the weights are more than the memory that is left; else the system would end the process."""
         needed, available = self.planned_nbytes(self.ops, self.dtype), available_memory_bytes()
         if needed > available:
-            narrower = "load with dtype=bfloat16, which takes half, " if self.dtype == torch.float32 else ""
+            kind, narrower = f"as {str(self.dtype).removeprefix('torch.')}", ""
+            if any(matrix.plan.storage for matrix in self.matrices()):
+                kind = "as they are quantised"
+            elif self.dtype == torch.float32:
+                narrower = "load with dtype=bfloat16, which takes half, or quantization='int4', an eighth; or "
+            else:
+                narrower = "load with quantization='int4', which takes a quarter; or "
             raise MemoryError(
-                f"the weights take {needed / 2**30:.2f} GiB as {str(self.dtype).removeprefix('torch.')}, and {available / 2**30:.2f} GiB of memory "
-                f"are left; {narrower}free some memory or take a smaller model"
+                f"the weights take {needed / 2**30:.2f} GiB {kind}, and {available / 2**30:.2f} GiB of memory are left; {narrower}free some memory or "
+                f"take a smaller model"
             )
 
     # ------------------------------------------------------------------------------------------------------------- reports
@@ -231,12 +261,27 @@ class BaseModelForCausalLM(Layer):
     def resident_bytes(self) -> dict[str, int]:
         """Bytes of the loaded weights by part of the model: embedding, attention, MLP, norms, LM head. A tied matrix counts
         as the embedding's."""
+        return self._totals(lambda part: part.nbytes)
+
+    def weight_counts(self) -> dict[str, int]:
+        """Elements of the weights by part, as `resident_bytes`."""
+        return self._totals(lambda part: part.num_weights)
+
+    def _totals(self, size: Callable[[Layer], int]) -> dict[str, int]:
         totals: Counter[str] = Counter()
         for child in self.children():
             inside = child.children() if child in self.layers else [child]
             for part in inside:
-                totals[type(part).__name__] += part.nbytes
+                totals[type(part).__name__] += size(part)
         return dict(totals)
+
+
+def _equal(a: Tensor | QuantizedRows, b: Tensor | QuantizedRows) -> bool:
+    """Of tensors of the same dtype and shape, or rows in the same storage."""
+    if isinstance(a, QuantizedRows):
+        pairs = ((a.codes, b.codes), (a.scales, b.scales), (a.mins, b.mins), (a.order, b.order))
+        return all(one is other or (one is not None and other is not None and torch.equal(one, other)) for one, other in pairs)
+    return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
 
 
 def _listed(names: list[str]) -> str:

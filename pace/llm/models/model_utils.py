@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from pace.llm.models.model_list import read_config
 from pace.llm.models.op_by_op import OpByOpModel
 from pace.llm.operators import OperatorConfig, read_backend
 from pace.ops import native, reference
+from pace.quant import QuantizationConfig, read_quantization
 
 logger = logging.getLogger("pace")
 
@@ -52,12 +54,14 @@ def load_model(
     progress: bool = True,
     num_threads: int | None = None,
     pin_threads: bool | None = None,
+    quantization: Any = None,
 ) -> BaseModelForCausalLM:
     """The model of a checkpoint, ready to run; where it comes from is told in `find_checkpoint`.
 
     `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++ kernels,
     "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator. `num_threads` sets the threads of this process's kernels, and of loading; by default the
     physical cores that this process may use. `pin_threads` gives each of them a CPU of its own (docs/threads.md). `progress` shows a bar, on a terminal only.
+    `quantization` is a format or more (docs/quantization.md), in which a checkpoint of floats is held.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
 
@@ -68,17 +72,20 @@ def load_model(
     """
     dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
     directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
-    model = make_model(directory, dtype, ops)
+    model = make_model(directory, dtype, ops, quantization=read_quantization(quantization))
     fill_model(model, directory, threads, progress)
     return model
 
 
-def make_model(directory: Path, dtype: torch.dtype, ops: ModuleType, kv_dtype: torch.dtype | None = None) -> BaseModelForCausalLM:
+def make_model(
+    directory: Path, dtype: torch.dtype, ops: ModuleType, kv_dtype: torch.dtype | None = None, quantization: QuantizationConfig | None = None
+) -> BaseModelForCausalLM:
     """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet. Keys and values
     are in `kv_dtype`; None for `dtype`."""
     model_class, config = read_config(read_config_json(directory))
     model = model_class(config, dtype, ops)
     model.kv_dtype = kv_dtype or dtype
+    model.quantize(quantization)
     return model
 
 

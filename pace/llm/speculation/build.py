@@ -47,7 +47,8 @@ class Speculation:
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
         directory = find_checkpoint(config.model, **hub | {"revision": config.revision})
-        model = make_model(directory, target.dtype, ops, target.kv_dtype)
+        quantization = target.quantization and target.quantization.without_overrides()
+        model = make_model(directory, target.dtype, ops, target.kv_dtype, quantization)
         check_vocabularies(target.vocab_size, tokenizer, model.vocab_size, load_tokenizer(directory, model.vocab_size, required=False))
         mask_token_id = read_mask_token(config, directory, model.vocab_size) if isinstance(config, PardConfig) else None
         return cls(config, model, directory, mask_token_id)
@@ -74,8 +75,8 @@ class Speculation:
     def _source(self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int) -> DraftSource:
         if self.model is None:
             return PromptLookup(self.config.min_ngram, self.config.max_ngram)
-        weights = {f"draft {part}": size for part, size in self.model.resident_bytes().items()}
-        arguments = executable(self.model, backend), ops, CacheManager(self.model.kv_spec, cache_bytes), target.vocab_size, weights
+        weights, counts = ({f"draft {part}": size for part, size in found.items()} for found in (self.model.resident_bytes(), self.model.weight_counts()))
+        arguments = executable(self.model, backend), ops, CacheManager(self.model.kv_spec, cache_bytes), target.vocab_size, weights, counts
         return DraftModel(*arguments) if self.mask_token_id is None else ParallelDraftModel(self.mask_token_id, *arguments)
 
 

@@ -36,16 +36,24 @@ class DraftModel:
     """
 
     def __init__(
-        self, model: Any, ops: Any, cache: CacheManager, vocab_size: int, weights: dict[str, int], clock: Callable[[], float] = time.perf_counter
+        self,
+        model: Any,
+        ops: Any,
+        cache: CacheManager,
+        vocab_size: int,
+        weights: dict[str, int],
+        weight_counts: dict[str, int],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model` is what an engine runs; `vocab_size` that of the model to draft for; `weights` its bytes by part, for reports."""
+        """`model` is what an engine runs; `vocab_size` that of the model to draft for; `weights` its bytes by part and `weight_counts` their
+        number, for reports."""
         self.model = model
         self.ops = ops
         self.cache = cache
         self.costs = StepCosts()
         self.max_length = min(model.max_position_embeddings, cache.capacity)
         self._vocab_size = min(vocab_size, model.vocab_size)
-        self._weights = weights
+        self._weights, self._weight_counts = weights, weight_counts
         self._clock = clock
         self._batches = BatchBuilder()
         self._spent = 0.0
@@ -104,7 +112,7 @@ class DraftModel:
         return self.cache.bytes_for(num_tokens)
 
     def memory(self) -> DraftMemory:
-        return DraftMemory(self._weights, self.cache.used_bytes, self.cache.touched_bytes, self.cache.budget_bytes)
+        return DraftMemory(self._weights, self._weight_counts, self.cache.used_bytes, self.cache.touched_bytes, self.cache.budget_bytes)
 
     # -- how it drafts -------------------------------------------------------------------------------------------------
 

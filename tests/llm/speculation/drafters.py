@@ -77,7 +77,7 @@ def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50):
         return RandomDrafts()
     kind = {"perfect": FakeModel, "half": HalfRight, "never": NeverRight}[name.removeprefix("pard-")]
     model = (parallel(kind) if name.startswith("pard-") else kind)(vocab_size)
-    arguments = model, OPS, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}
+    arguments = model, OPS, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}, {}
     return ParallelDraftModel(MASK, *arguments) if name.startswith("pard-") else DraftModel(*arguments)
 
 

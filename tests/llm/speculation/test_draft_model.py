@@ -33,7 +33,7 @@ def drafter(tmp_path_factory):
 
 def make_source(folder, parallel: bool = False, vocab_size: int = 99, num_blocks: int = 50):
     model = load_model(folder, torch.float32, reference)
-    arguments = model, reference, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}
+    arguments = model, reference, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}, {}
     return ParallelDraftModel(MASK, *arguments) if parallel else DraftModel(*arguments)
 
 

@@ -1,0 +1,62 @@
+"""How each matrix of a model is stored: as the checkpoint has it quantised, or as a QuantizationConfig wants it, or as floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead, WeightPlan
+from pace.ops.storage import Storage, common_storage
+from pace.quant import Format, QuantizationConfig
+
+
+class StoredQuantized(NamedTuple):
+    """What a checkpoint says of a tensor that it holds quantised."""
+
+    storage: Storage
+    order: Tensor | None
+
+
+def plan_weights(model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]) -> list[str]:
+    """Sets the plan of every matrix of a model, before it has memory. `stored`: by the names of `Layer.slots`, the tensors that come quantised.
+
+    Returns what a user should hear. Raises ValueError for a config whose patterns match nothing, or with any tensor that is quantised already."""
+    if config and stored:
+        name, (storage, _) = next(iter(stored.items()))
+        raise ValueError(
+            f"this checkpoint is quantised already ({name} as {storage}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it with "
+            f"quantization=None, or give the original checkpoint"
+        )
+    matrices = list(model.matrices())
+    kinds = {part: _kind(matrix) for matrix in matrices for part in matrix.parts}
+    formats = config.for_modules(kinds, isinstance(lm_head, TiedLMHead)) if config else {}
+    apart: dict[str, None] = {}
+    for matrix in matrices:
+        matrix.plan = _plan(matrix, formats, stored, apart)
+    return [f"{parts} are one matrix here, which nothing but floats can hold: it has the values of the quantised ones, and the size of floats" for parts in apart]
+
+
+def _kind(matrix: Linear) -> str:
+    """As `QuantizationConfig.for_modules` tells modules apart."""
+    return "embedding" if isinstance(matrix, Embedding) else "lm_head" if isinstance(matrix, LMHead) else "format"
+
+
+def _plan(matrix: Linear, formats: Mapping[str, Format | None], stored: Mapping[str, StoredQuantized], apart: dict[str, None]) -> WeightPlan:
+    """Parts that no one storage holds become floats; what they are is added to `apart`."""
+    wanted = {part: format for part in matrix.parts if (format := formats.get(part))}
+    found = [stored.get(f"{part}.weight") or (StoredQuantized(wanted[part].storage, None) if part in wanted else None) for part in matrix.parts]
+    if not any(found):
+        return WeightPlan()
+    storage = common_storage(part.storage for part in found) if all(found) and _same_order(found) else None
+    if storage is None:
+        apart[", ".join(f"{name.rpartition('.')[2]} ({part.storage if part else 'floats'})" for name, part in zip(matrix.parts, found))] = None
+        return WeightPlan(formats=wanted)
+    return WeightPlan(storage, wanted, found[0].order)
+
+
+def _same_order(parts: list[StoredQuantized]) -> bool:
+    first = parts[0].order
+    return all(part.order is first or (part.order is not None and first is not None and torch.equal(part.order, first)) for part in parts)

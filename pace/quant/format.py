@@ -1,0 +1,102 @@
+"""What every format of weights is: a name, options, and how rows of floats become codes and scales."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.ops.storage import CODES, QuantizedRows, Storage
+
+CHUNK_ELEMENTS = 1 << 15
+"""Rows are quantised by so many elements at a time: intermediates stay in the caches, and torch runs each operation on the thread
+that asked for it (its grain), as several load at once."""
+
+
+@dataclass(frozen=True)
+class Format(ABC):
+    """A format with its options, which are the fields of a child; raises ValueError for those that make no sense.
+
+    Every row is quantised by itself, so that a matrix may come in any pieces of rows."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def storage(self) -> Storage:
+        """How `quantize` stores rows."""
+
+    @abstractmethod
+    def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """codes `[R, G, group]` of any dtype, scales `[R, G]` and, where the storage has them, mins `[R, G]`, of groups
+        `x [R, G, group]` in float32, all finite. The last group of a row comes by itself where it is shorter."""
+
+    def _final_scales(self, scales: Tensor) -> Tensor:
+        """What becomes of the scales `[R, groups]` of whole rows."""
+        return scales
+
+    def __post_init__(self) -> None:
+        _ = self.storage  # raises
+
+    def quantize(self, rows: Tensor, name: str = "the matrix") -> QuantizedRows:
+        """Of `rows [R, K]` in any float dtype. Scales and minima of groups are rounded to 11 bits, as they are packed, so that
+        `dequantize()` gives the very weights that are computed with. Raises ValueError that says `name` where a weight is NaN or infinite."""
+        storage, (num_rows, k) = self.storage, rows.shape
+        groups, group = storage.num_groups(k), storage.group or k
+        codes = torch.empty(num_rows, k, dtype=CODES[storage.code])
+        scales = torch.empty(num_rows, groups)
+        mins = torch.empty(num_rows, groups) if storage.has_mins else None
+        whole = k // group
+        for start in range(0, num_rows, step := max(1, CHUNK_ELEMENTS // k)):
+            piece = slice(start, start + step)
+            x = rows[piece].float()
+            check_finite(x, name)
+            for columns, groups_of in ((slice(0, whole * group), slice(0, whole)), (slice(whole * group, k), slice(whole, groups))):
+                if columns.start == columns.stop:
+                    continue
+                part = x[:, columns]
+                found, scales[piece, groups_of], lows = self._quantize(part.unflatten(1, (-1, min(group, part.shape[1]))))
+                codes[piece, columns] = found.flatten(1).to(codes.dtype)
+                if mins is not None:
+                    mins[piece, groups_of] = lows
+        scales = self._final_scales(scales)
+        if storage.group is not None:
+            scales, mins = as_packed(scales), None if mins is None else as_packed(mins)
+        return QuantizedRows(storage, codes, scales, mins)
+
+    def bits_per_weight(self, k: int = 4096) -> float:
+        """Codes, scales and minima of a row of k weights, without padding."""
+        storage = self.storage
+        groups = storage.num_groups(k)
+        scale_bits = 32 * groups if storage.group is None else 16 * groups * (1 + storage.has_mins) + 8
+        return (4 if storage.code == "int4" else 8) + scale_bits / k
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and options, as `read_format` takes them."""
+        return {"format": self.name, **asdict(self)}
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.storage})"
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Raises ValueError where an element is NaN or infinite."""
+    if not x.isfinite().all():
+        row, column = (~x.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"{name} holds {x[row, column].item()}, which cannot be quantised; load it with quantization=None, or leave it out by overrides={{...: None}}")
+
+
+def as_packed(scales: Tensor) -> Tensor:
+    """Rounded to 11 bits, as they are packed: a float16 times a power of two of the row."""
+    mantissa, exponent = torch.frexp(scales.double())
+    return torch.ldexp((mantissa * 2048).round(), exponent - 11).float()
+
+
+def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x by the largest magnitude of its group, and these `[R, G]`; groups of zeros are left as they are, with 0."""
+    largest = x.abs().amax(-1)
+    return x / torch.where(largest > 0, largest, 1.0)[..., None], largest
+

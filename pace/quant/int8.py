@@ -1,0 +1,28 @@
+"""int8: whole numbers of -127 to 127, one scale a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pace.ops.storage import Storage
+from pace.quant.format import Format, normalize
+
+
+@dataclass(frozen=True)
+class Int8(Format):
+    """`code = round(127 x / max|x|)`, `value = code * max|x| / 127`, over a row, or over groups of it."""
+
+    name: ClassVar[str] = "int8"
+    group: int | None = None
+    """Weights that share a scale, a multiple of 16; None for a row (which is an output channel)."""
+
+    @property
+    def storage(self) -> Storage:
+        return Storage("int8", self.group)
+
+    def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, largest = normalize(x)
+        return (x * 127).round_(), largest / 127, None

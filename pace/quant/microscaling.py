@@ -1,0 +1,79 @@
+"""mxfp4 and mxfp8: the OCP Microscaling Formats 1.0, blocks of 32 floats whose scale is a power of two (E8M0)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.ops.storage import CODEBOOKS, Storage
+from pace.quant.fp8 import e4m3_codes
+from pace.quant.format import Format
+
+BLOCK = 32
+E8M0_RANGE = (-127, 127)
+
+
+@dataclass(frozen=True)
+class Microscaling(Format):
+    """The scale is 2 to the power of the largest element's exponent less that of the largest number of the element type, as section
+    6.3 of the standard has it; what still lies beyond that number becomes it."""
+
+    largest_exponent: ClassVar[int]
+    """Of the element type's largest number."""
+
+    def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
+        exponents = torch.frexp(x.abs().amax(-1)).exponent - 1  # x = m 2^e, 0.5 <= m < 1: the floor of log2 is e - 1
+        exponents = (exponents - self.largest_exponent).clamp(*E8M0_RANGE)
+        return self._codes(torch.ldexp(x, -exponents[..., None])), torch.ldexp(torch.ones(exponents.shape), exponents), None
+
+    @staticmethod
+    @abstractmethod
+    def _codes(x: Tensor) -> Tensor:
+        """Of the elements nearest to x, even ones of two."""
+
+
+@dataclass(frozen=True)
+class MXFP4(Microscaling):
+    """E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
+
+    name: ClassVar[str] = "mxfp4"
+    largest_exponent: ClassVar[int] = 2
+
+    @property
+    def storage(self) -> Storage:
+        return Storage("int4", BLOCK, codebook="mxfp4")
+
+    @staticmethod
+    def _codes(x: Tensor) -> Tensor:
+        return torch.bucketize(x.abs(), _E2M1_BOUNDS) + 8 * (x < 0)
+
+
+@dataclass(frozen=True)
+class MXFP8(Microscaling):
+    """E4M3."""
+
+    name: ClassVar[str] = "mxfp8"
+    largest_exponent: ClassVar[int] = 8
+
+    @property
+    def storage(self) -> Storage:
+        return Storage("float8", BLOCK)
+
+    @staticmethod
+    def _codes(x: Tensor) -> Tensor:
+        return e4m3_codes(x)
+
+
+def _bounds_to_even(levels: Tensor) -> Tensor:
+    """For `bucketize`, which gives a bound itself to the level below: halfway between two levels, and just below that where the
+    level above has the even code."""
+    halfway = (levels[:-1] + levels[1:]) / 2
+    above_is_even = torch.arange(1, len(levels)) % 2 == 0
+    return torch.where(above_is_even, torch.nextafter(halfway, torch.zeros(())), halfway)
+
+
+_E2M1_BOUNDS = _bounds_to_even(torch.tensor(CODEBOOKS["mxfp4"][:8]))

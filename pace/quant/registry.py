@@ -1,0 +1,41 @@
+"""The formats by name."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+from pace.quant.format import Format
+from pace.quant.fp8 import FP8
+from pace.quant.int4 import Int4
+from pace.quant.int8 import Int8
+from pace.quant.microscaling import MXFP4, MXFP8
+from pace.quant.nf4 import FP4, NF4
+
+FORMATS: dict[str, type[Format]] = {format.name: format for format in (Int8, Int4, NF4, FP4, MXFP4, MXFP8, FP8)}
+
+
+def read_format(format: str | Format, **options: Any) -> Format:
+    """A format by name and options, or as it is. Raises ValueError or TypeError that names what there is."""
+    if isinstance(format, Format):
+        if options:
+            raise TypeError(f"{format!r} has its options; give a format's name to set {', '.join(options)}")
+        return format
+    if not isinstance(format, str):
+        raise TypeError(f"a format is one of the names {', '.join(FORMATS)}, or one made with options; got {format!r:.200}")
+    if format not in FORMATS:
+        [nearest] = difflib.get_close_matches(format.lower(), FORMATS, n=1, cutoff=0.0)
+        raise ValueError(f"there is no format {format!r}; did you mean {nearest!r}? Known: {', '.join(FORMATS)}")
+    kind = FORMATS[format]
+    known = [field.name for field in fields(kind)]
+    for name, value in options.items():
+        if name not in known:
+            meant = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {meant[0]!r}?" if meant else f"it has {', '.join(known)}" if known else "it has none"
+            raise TypeError(f"{format} has no option {name!r}; {hint}")
+        if name == "group" and not (value is None or (isinstance(value, int) and not isinstance(value, bool))):
+            raise TypeError(f"group must be a number of weights or None for a whole row; got {value!r}")
+        if name != "group" and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False; got {value!r}")
+    return kind(**options)
