@@ -400,16 +400,16 @@ def fake(num_blocks: int = 14, drafter: Drafter | None = None, **options: Any) -
 
 
 @functools.cache
-def tiny_model():
+def tiny_model(kv_cache_dtype: str):
     from pace.assets import TINY
     from pace.llm import LLMModel
 
-    return [LLMModel(TINY, dtype="float32", progress=False, prefix_cache_bytes=0) for _ in range(2)]
+    return [LLMModel(TINY, dtype="float32", kv_cache_dtype=kv_cache_dtype, progress=False, prefix_cache_bytes=0) for _ in range(2)]
 
 
-def tiny(num_blocks: int = 16, **options: Any) -> tuple[Generator, Generator]:
-    """Engines on the bundled model and the native kernels."""
-    model, other = tiny_model()
+def tiny(num_blocks: int = 16, kv_cache_dtype: str = "auto", **options: Any) -> tuple[Generator, Generator]:
+    """Engines on the bundled model and the native kernels, both with keys and values in the same dtype."""
+    model, other = tiny_model(kv_cache_dtype)
     engine = Engine.create(model._engine.model, model._engine.ops, num_blocks * model._engine.cache.spec.block_bytes, **options)
     return Generator(engine, model.tokenizer, model._generator.defaults), other._generator
 
@@ -421,6 +421,7 @@ WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "bmc": lambda: fake(18, true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"kv_cache_type": "bmc", "bmc_rows": 24}),
     "prefix": lambda: fake(drafter=true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"prefix_cache_bytes": None}),
     "tiny": lambda: tiny(drafter=prompt_lookup(), max_tokens_per_step=64, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
+    "int8": lambda: tiny(14, "int8", drafter=prompt_lookup(), max_tokens_per_step=40, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
 }
 
 
