@@ -1,12 +1,16 @@
-"""What several tests need: batches over a small cache, backends, and checkpoints read without the loader."""
+"""What several tests need: batches over a small cache, backends, checkpoints read without the loader, and Ctrl-C at any line."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import json
+import linecache
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,3 +116,38 @@ def prefill(model: BaseModelForCausalLM, ops: ModuleType, ids: Tensor, chunk: in
     runner = Runner(model, ops, 1, len(ids))
     chunks = ids.split(chunk or len(ids))
     return torch.cat([runner.step({0: part}, {0: len(ids)})[0] for part in chunks])
+
+
+def functions_in(*files: str, spared: tuple[str, ...] = ()) -> Callable[[CodeType], bool]:
+    """The code of which functions lies in files of these names, but for those whose own names are spared."""
+    return lambda code: code.co_filename.endswith(files) and code.co_name not in spared
+
+
+def interrupted_before_line(
+    number: int, function: Callable[[], object], within: Callable[[CodeType], bool], spares: Callable[[str], bool] = lambda line: False
+) -> bool:
+    """Runs `function` with a KeyboardInterrupt before the number-th line that it comes to; False where it comes to fewer.
+
+    Lines count in functions `within` takes when they are called, but for those whose text it `spares`. What handles the interrupt is not
+    interrupted again."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if event == "call":
+            return trace if within(frame.f_code) else None
+        if event == "line" and not spares(linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()):
+            count += 1
+            if count == number:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

@@ -22,6 +22,7 @@ from pace.llm.stopping_criteria import StoppingCriteria
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
 from tests.llm.test_cache import CacheMachine
 from tests.llm.test_engine import ScriptedDrafter, random_prompts
+from tests.support import functions_in, interrupted_before_line
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
 
@@ -309,35 +310,15 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
 
 @pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic"])
 def test_an_interrupt_after_any_line_leaves_every_sequence_right(name: str) -> None:
-    import sys
-
     files = ("engine.py", "scheduler.py", "cache.py", "block_pool.py", "cache_policy.py", "prefix_cache.py")
+    within = functions_in(*files, spared=("step", "__enter__", "__exit__", "_recover"))
     model = FakeModel()
     for stop_at in range(5, 2000, 37):
         engine = Engine.create(model, OPS, 8 * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=20)
         prompts = [[9, 8, 7] * 8, [9, 8, 7] * 7]
         others = [Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 30, end_tokens=[0]), len(prompt) + 30) for prompt in prompts]
         engine.submit(others)
-        count = 0
-
-        def trace(frame, event, argument):
-            nonlocal count
-            if event == "call":
-                return trace if frame.f_code.co_filename.endswith(files) and frame.f_code.co_name not in ("step", "__enter__", "__exit__", "_recover") else None
-            if event == "line":
-                count += 1
-                if count == stop_at:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            for _ in range(40):
-                engine.step()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
+        assert interrupted_before_line(stop_at, lambda: [engine.step() for _ in range(40)], within)
         engine.cache.check_integrity(engine.scheduler.sequences())
         while engine.step():
             pass

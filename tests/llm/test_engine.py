@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import linecache
 import os
 import random
 import threading
@@ -19,6 +18,7 @@ from pace.llm.generator import Generator
 from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria
+from tests.support import functions_in, interrupted_before_line
 
 PLENTY = 1 << 22
 
@@ -173,37 +173,16 @@ def test_an_error_inside_a_step_frees_this_call_and_spares_others(error: type[Ba
 
 
 def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> None:
-    """Raises KeyboardInterrupt at the n-th executed line of the engine's own files, for many n."""
-    import sys
-
     files = ("engine.py", "scheduler.py", "cache.py", "sampler.py", "batching.py", "sequence.py", "stopping_criteria.py")
+    within = functions_in(*files, spared=("__enter__", "__exit__", "_recover"))
     model = FakeModel()
     for stop_at in range(5, 1500, 13):
         generator = make_generator(model, num_blocks=8, max_tokens_per_step=20)
         engine = generator.engine
         others = [make_sequence(model, [9, 8, 7] * 8, 30), make_sequence(model, [3] * 20, 25)]
         engine.submit(others)
-        count = 0
-
-        def trace(frame, event, argument):
-            nonlocal count
-            if event == "call":
-                return trace if frame.f_code.co_filename.endswith(files) and frame.f_code.co_name not in ("__enter__", "__exit__", "_recover") else None
-            # CPython looks for Ctrl-C at calls and jumps back: never at these two lines, which it counts to no `try` or `with` either.
-            if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() not in ("try:", "return True"):
-                count += 1
-                if count == stop_at:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            for _ in range(40):
-                engine.step()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
+        # CPython looks for Ctrl-C at calls and jumps back: never at these two lines, which it counts to no `try` or `with` either.
+        assert interrupted_before_line(stop_at, lambda: [engine.step() for _ in range(40)], within, lambda line: line in ("try:", "return True"))
         engine.cache.check_integrity(engine.scheduler.sequences())
         while engine.step():
             pass
@@ -215,34 +194,19 @@ def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> 
 
 
 def test_an_interrupt_while_a_sequence_leaves_does_not_free_its_blocks_twice() -> None:
-    import sys
-
     for stop_at in range(1, 60):
         model = FakeModel()
         generator = make_generator(model, num_blocks=30)
         other, leaving = make_sequence(model, [3] * 20, 12), make_sequence(model, [9, 8, 7] * 8, 4)
         generator.engine.submit([other, leaving])
-        count = 0
 
-        def trace(frame, event, argument):
-            nonlocal count
-            if event == "call":
-                return trace if frame.f_code.co_name in ("settle", "remove", "free", "truncate", "give_back") and leaving.is_finished else None
-            if event == "line":
-                count += 1
-                if count == stop_at:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
+        def finish() -> None:
             while not leaving.is_finished:
                 generator.engine.step()
-            was_interrupted = False
-        except KeyboardInterrupt:
-            was_interrupted = True
-        finally:
-            sys.settrace(None)
+
+        was_interrupted = interrupted_before_line(
+            stop_at, finish, lambda code: code.co_name in ("settle", "remove", "free", "truncate", "give_back") and leaving.is_finished
+        )
         generator.engine.abort([leaving])
         generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
         while generator.engine.step():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from pace.llm.turns import TurnLock
+from tests.support import functions_in, interrupted_before_line
 
 
 def test_turns_are_in_order_of_asking() -> None:
@@ -44,32 +42,8 @@ def test_a_lock_that_could_not_be_released_is_taken_over_by_its_owner() -> None:
     assert not other.is_alive(), "the other thread has it"
 
 
-def interrupted_before_line(number: int, function: Callable[[], None]) -> bool:
-    """Runs `function` with a KeyboardInterrupt before the number-th line of turns.py that it comes to; False where it comes to
-    fewer. `with` lines do not count: between a C lock's call and its block Python lets no signal through."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        if not frame.f_code.co_filename.endswith("turns.py"):
-            return None
-        if event == "line" and "with " not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
-            count += 1
-            if count == number:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        function()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 def test_an_interrupted_release_loses_no_one_who_waits() -> None:
+    """`with` lines do not count: between a C lock's call and its block Python lets no signal through."""
     number, goes_on = 0, True
     while goes_on:
         number += 1
@@ -79,7 +53,7 @@ def test_an_interrupted_release_loses_no_one_who_waits() -> None:
         other.start()
         while not lock._queue:
             time.sleep(0.001)
-        goes_on = interrupted_before_line(number, lambda: lock.__exit__(None, None, None))
+        goes_on = interrupted_before_line(number, lambda: lock.__exit__(None, None, None), functions_in("turns.py"), lambda line: "with " in line)
         if goes_on:
             lock.__enter__()  # asks again, as Engine.abort does
             lock.__exit__(None, None, None)

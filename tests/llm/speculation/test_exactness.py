@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 
 import pytest
@@ -14,6 +13,7 @@ from tests.llm.speculation.drafters import SOURCES, RandomDrafts, make_generator
 from pace.llm.configs import SamplingConfig
 from pace.llm.logits import LogitsProcessor
 from pace.llm.session import Session, score
+from tests.support import functions_in, interrupted_before_line
 
 
 class Grammar(LogitsProcessor):
@@ -297,29 +297,27 @@ def test_streams_dropped_half_way_leave_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ["lookup", "half", "pard-half"])
 @pytest.mark.parametrize("offset", range(5))
 def test_an_interrupt_after_any_line_of_drafting(name: str, offset: int) -> None:
-    """Raises KeyboardInterrupt at the n-th executed line of the files that draft, for many n."""
-    files = ("drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "cache.py")
+    within = functions_in("drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "cache.py", spared=("reset", "free"))
+    num_struck = 0
     expected = [greedy(FakeModel(), prompt, 30, (0,)) for prompt in repetitive_prompts(6, 3)]
     for stop_at in range(10 + 37 * offset, 4000, 185):
         generator = make_generator(make_source(name, num_blocks=8), 4, adaptive=stop_at % 2 == 0)
-        count = 0
-
-        def trace(frame, event, argument):
-            nonlocal count
-            if event == "call":
-                return trace if frame.f_code.co_filename.endswith(files) and frame.f_code.co_name not in ("reset", "free") else None
-            if event == "line":
-                count += 1
-                if count == stop_at:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30))
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
+        num_struck += interrupted_before_line(stop_at, lambda: generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)), within)
         assert generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)).generated_token_ids == expected
         generator.engine.check_idle()
+    assert num_struck > 15
+
+
+@pytest.mark.parametrize("name", ["half", "pard-half"])
+def test_an_interrupt_while_a_shadow_is_found_cut_or_dropped_leaks_none(name: str) -> None:
+    prompts, config = repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=6)
+    for stop_at in range(1, 1000):
+        generator = make_generator(make_source(name, num_blocks=8), 4)
+        was_interrupted = interrupted_before_line(
+            stop_at, lambda: generator.generate(prompts, config), lambda code: code.co_name in ("_make_room", "settle", "forget")
+        )
+        generator.generate(prompts, config)
+        generator.engine.check_idle()
+        if not was_interrupted:
+            break
+    assert not was_interrupted and stop_at > 50, "every line was struck"
