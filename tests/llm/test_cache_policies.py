@@ -20,8 +20,9 @@ from pace.llm.sequence import Sequence
 from pace.llm.session import Session
 from pace.llm.stopping_criteria import StoppingCriteria
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
+from tests.llm.generators import random_prompts
 from tests.llm.test_cache import CacheMachine
-from tests.llm.test_engine import ScriptedDrafter, random_prompts
+from tests.llm.test_engine import ScriptedDrafter
 from tests.support import functions_in, interrupted_before_line
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)

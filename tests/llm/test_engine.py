@@ -18,20 +18,10 @@ from pace.llm.generator import Generator
 from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria
+from tests.llm.generators import make_generator, random_prompts
 from tests.support import functions_in, interrupted_before_line
 
 PLENTY = 1 << 22
-
-
-def make_generator(model: FakeModel | None = None, num_blocks: int | None = None, **limits: int) -> Generator:
-    model = model or FakeModel()
-    cache_bytes = PLENTY if num_blocks is None else num_blocks * model.kv_spec.block_bytes
-    return Generator(Engine.create(model, OPS, cache_bytes, **limits), FakeTokenizer(), SamplingConfig(eos_token_id=0))
-
-
-def random_prompts(seed: int, count: int, longest: int = 70) -> list[list[int]]:
-    chance = random.Random(seed)
-    return [[chance.randrange(1, 50) for _ in range(chance.randint(1, longest))] for _ in range(count)]
 
 
 def make_sequence(model: FakeModel, prompt: list[int], num_tokens: int) -> Sequence:

@@ -1,0 +1,40 @@
+"""Beam searches on fake models and on checkpoints, and the rows that they find."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.beam_search import BeamSearch
+from pace.llm.generator import Generator
+from tests.llm import generators
+from tests.llm.fake_model import FakeModel
+from tests.support import backends
+
+BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
+BEAMS = SamplingConfig(num_beams=4, num_return_sequences=3, max_new_tokens=20)
+
+
+def make_generator(num_blocks: int = 1000, model: FakeModel | None = None, **limits: Any) -> Generator:
+    return generators.make_generator(model or FakeModel(eos_bias=1.0), num_blocks, **limits)
+
+
+@functools.cache
+def load(folder, backend: str) -> LLMModel:
+    return LLMModel(folder, dtype=torch.float32, backend=backend, progress=False)
+
+
+def rows_of(out) -> list[tuple]:
+    return list(zip(out.generated_token_ids, out.finish_reasons, out.sequence_scores))
+
+
+def searches_of(generator: Generator, prompts: list[list[int]], config: SamplingConfig = BEAMS) -> list[BeamSearch]:
+    prepared = generator.prepare_for_generate(prompts, config)
+    return [generator._search_of(prepared, index) for index in range(len(prompts))]
+
+
+def rows_found(searches: list[BeamSearch]) -> list[tuple]:
+    return [(row.generated, row.finish_reason, row.score) for search in searches for row in search.rows]

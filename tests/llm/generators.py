@@ -1,0 +1,64 @@
+"""Generators on fake models, and what is asked of them by tests of requests, orders, cancelling and outputs."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import torch
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.engine import Engine
+from pace.llm.generator import Generator
+from pace.llm.logits import LogitsProcessor
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
+
+
+def make_generator(model: FakeModel | None = None, num_blocks: int = 5000, **limits: Any) -> Generator:
+    model = model or FakeModel()
+    return Generator(Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, **limits), FakeTokenizer(), SamplingConfig(eos_token_id=0))
+
+
+def random_prompts(seed: int, count: int, longest: int = 70) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(1, 50) for _ in range(chance.randint(1, longest))] for _ in range(count)]
+
+
+class Odd(LogitsProcessor):
+    """Follows the tokens: favours odd tokens after an odd number of generated ones, and refuses to lose count."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def accept(self, token: int) -> None:
+        self.total += token
+
+    def rollback(self, num_tokens: int) -> None:
+        self.total -= sum(self.seen[-num_tokens:])
+
+    def apply(self, logits: torch.Tensor) -> None:
+        assert self.total == sum(self.seen)
+        logits[(len(self.seen) - self.num_prompt_tokens) % 2 :: 2] += 2.0
+
+
+CONFIGS = [
+    SamplingConfig(),
+    SamplingConfig(repetition_penalty=1.3, no_repeat_ngram_size=2, logprobs=2),
+    SamplingConfig(do_sample=True, seed=3, temperature=1.5, top_k=0),
+    SamplingConfig(do_sample=True, seed=4, frequency_penalty=0.7, presence_penalty=0.2, min_p=0.02, prompt_logprobs=1),
+    SamplingConfig(logits_processors=[Odd()], min_new_tokens=5),
+    SamplingConfig(stop_strings=["q"], logits_processors=[lambda ids, logits: logits - logits[:, :1] * (ids.shape[1] % 3 == 0)]),
+]
+
+
+def with_length(config: SamplingConfig, num_tokens: int) -> SamplingConfig:
+    config = config.copy()
+    config.max_new_tokens = max(num_tokens, config.min_new_tokens)
+    return config
+
+
+def check_idle(generator: Generator) -> None:
+    gc.collect()
+    generator.engine.check_idle()
+    assert generator.engine.cache.used_bytes == 0

@@ -1,0 +1,187 @@
+"""Who is served when: the order of arrival, priorities, and batches of any size, which stand in nobody's way."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import weakref
+
+import pytest
+import torch
+
+from pace.llm import CallbackStreamer, SamplingConfig
+from pace.llm.generator import Generator
+from pace.llm.logits import LogitsProcessor
+from pace.llm.requests import Request
+from pace.llm.scheduler import HEAD_START
+from pace.llm.streamer import NullFeed, ProgressFeed, make_feed
+from tests.llm.fake_model import FakeModel
+from tests.llm.generators import check_idle, make_generator, random_prompts
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_at_once", [1, 3])
+@pytest.mark.parametrize("low, high", [(0, 1), (0, 2), (-1, 1), (0, 0), (1, 0)])
+def test_a_stream_of_higher_priority_starves_no_one(num_at_once: int, low: int, high: int) -> None:
+    """There are always more of the high ones waiting than can run, and they never stop coming."""
+    generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=num_at_once)
+    config = SamplingConfig(max_new_tokens=2)
+    patient = generator.add_request([7], config, low)
+    others: list[Request] = []
+    for _ in range(10_000):
+        while sum(not other.done for other in others) < 2 * num_at_once:
+            others.append(generator.add_request([len(others) % 49 + 1], config, high))
+        if patient.tokens:
+            break
+        generator.engine.step()
+    num_before = sum(bool(other.tokens) for other in others)
+    most = max(0, HEAD_START * (high - low) - 1)  # those that arrive later and come first
+    assert most <= num_before <= most + num_at_once - 1, "and those beside it in the same step"
+
+
+def test_a_higher_priority_takes_the_place_of_one_that_runs_and_gives_it_back() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=1)
+    computed = []
+    generator.engine.model.hook = lambda batch: computed.append(len(batch.tokens))
+    config = SamplingConfig(max_new_tokens=10)
+    low, high = [1] * 30, [2] * 20
+    first = generator.add_request(low, config)
+    generator.engine.step()
+    generator.engine.step()
+    second = generator.add_request(high, config, priority=1)
+    generator.engine.step()
+    assert len(first.tokens) == 2 and len(second.tokens) == 1
+    equal = generator.add_request(high, config, priority=1)
+    assert second.result().finish_reasons == ["length"] and not equal.tokens and len(first.tokens) == 2, "one after the other, in order of arrival"
+    assert equal.result() and len(first.tokens) == 2
+    out = first.result()
+    assert out.metrics.num_preemptions == 1 and second.result().metrics.num_preemptions == 0
+    assert sum(computed) == 30 + 9 + 2 * (20 + 9), "there was room for the blocks of all: nothing was computed twice"
+    assert_as_alone_with(generator, first, low, config)
+    check_idle(generator)
+
+
+def assert_as_alone_with(generator: Generator, request: Request, prompt: list[int], config: SamplingConfig) -> None:
+    fresh = FakeModel(eos_bias=generator.engine.model.eos_bias)
+    assert request.tokens == make_generator(fresh).generate(prompt, config).generated_token_ids[0]
+
+
+def test_a_higher_priority_takes_the_memory_of_one_that_runs() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0), num_blocks=8)
+    config = SamplingConfig(max_new_tokens=30)
+    first = generator.add_request([1] * 60, config)
+    generator.engine.step()
+    second = generator.add_request([2] * 60, config, priority=1)
+    generator.engine.step()
+    assert len(second.tokens) == 1 and first.result().metrics.num_preemptions == 1
+    for request, prompt in ((first, [1] * 60), (second, [2] * 60)):
+        request.result()
+        assert_as_alone_with(generator, request, prompt, config)
+    check_idle(generator)
+
+
+def test_no_one_is_preempted_for_one_that_would_not_fit_even_so() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0), num_blocks=10)
+    config = SamplingConfig(max_new_tokens=10)
+    first = generator.add_request([1] * 80, config, priority=2)
+    second = generator.add_request([2] * 10, config)
+    generator.engine.step()
+    large = generator.add_request([3] * 120, config, priority=1)
+    generator.engine.step()
+    assert len(first.tokens) == len(second.tokens) == 2 and not large.tokens
+    assert large.result().finish_reasons == ["length"]
+    assert second.result().metrics.num_preemptions == 0
+    check_idle(generator)
+
+
+# -- many prompts --------------------------------------------------------------------------------------------------------
+
+
+class Remembering(LogitsProcessor):
+    """Has a state worth counting."""
+
+    alive: weakref.WeakSet[Remembering] = weakref.WeakSet()
+    most_alive = 0
+
+    def __deepcopy__(self, memo: dict) -> Remembering:
+        copied = Remembering()
+        Remembering.alive.add(copied)
+        Remembering.most_alive = max(Remembering.most_alive, len(Remembering.alive))
+        return copied
+
+    def apply(self, logits: torch.Tensor) -> None:
+        pass
+
+
+def test_2000_prompts_run_in_bounded_memory() -> None:
+    model = FakeModel(eos_bias=-50.0)
+    generator = make_generator(model, num_blocks=60, max_sequences_per_step=16)
+    scheduler = generator.engine.scheduler
+    in_engine, chance = [], random.Random(2)
+    model.hook = lambda batch: in_engine.append(len(scheduler.waiting) + len(scheduler.running))
+    prompts = random_prompts(2, 2000, longest=12)
+    out = generator.generate(prompts, SamplingConfig(max_new_tokens=3, logits_processors=[Remembering()]))
+    assert max(in_engine) == 16 and Remembering.most_alive <= 16 + 2
+    assert sum(size == 16 for size in in_engine) > 0.95 * len(in_engine), "as many as may run, until few are left"
+    assert len(out.generated_token_ids) == len(out.request_metrics) == 2000
+    for row in chance.sample(range(2000), 50):
+        assert out.generated_token_ids[row] == make_generator(model).generate(prompts[row], SamplingConfig(max_new_tokens=3)).generated_token_ids[0]
+    check_idle(generator)
+
+
+def test_a_large_batch_does_not_stand_in_the_way_of_others() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=8)
+    config = SamplingConfig(max_new_tokens=4)
+    joined: list[Request] = []
+    num_ended_before = []
+
+    def watch(event) -> bool | None:
+        if not joined:
+            joined.append(generator.add_request([5, 6], config))
+        if event.finish_reason:
+            num_ended_before.append(joined[0].done)
+
+    generator.generate([[index % 49 + 1] for index in range(400)], config, CallbackStreamer(watch))
+    assert 0 < num_ended_before.index(True) <= 2 * 8, "after those that were there, and those beside it"
+
+
+def test_samples_of_many_prompts_are_submitted_together() -> None:
+    generator = make_generator(num_blocks=60, max_sequences_per_step=4)
+    config = SamplingConfig(do_sample=True, seed=1, num_return_sequences=3, max_new_tokens=6, prompt_logprobs=True)
+    prompts = random_prompts(6, 30, longest=40)
+    out = generator.generate(prompts, config)
+    for index in (0, 7, 29):
+        alone = make_generator().generate(prompts[index], config)
+        rows = slice(3 * index, 3 * index + 3)
+        assert out.generated_token_ids[rows] == alone.generated_token_ids
+        assert out.prompt_logprobs[rows] == alone.prompt_logprobs
+    check_idle(generator)
+
+
+def test_a_bar_is_shown_on_a_terminal_for_several_rows(monkeypatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    config = SamplingConfig()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert isinstance(make_feed(None, config, 2, progress=True), NullFeed), "no terminal"
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert isinstance(make_feed(None, config, 1, progress=True), NullFeed)
+    assert isinstance(make_feed(None, config, 2, progress=False), NullFeed)
+    assert not isinstance(make_feed(CallbackStreamer(print), config, 2, progress=True), ProgressFeed)
+    feed = make_feed(None, config, 2, progress=True)
+    feed.start([[1], [2]])
+    feed.bar.delay = 0
+    feed.token(0, 5)
+    feed.token(1, 5)
+    feed.finished(0, "stop")
+    feed.bar.refresh()
+    assert feed.bar.n == 1 and "1/2" in sys.stderr.getvalue() and "2 tokens" in sys.stderr.getvalue()
+    feed.end()
+    generator = make_generator()
+    generator.progress = True
+    assert len(generator.generate([[1], [2]], SamplingConfig(max_new_tokens=3)).generated_token_ids) == 2

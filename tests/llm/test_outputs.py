@@ -1,0 +1,110 @@
+"""What comes back beside the tokens: log-probabilities of prompt and text, and metrics; with processors and drafts as without."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.drafter import NoDraft
+from pace.llm.engine import Engine
+from pace.llm.generator import Generator
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
+from tests.llm.generators import CONFIGS, check_idle, make_generator, random_prompts, with_length
+from tests.llm.test_engine import ScriptedDrafter
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_tokens_per_step": 1}, {"max_tokens_per_step": 7}, {"max_logit_rows_per_step": 3}])
+@pytest.mark.parametrize("num_blocks", [7, 100])
+def test_prompt_logprobs_are_those_of_the_model(limits: dict[str, int], num_blocks: int) -> None:
+    model = FakeModel()
+    generator = make_generator(model, num_blocks=num_blocks, **limits)
+    prompts = [*random_prompts(4, 5, longest=60), [7], [7, 8]]
+    config = SamplingConfig(max_new_tokens=25, ignore_eos=True, prompt_logprobs=2)
+    out = generator.generate(prompts, config)
+    for prompt, told in zip(prompts, out.prompt_logprobs):
+        assert told[0] is None and len(told) == len(prompt)
+        for index in range(1, len(prompt)):
+            expected = OPS.log_softmax(model.logits_of(prompt[:index])[None])[0]
+            assert told[index].token == prompt[index] and told[index].logprob == float(expected[prompt[index]])
+            assert [token for token, _ in told[index].top] == expected.topk(2).indices.tolist()
+    plain = make_generator(model).generate(prompts, SamplingConfig(max_new_tokens=25, ignore_eos=True))
+    assert out.generated_token_ids == plain.generated_token_ids and plain.prompt_logprobs is None
+    check_idle(generator)
+
+
+def test_prompt_logprobs_are_scores_and_those_of_transformers(checkpoint) -> None:
+    folder, oracle, _ = checkpoint("llama")
+    with LLMModel(folder, dtype="float32", progress=False) as model:
+        prompt = torch.randint(2, 280, (150,), generator=torch.Generator().manual_seed(1))
+        out = model.generate(prompt.tolist(), SamplingConfig(max_new_tokens=2, prompt_logprobs=True))
+        told = torch.tensor([entry.logprob for entry in out.prompt_logprobs[0][1:]])
+        assert torch.equal(told, model.score(prompt.tolist())[0]), "bit by bit"
+        with torch.no_grad():
+            theirs = oracle(prompt[None]).logits[0].log_softmax(-1)
+        torch.testing.assert_close(told, theirs[:-1].gather(1, prompt[1:, None])[:, 0], rtol=1e-3, atol=1e-4)  # what logits agree to
+
+
+def test_more_prompt_logprobs_than_words_are_told() -> None:
+    with pytest.raises(ValueError, match="prompt_logprobs=51 asks for more tokens than the vocabulary's 50"):
+        make_generator().generate([1], SamplingConfig(prompt_logprobs=51))
+
+
+def test_each_row_has_metrics_of_its_own() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=2)
+    generator.engine.model.hook = lambda batch: time.sleep(0.002)
+    out = generator.generate([[1, 2, 3], [4], [5, 6]], SamplingConfig(max_new_tokens=5))
+    assert [metrics.num_prompt_tokens for metrics in out.request_metrics] == [3, 1, 2]
+    assert [metrics.num_generated_tokens for metrics in out.request_metrics] == [5, 5, 5]
+    for metrics in out.request_metrics:
+        assert 0 <= metrics.seconds_waiting < metrics.seconds_to_first_token < metrics.total_seconds <= out.metrics.total_seconds
+        assert metrics.prefill_tokens_per_second > 0 and metrics.decode_tokens_per_second > 0 and metrics.num_preemptions == 0
+        assert f"{metrics.num_prompt_tokens} prompt + 5 new tokens" in str(metrics)
+    requests = [generator.add_request([token], SamplingConfig(max_new_tokens=5)) for token in (1, 2, 3)]
+    waits = [request.result().metrics.seconds_waiting for request in requests]
+    assert waits[2] > max(4 * 0.002, *waits[:2]), "two at a time: the third waited for five steps of theirs"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: " ".join(sorted(config.explicit_fields)))
+@pytest.mark.parametrize("length", [1, 7])
+def test_processors_of_every_kind_compose_with_drafts(length: int, config: SamplingConfig) -> None:
+    model, config = FakeModel(), with_length(config, 40)
+    engine = Engine.create(model, OPS, 30 * model.kv_spec.block_bytes, drafter=PlainContinuation(random.Random(1), length, config))
+    out = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0)).generate(prompts := random_prompts(length, 8), config)
+    plain = make_generator().generate(prompts, config)
+    assert (out.generated_token_ids, out.texts, out.finish_reasons) == (plain.generated_token_ids, plain.texts, plain.finish_reasons)
+    assert out.logprobs == plain.logprobs and out.prompt_logprobs == plain.prompt_logprobs
+    assert 0 < out.metrics.num_accepted_tokens < out.metrics.num_drafted_tokens, "some were taken, some rolled back"
+    engine.check_idle()
+
+
+class PlainContinuation(NoDraft):
+    """Proposes what the same config gives without drafts, with a wrong token at random places."""
+
+    def __init__(self, chance: random.Random, length: int, config: SamplingConfig) -> None:
+        self.chance, self.length, self.config = chance, length, config
+        self.known: dict[tuple[int, ...], list[int]] = {}
+
+    def extend(self, spans, cache) -> None:
+        for span in spans:
+            sequence = span.sequence
+            room = min(self.length, sequence.max_length - len(sequence.tokens) - 1)
+            if span.num_rows == 1 and room > 0 and cache.reserve(sequence, len(sequence.tokens) + room):
+                prompt = sequence.tokens[: sequence.num_prompt_tokens]
+                if tuple(prompt) not in self.known:
+                    self.known[tuple(prompt)] = make_generator().generate(prompt, self.config).generated_token_ids[0]
+                drafts = self.known[tuple(prompt)][sequence.num_generated :][:room]
+                span.drafts = [token if self.chance.random() < 0.7 else (token + 1) % 50 for token in drafts]
+
+
+def test_no_logprob_is_told_of_a_draft_beyond_the_end() -> None:
+    model = FakeModel(eos_bias=1.0)
+    engine = Engine.create(model, OPS, 1 << 20, drafter=ScriptedDrafter(model, random.Random(1), 8))
+    generator = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
+    prompts, config = random_prompts(9, 20), SamplingConfig(max_new_tokens=30, logprobs=1)
+    out, plain = generator.generate(prompts, config), make_generator(FakeModel(eos_bias=1.0)).generate(prompts, config)
+    assert "stop" in out.finish_reasons and out.logprobs == plain.logprobs
+    assert [[entry.token for entry in row] for row in out.logprobs] == out.generated_token_ids
