@@ -71,11 +71,12 @@ void Program::record(std::string name, bool varies, Bind bind) {
     bound_ = {};
 }
 
-void Program::embedding(Value out, const void* weight, Ids ids, int64_t offset) {
+void Program::embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset) {
     record<GatherOp>("embedding", true, [=](GatherOp& op, const Frame& frame) {
         op.weight = weight;
         op.ids = ids == Ids::Tokens ? frame.step.ids : frame.step.positions;
         op.offset = offset;
+        op.order = order;
         op.count = frame.rows_of(out);
         op.out = frame.at(out);
         op.widen = true;
@@ -113,8 +114,8 @@ void Program::norm(Value out, Value x, const Norm& norm) {
     });
 }
 
-void Program::linear(Value out, Value x, const Norm& norm, const void* weight, const float* bias, Activation activation,
-                     const Value* residual) {
+void Program::linear(Value out, Value x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
+                     Activation activation, const Value* residual) {
     const bool varies = out.buffer == Value::kLogits;
     const bool adds = residual != nullptr;
     const Value added = adds ? *residual : out;
@@ -125,6 +126,7 @@ void Program::linear(Value out, Value x, const Norm& norm, const void* weight, c
         op.rows = frame.rows_of(x);
         op.norm = norm;
         op.weight = weight;
+        op.order = order;
         op.bias = bias;
         op.activation = activation;
         op.residual = adds ? frame.at(added) : nullptr;

@@ -76,6 +76,10 @@ static void pack_panel(const PackArgs& a) {
             return pack_panel_of<BF16, Layout::PanelBF16Split>(a);
         case Layout::PanelBF16Pair:
             return pack_panel_of<BF16, Layout::PanelBF16Pair>(a);
+        case Layout::PanelI8:
+        case Layout::PanelU4:
+        case Layout::PanelF8:
+            break;  // ops/quantized_weight.cpp
     }
 }
 
@@ -105,5 +109,9 @@ static void unpack_row(Layout layout, const void* panel, int64_t row, int64_t k,
             return unpack_row_of<BF16, Layout::PanelBF16Split>(panel, row, k, out, widen);
         case Layout::PanelBF16Pair:
             return unpack_row_of<BF16, Layout::PanelBF16Pair>(panel, row, k, out, widen);
+        case Layout::PanelI8:
+        case Layout::PanelU4:
+        case Layout::PanelF8:
+            break;  // ops/quantized_weight.cpp
     }
 }

@@ -21,6 +21,8 @@ constexpr KernelTable kernel_table = {
 #else
     .linear = {linear<WeightF32>, linear<WeightBF16>, linear<WeightF16>},
 #endif
+    .quantize_input = quantize_input,
+    .linear_quantized = linear_quantized,
     .linear_epilogue = linear_epilogue,
     .activation = activation,
     .round_to_bf16 = round_to_bf16,

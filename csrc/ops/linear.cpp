@@ -64,25 +64,27 @@ void* thread_workspace(size_t bytes) {
 
 void LinearOp::prepare(int threads) {
     const PackedHeader& h = packed_header(weight);
+    header = &h;
     table = &kernels();
-    if (h.layout != preferred_layout(h.dtype))
+    if (!h.quantized() && h.layout != preferred_layout({.dtype = h.dtype}))
         throw std::invalid_argument(std::string("this weight was packed for another instruction set than ") +
                                     table->name +
                                     ", the one in use; pack it again, or select the instruction set before loading");
+    if (order && !h.quantized()) throw std::invalid_argument("only quantised weights have an order of columns");
     k = h.k;
-    k_padded = h.k_padded;
     glu = h.glu;
     n_out = glu ? h.n / 2 : h.n;
     panels = h.panels;
-    dtype = h.dtype;
-    rounds = table->rounds_inputs && dtype == DType::BF16;
+    rounds = table->rounds_inputs && h.dtype == DType::BF16;
+    quantizes = h.quantized() && h.layout != Layout::PanelF8;
+    input_bytes = quantizes ? QuantizedInput::bytes(h) : h.k_padded * int64_t(rounds ? sizeof(BF16) : sizeof(float));
 
     row_blocks = std::max<int64_t>(1, divide_up(rows, kMaxBlockRows));
     rows_per_block = divide_up(divide_up(rows, row_blocks), table->tile_rows) * table->tile_rows;
     row_blocks = divide_up(rows, std::max<int64_t>(1, rows_per_block));
     cut_panels(threads);
 
-    inputs = !rounds && !norm ? Inputs::Plain : rows > kMaxRowsPerThread ? Inputs::Shared : Inputs::PerThread;
+    inputs = !rounds && !quantizes && !order && !norm ? Inputs::Plain : rows > kMaxRowsPerThread ? Inputs::Shared : Inputs::PerThread;
     rows_per_input_chunk = std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, k));
     input_chunks = inputs == Inputs::Shared ? divide_up(rows, rows_per_input_chunk) : 0;
     prepared.assign(inputs == Inputs::PerThread ? threads : 0, false);  // and again by set_workspace(), before every run
@@ -109,26 +111,33 @@ void LinearOp::cut_panels(int threads) {
 
 // One copy of the prepared inputs, in whole cache lines so that threads do not share any.
 size_t LinearOp::copy_bytes() const {
-    const size_t bytes = size_t(rows) * k_padded * (rounds ? sizeof(BF16) : sizeof(float));
-    return (bytes + 63) / 64 * 64;
+    return size_t(round_up(rows * input_bytes, 64));
 }
 
 size_t LinearOp::workspace_bytes() const {
     return inputs == Inputs::Plain ? 0 : copy_bytes() * std::max<size_t>(1, prepared.size());
 }
 
-// Rows [first_row, end_row) of x, normalised and rounded, to their places in `copy`.
+// Rows [first_row, end_row) of x, normalised, in the order of the weight's columns, and rounded or quantised, to their places in `copy`.
 void LinearOp::prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const {
     const auto normalise = norm.kind == Norm::Kind::Layer ? table->layer_norm : table->rms_norm;
+    const bool converts = rounds || quantizes;
     for (int64_t row = first_row; row < end_row; ++row) {
         const float* source = x + row * x_stride;
+        char* const out = copy + row * input_bytes;
+        float* const scratch = static_cast<float*>(thread_scratch(size_t(2 * k) * sizeof(float)));
         if (norm) {
-            float* const y = rounds ? static_cast<float*>(thread_scratch(size_t(k) * sizeof(float)))
-                                    : reinterpret_cast<float*>(copy) + row * k_padded;
+            float* const y = converts || order ? scratch : reinterpret_cast<float*>(out);
             normalise({source, nullptr, norm.weight, norm.bias, nullptr, y}, k, norm.eps);
             source = y;
         }
-        if (rounds) table->round_to_bf16(source, reinterpret_cast<BF16*>(copy) + row * k_padded, k, k_padded);
+        if (order) {
+            float* const y = converts ? scratch + k : reinterpret_cast<float*>(out);
+            for (int64_t j = 0; j < k; ++j) y[j] = source[order[j]];
+            source = y;
+        }
+        if (rounds) table->round_to_bf16(source, reinterpret_cast<BF16*>(out), k, header->k_padded);
+        if (quantizes) table->quantize_input(source, *header, out);
     }
 }
 
@@ -156,27 +165,30 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
     if (panel_count == 0) return;
 
     const int64_t sums_stride = panel_count * kPanelRows;
-    LinearArgs a = {};
-    if (inputs == Inputs::Plain) {
-        a.x = x + first_row * x_stride;
-        a.x_stride = x_stride;
+    const char* const rows_of_inputs = inputs == Inputs::Plain ? nullptr : prepared_inputs(thread);  // uses the scratch too
+    float* const sums = static_cast<float*>(thread_scratch(size_t(row_count) * sums_stride * sizeof(float)));
+    const void* const multiplied = inputs == Inputs::Plain ? static_cast<const void*>(x + first_row * x_stride)
+                                                           : rows_of_inputs + first_row * input_bytes;
+    const int64_t stride = inputs == Inputs::Plain ? x_stride * int64_t(sizeof(float)) : input_bytes;  // in bytes
+    if (header->quantized()) {
+        table->linear_quantized({multiplied, stride, row_count, header, first_panel, panel_count, sums, sums_stride});
     } else {
-        a.x = prepared_inputs(thread) + first_row * k_padded * int64_t(rounds ? sizeof(BF16) : sizeof(float));
-        a.x_stride = k_padded;
+        LinearArgs a = {};
+        a.x = multiplied;
+        a.x_stride = stride / int64_t(rounds ? sizeof(BF16) : sizeof(float));
+        a.rows = row_count;
+        a.panels = header->panel(first_panel);
+        a.panel_count = panel_count;
+        a.k_padded = header->k_padded;
+        a.sums = sums;
+        a.sums_stride = sums_stride;
+        table->linear[size_t(header->dtype)](a);
     }
-    a.rows = row_count;
-    a.panels = static_cast<const char*>(weight) + sizeof(PackedHeader) +
-               first_panel * kPanelRows * k_padded * int64_t(dtype_bytes(dtype));
-    a.panel_count = panel_count;
-    a.k_padded = k_padded;
-    a.sums = static_cast<float*>(thread_scratch(size_t(row_count) * sums_stride * sizeof(float)));
-    a.sums_stride = sums_stride;
-    table->linear[size_t(dtype)](a);
 
     const int64_t panels_per_column_block = glu ? 2 : 1;
     const int64_t first_column = first_panel / panels_per_column_block * kPanelRows;
     EpilogueArgs e = {};
-    e.sums = a.sums;
+    e.sums = sums;
     e.sums_stride = sums_stride;
     e.rows = row_count;
     e.columns = std::min(panel_count / panels_per_column_block * kPanelRows, n_out - first_column);

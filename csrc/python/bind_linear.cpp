@@ -28,13 +28,18 @@ size_t rss_bytes() {
     return resident * size_t(sysconf(_SC_PAGESIZE));
 }
 
-void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address bias, int activation, Address residual,
+pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Address levels) {
+    return {pace::DType(dtype), pace::Code(code), group, has_mins, at<const int8_t>(levels)};
+}
+
+void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address order, Address bias, int activation, Address residual,
             Address out) {
     pace::LinearOp op = {};
     op.x = at<const float>(x);
     op.x_stride = x_stride;
     op.rows = rows;
     op.weight = at<const void>(weight);
+    op.order = at<const int32_t>(order);
     op.bias = at<const float>(bias);
     op.activation = pace::Activation(activation);
     op.residual = at<const float>(residual);
@@ -48,8 +53,15 @@ void pack_rows(Address weight, int64_t row, int64_t rows, Address source, int so
     pace::execute(op);
 }
 
-void gather_rows(Address weight, Address ids, int64_t count, Address out, bool widen) {
-    pace::GatherOp op = {at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, 0, 0};
+void pack_codes(Address weight, int64_t row, int64_t rows, Address codes, int64_t codes_stride, Address scales, Address mins) {
+    pace::PackQuantizedOp op = {at<void>(weight),      row, rows, at<const uint8_t>(codes), codes_stride, at<const float>(scales),
+                                at<const float>(mins), 0,   0};
+    pace::execute(op);
+}
+
+void gather_rows(Address weight, Address order, Address ids, int64_t count, Address out, bool widen) {
+    pace::GatherOp op = {at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, at<const int32_t>(order),
+                         0,                      0};
     pace::execute(op);
 }
 
@@ -62,13 +74,16 @@ void activation(int kind, Address x, Address y, int64_t count) {
 
 void bind_linear(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
-    m.def("packed_bytes",
-          [](int64_t n, int64_t k, int dtype, bool glu) { return pace::packed_bytes(n, k, pace::DType(dtype), glu); });
-    m.def("init_packed", [](Address weight, int64_t n, int64_t k, int dtype, bool glu) {
-        pace::init_packed(at<void>(weight), n, k, pace::DType(dtype), glu);
+    py::class_<pace::PackedFormat>(m, "PackedFormat")
+        .def(py::init(&format), py::arg("dtype"), py::arg("code") = 0, py::arg("group") = 0, py::arg("has_mins") = false,
+             py::arg("levels") = 0);
+    m.def("packed_bytes", pace::packed_bytes);
+    m.def("init_packed", [](Address weight, int64_t n, int64_t k, const pace::PackedFormat& format, bool glu) {
+        pace::init_packed(at<void>(weight), n, k, format, glu);
     });
     m.def("place_packed", [](Address weight) { pace::place_packed(at<void>(weight)); }, release);
     m.def("pack_rows", pack_rows, release);
+    m.def("pack_codes", pack_codes, release);
     m.def("gather_rows", gather_rows, release);
     m.def("linear", linear, release);
     m.def("activation", activation, release);

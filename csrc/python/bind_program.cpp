@@ -13,10 +13,10 @@ Norm make_norm(const std::string& kind, Address weight, Address bias, float eps)
     return {kind == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms, at<const float>(weight), at<const float>(bias), eps};
 }
 
-void linear(Program& program, Value out, Value x, const Norm* norm, Address weight, Address bias, int activation,
+void linear(Program& program, Value out, Value x, const Norm* norm, Address weight, Address order, Address bias, int activation,
             const Value* residual) {
-    program.linear(out, x, norm ? *norm : Norm{}, at<const void>(weight), at<const float>(bias), pace::Activation(activation),
-                   residual);
+    program.linear(out, x, norm ? *norm : Norm{}, at<const void>(weight), at<const int32_t>(order), at<const float>(bias),
+                   pace::Activation(activation), residual);
 }
 
 pace::Preparation make_preparation(const Norm* query_norm, const Norm* key_norm, int64_t half, bool interleaved) {
@@ -60,8 +60,8 @@ void bind_program(py::module_& m) {
     py::class_<KvCache>(m, "KvCache").def(py::init<std::vector<pace::KvView>>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
-        .def("embedding", [](Program& program, Value out, Address weight, bool positions, int64_t offset) {
-            program.embedding(out, at<const void>(weight), positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
+        .def("embedding", [](Program& program, Value out, Address weight, Address order, bool positions, int64_t offset) {
+            program.embedding(out, at<const void>(weight), at<const int32_t>(order), positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
         })
         .def("gather_rows", &Program::gather_rows)
         .def("add", &Program::add)

@@ -117,7 +117,7 @@ def _lower(instructions: list[ir.Instruction], result: ir.Value) -> _C.Program:
     for instruction in instructions:
         match instruction:
             case ir.Embedding(out, weight, positions, offset):
-                program.embedding(value(out), weight.address, positions, offset)
+                program.embedding(value(out), weight.address, weight.order_address, positions, offset)
             case ir.GatherRows(out, x):
                 program.gather_rows(value(out), value(x))
             case ir.Add(out, a, b):
@@ -126,7 +126,9 @@ def _lower(instructions: list[ir.Instruction], result: ir.Value) -> _C.Program:
                 program.norm(value(out), value(x), norm(parameters))
             case ir.Linear(out, x, weight, bias, activation, residual, parameters):
                 code, added = ACTIVATION_CODES[activation], None if residual is None else value(residual)
-                program.linear(value(out), value(x), norm(parameters), weight.address, _address(bias), code, added)
+                program.linear(
+                    value(out), value(x), norm(parameters), weight.address, weight.order_address, _address(bias), code, added
+                )
             case ir.Attention(out, q, layer, scale, window, softcap, ir.Preparation(k, v) as before):
                 program.attention(value(out), heads(q), heads(k), heads(v), preparation(before), layer, scale, window or 0, softcap or 0.0)
             case _:

@@ -1,6 +1,6 @@
 """Every operation on the C++ kernels: the native twin of `pace.ops.reference`, function by function.
 
-Activations are float32; weights are `PackedWeight` in float32, bfloat16 or float16. The functions check shapes and dtypes and make
+Activations are float32; weights are `PackedWeight` in float32, bfloat16, float16 or quantised. The functions check shapes and dtypes and make
 one call, which releases the GIL and shares its work among the threads of the pool.
 """
 

@@ -27,7 +27,7 @@ def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
         raise TypeError(f"ids must be a vector of int64; got {ids.dtype} of shape {tuple(ids.shape)}")
     ids = ids.contiguous()
     out = torch.empty(ids.shape[0], weight.k)
-    _C.gather_rows(weight.address, ids.data_ptr(), ids.shape[0], out.data_ptr(), True)
+    _C.gather_rows(weight.address, weight.order_address, ids.data_ptr(), ids.shape[0], out.data_ptr(), True)
     return out
 
 
@@ -37,7 +37,8 @@ def linear(
     """`[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`, each part optional.
 
     x may have any row stride. Numerics: fp32 accumulation in ascending k; where the instruction set multiplies bf16 pairs and the
-    weight is bf16, x is rounded to bf16 first. A row's result does not depend on the other rows (csrc/kernels/linear.inl)."""
+    weight is bf16, x is rounded to bf16 first; where the weight's codes are integers, x is quantised to int8 in groups, and products of
+    a group are exact (csrc/kernels/linear_quantized.inl). A row's result does not depend on the other rows (csrc/kernels/linear.inl)."""
     if weight.glu:
         raise ValueError("this weight holds gate and up rows; use linear_glu")
     rows = _check_input(x, weight)
@@ -49,6 +50,7 @@ def linear(
         x.stride(0),
         rows,
         weight.address,
+        weight.order_address,
         0 if bias is None else _check_bias(bias, weight),
         _activation_code(activation),
         0 if residual is None else residual.data_ptr(),
@@ -67,7 +69,7 @@ def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | 
     out = torch.empty(rows, weight.n_out)
     bias_address = 0 if bias is None else _check_bias(bias, weight)
     code = _activation_code(activation)
-    _C.linear(x.data_ptr(), x.stride(0), rows, weight.address, bias_address, code, 0, out.data_ptr())
+    _C.linear(x.data_ptr(), x.stride(0), rows, weight.address, weight.order_address, bias_address, code, 0, out.data_ptr())
     return out
 
 

@@ -16,6 +16,13 @@ from pace.ops.storage import QuantizedRows, Storage
 # Numbers of DType in csrc/include/pace/types.h.
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
+# Numbers of Code in csrc/include/pace/types.h.
+STORAGE_CODES = {"int8": 1, "int4": 2, "float8": 3}
+
+LEVEL_FACTORS = {"nf4": 123.25, "fp4": 120.0, "mxfp4": 2.0, "iq4_nl": 1.0}
+"""Codebooks are multiplied as int8: round(level * factor), which scales are divided by. Exact for mxfp4 and iq4_nl; nf4 is off by at
+most 0.0029 and fp4 by 0.0032 of a group's largest, with the best factors up to 127."""
+
 CACHE_LINE = 64
 
 
@@ -55,12 +62,12 @@ class PackedWeight:
 
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
-    __slots__ = ("n", "k", "storage", "dtype", "glu", "order", "nbytes", "address", "n_out", "_buffer", "__weakref__")
+    __slots__ = (
+        "n", "k", "storage", "dtype", "glu", "order", "nbytes", "address", "n_out", "_order32", "order_address", "_buffer", "__weakref__",
+    )  # fmt: skip
 
     def __init__(self, n: int, k: int, storage: torch.dtype | Storage, glu: bool = False, order: Tensor | None = None):
-        if isinstance(storage, Storage):
-            raise NotImplementedError(f"the kernels cannot multiply {storage} yet; use backend='torch'")
-        if storage not in DTYPE_CODES:
+        if not isinstance(storage, Storage) and storage not in DTYPE_CODES:
             raise TypeError(f"weights are stored as float32, bfloat16, float16 or a Storage; got {storage}")
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
@@ -68,13 +75,17 @@ class PackedWeight:
             raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
         if order is not None:
             check_order(order, k, storage)
-        self.n, self.k, self.storage, self.dtype, self.glu, self.order = n, k, storage, storage, glu, order
+        self.n, self.k, self.storage, self.glu, self.order = n, k, storage, glu, order
+        self.dtype = torch.float32 if isinstance(storage, Storage) else storage
+        self._order32 = None if order is None else order.int()
+        self.order_address = 0 if order is None else self._order32.data_ptr()
         self.n_out = n // 2 if glu else n
         self.nbytes = weight_nbytes(n, k, storage, glu)
         self._buffer = _slabs.take(self.nbytes)
         self.address = self._buffer.data_ptr()
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
-        _C.init_packed(self.address, n, k, DTYPE_CODES[storage], glu)
+        levels = _levels(storage)
+        _C.init_packed(self.address, n, k, _format(storage, 0 if levels is None else levels.data_ptr()), glu)
         if _C.cpu_info()["numa_nodes"] > 1:
             _C.place_packed(self.address)
 
@@ -84,9 +95,20 @@ class PackedWeight:
 
 def weight_nbytes(n: int, k: int, storage: torch.dtype | Storage, glu: bool = False) -> int:
     """Bytes of such a weight, header and padding included."""
+    return _C.packed_bytes(n, k, _format(storage), glu)
+
+
+def _format(storage: torch.dtype | Storage, levels: int = 0) -> _C.PackedFormat:
     if isinstance(storage, Storage):
-        raise NotImplementedError(f"the kernels cannot multiply {storage} yet; use backend='torch'")
-    return _C.packed_bytes(n, k, DTYPE_CODES[storage], glu)
+        return _C.PackedFormat(DTYPE_CODES[torch.float32], STORAGE_CODES[storage.code], storage.group or 0, storage.has_mins, levels)
+    return _C.PackedFormat(DTYPE_CODES[storage])
+
+
+def _levels(storage: torch.dtype | Storage) -> Tensor | None:
+    """int8 `[16]`: what the codes of a codebook are multiplied as; None where there is none."""
+    if not isinstance(storage, Storage) or storage.codebook is None:
+        return None
+    return (storage.levels * LEVEL_FACTORS[storage.codebook]).round().to(torch.int8)
 
 
 def empty_weight(
@@ -94,7 +116,7 @@ def empty_weight(
 ) -> PackedWeight:
     """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
 
-    order: that of all its rows (`QuantizedRows`)."""
+    order: that of all its rows (`QuantizedRows`); not counted in `nbytes`."""
     return PackedWeight(n, k, storage, glu, order)
 
 
@@ -122,11 +144,22 @@ def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None
 
     Disjoint rows may be written from several threads."""
     check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
-    raise NotImplementedError(f"the kernels cannot multiply {weight.storage} yet")
+    codes, scales, mins = rows.codes, rows.scales.contiguous(), rows.mins
+    if codes.stride(1) != 1 and codes.shape[1] > 1:
+        codes = codes.contiguous()
+    if weight.storage.codebook:
+        scales = scales / LEVEL_FACTORS[weight.storage.codebook]
+    if mins is not None:
+        mins = mins.contiguous()
+    mins_address = 0 if mins is None else mins.data_ptr()
+    _C.pack_codes(weight.address, row, rows.shape[0], codes.data_ptr(), codes.stride(0), scales.data_ptr(), mins_address)
 
 
 def unpack(weight: PackedWeight) -> Tensor:
-    """The logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed."""
+    """The logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed.
+
+    Of a quantised weight the values that products multiply, in float32, columns in the order of the input. They differ from
+    `QuantizedRows.dequantize` where scales and minima of groups were rounded (by 2^-11) and by what `LEVEL_FACTORS` says."""
     out = torch.empty(weight.n, weight.k, dtype=weight.dtype)
-    _C.gather_rows(weight.address, 0, weight.n, out.data_ptr(), False)
+    _C.gather_rows(weight.address, weight.order_address, 0, weight.n, out.data_ptr(), False)
     return out

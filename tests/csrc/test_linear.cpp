@@ -36,10 +36,10 @@ struct Packed {
 
     Packed(int64_t n, int64_t k, DType dtype, bool glu, uint32_t seed)
         : n(n), k(k), dtype(dtype), glu(glu), matrix(size_t(n * k)) {
-        const int64_t bytes = packed_bytes(n, k, dtype, glu), stride = k + 3;
+        const int64_t bytes = packed_bytes(n, k, {.dtype = dtype}, glu), stride = k + 3;
         memory.reset(std::aligned_alloc(64, size_t(bytes + 63) / 64 * 64));
         std::memset(memory.get(), 0, size_t(bytes));
-        init_packed(memory.get(), n, k, dtype, glu);
+        init_packed(memory.get(), n, k, {.dtype = dtype}, glu);
         std::vector<float> source(size_t(n * stride) + 1, check::kPoison);
         const std::vector<float> values = check::heavy_tailed(size_t(n * k), seed);
         for (int64_t r = 0; r < n; ++r)
@@ -270,14 +270,14 @@ TEST_TABLES(weights_come_back_bit_for_bit) {
                 for (const int64_t k : {1, 2, 31, 64, 65, 130}) {
                     const Packed w(n, k, dtype, glu, uint32_t(n + k));
                     std::vector<float> wide(size_t(n * k), check::kPoison);
-                    GatherOp gather = {w.memory.get(), nullptr, n, wide.data(), true, 0, 0, 0};
+                    GatherOp gather = {w.memory.get(), nullptr, n, wide.data(), true, 0, nullptr, 0, 0};
                     execute(gather);
                     bool same = true;
                     for (size_t i = 0; i < wide.size(); ++i) same &= double(wide[i]) == w.matrix[i];
                     CHECK(same);
                     const std::vector<int64_t> ids = {n - 1, 0, n / 2, n - 1};
                     std::vector<float> rows(ids.size() * size_t(k), check::kPoison);
-                    GatherOp some = {w.memory.get(), ids.data(), int64_t(ids.size()), rows.data(), true, 0, 0, 0};
+                    GatherOp some = {w.memory.get(), ids.data(), int64_t(ids.size()), rows.data(), true, 0, nullptr, 0, 0};
                     execute(some);
                     for (size_t i = 0; i < ids.size(); ++i)
                         same &= std::memcmp(rows.data() + i * size_t(k), wide.data() + ids[i] * k, size_t(k) * 4) == 0;
@@ -297,7 +297,7 @@ TEST_TABLES(mistakes_are_refused) {
     };
     float out[8];
     for (const int64_t id : {int64_t(-1), int64_t(20), INT64_MIN}) {
-        GatherOp gather = {w.memory.get(), &id, 1, out, true, 0, 0, 0};
+        GatherOp gather = {w.memory.get(), &id, 1, out, true, 0, nullptr, 0, 0};
         CHECK(refused([&] { execute(gather); }));
     }
     PackOp pack = {w.memory.get(), 19, 2, out, DType::F32, 8, 0, 0};
@@ -306,8 +306,8 @@ TEST_TABLES(mistakes_are_refused) {
     LinearOp op = {};
     op.weight = not_a_weight;
     CHECK(refused([&] { execute(op); }));
-    CHECK(refused([] { packed_bytes(0, 4, DType::F32, false); }));
-    CHECK(refused([] { packed_bytes(3, 4, DType::F32, true); }));
+    CHECK(refused([] { packed_bytes(0, 4, {.dtype = DType::F32}, false); }));
+    CHECK(refused([] { packed_bytes(3, 4, {.dtype = DType::F32}, true); }));
     // A weight of another table's layout.
     Inputs x(1, 8, 1);
     std::vector<float> result;

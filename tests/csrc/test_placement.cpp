@@ -15,10 +15,10 @@ using namespace pace;
 // A weight of zeros on small pages of its own that nobody has written yet, but for its header.
 class Pages {
 public:
-    Pages(int64_t n, int64_t k, bool glu) : bytes_(size_t(packed_bytes(n, k, DType::F32, glu))) {
+    Pages(int64_t n, int64_t k, bool glu) : bytes_(size_t(packed_bytes(n, k, {.dtype = DType::F32}, glu))) {
         data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         madvise(data_, bytes_, MADV_NOHUGEPAGE);
-        init_packed(data_, n, k, DType::F32, glu);
+        init_packed(data_, n, k, {.dtype = DType::F32}, glu);
     }
     ~Pages() { munmap(data_, bytes_); }
     void* data() const { return data_; }

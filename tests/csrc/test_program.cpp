@@ -20,10 +20,10 @@ struct Free {
 using Weight = std::unique_ptr<void, Free>;
 
 Weight make_weight(int64_t n, int64_t k, DType dtype, bool glu = false) {
-    const int64_t bytes = (packed_bytes(n, k, dtype, glu) + 63) / 64 * 64;
+    const int64_t bytes = (packed_bytes(n, k, {.dtype = dtype}, glu) + 63) / 64 * 64;
     Weight weight(std::aligned_alloc(64, size_t(bytes)));
     std::memset(weight.get(), 0, size_t(bytes));
-    init_packed(weight.get(), n, k, dtype, glu);
+    init_packed(weight.get(), n, k, {.dtype = dtype}, glu);
     const std::vector<float> values = check::heavy_tailed(size_t(n * k), uint32_t(n + k));
     PackOp pack = {weight.get(), 0, n, values.data(), DType::F32, k, 0, 0};
     execute(pack);
@@ -54,14 +54,14 @@ struct Layer {
         const Value mixed = {2, kHeads * kHeadDim, true}, inner = {3, kInner, true}, last = {4, kHidden, false};
         const HeadsOf q = {heads, 0, kHeads}, k = {heads, kHeads * kHeadDim, kKvHeads};
         const HeadsOf v = {heads, (kHeads + kKvHeads) * kHeadDim, kKvHeads};
-        program.embedding(x, embedding.get(), Program::Ids::Tokens, 0);
-        program.linear(heads, x, norm, qkv.get(), nullptr, Activation::None, nullptr);
+        program.embedding(x, embedding.get(), nullptr, Program::Ids::Tokens, 0);
+        program.linear(heads, x, norm, qkv.get(), nullptr, nullptr, Activation::None, nullptr);
         program.attention(mixed, q, k, v, {none, none, kHalf, false}, 0, 0.35f, kNoWindow, 0);
-        program.linear(x, mixed, none, out.get(), nullptr, Activation::None, &x);
-        program.linear(inner, x, norm, gate_up.get(), nullptr, Activation::Silu, nullptr);
-        program.linear(x, inner, none, down.get(), nullptr, Activation::None, &x);
+        program.linear(x, mixed, none, out.get(), nullptr, nullptr, Activation::None, &x);
+        program.linear(inner, x, norm, gate_up.get(), nullptr, nullptr, Activation::Silu, nullptr);
+        program.linear(x, inner, none, down.get(), nullptr, nullptr, Activation::None, &x);
         program.gather_rows(last, x);
-        program.linear({Value::kLogits, kVocabulary, false}, last, norm, embedding.get(), nullptr, Activation::None, nullptr);
+        program.linear({Value::kLogits, kVocabulary, false}, last, norm, embedding.get(), nullptr, nullptr, Activation::None, nullptr);
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
         cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim};
     }

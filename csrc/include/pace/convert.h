@@ -35,6 +35,13 @@ inline float to_float(F16 value) {
     return bits_float(float_bits(bits_float(magnitude) * 0x1p112f) | special | sign);
 }
 
+// float8_e4m3fn: 4 bits of exponent, 3 of mantissa, no infinity, NaN where all seven are ones.
+inline float float8_to_float(uint8_t bits) {
+    const uint32_t magnitude = (bits & 0x7fu) << 20, sign = (bits & 0x80u) << 24;
+    const uint32_t special = (bits & 0x7fu) == 0x7fu ? 0x7fc00000u : 0u;
+    return bits_float(float_bits(bits_float(magnitude) * 0x1p120f) | special | sign);
+}
+
 inline void from_float(float value, float& out) { out = value; }
 
 inline void from_float(float value, BF16& out) {

@@ -20,6 +20,31 @@ struct LinearArgs {
     int64_t sums_stride;  // >= 16 * panel_count
 };
 
+// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: codes, then three numbers for each group of inputs.
+struct QuantizedInput {
+    static int64_t bytes(const PackedHeader& h) { return round_up(h.k_padded + 12 * h.input_groups(), 64); }
+    static const int8_t* codes(const void* row) { return static_cast<const int8_t*>(row); }
+    static const float* scales(const void* row, const PackedHeader& h) {
+        return reinterpret_cast<const float*>(codes(row) + h.k_padded);
+    }
+    static const float* sums(const void* row, const PackedHeader& h) { return scales(row, h) + h.input_groups(); }  // of codes
+    // What a sum of products of codes begins with, for a table that multiplies weights as code + offset: -offset * sum.
+    static const int32_t* starts(const void* row, const PackedHeader& h) {
+        return reinterpret_cast<const int32_t*>(sums(row, h) + h.input_groups());
+    }
+};
+
+// linear_quantized: as linear, for weights that are codes. See kernels/linear_quantized.inl and linear_float8.inl.
+struct QuantizedLinearArgs {
+    const void* x;     // rows that quantize_input() made; with PanelF8 fp32
+    int64_t x_stride;  // bytes
+    int64_t rows;
+    const PackedHeader* weight;
+    int64_t first_panel, panel_count;
+    float* sums;       // [rows][sums_stride], written
+    int64_t sums_stride;
+};
+
 // linear_epilogue: out = residual + act(sums + bias), or with glu act(gate + bias) * (up + up_bias).
 struct EpilogueArgs {
     const float* sums;  // the first column of this range; with glu, panels of gate and up alternate
@@ -77,6 +102,10 @@ struct KernelTable {
     // One row of a panel as k elements: fp32 if `widen`, else the weight's dtype.
     void (*unpack_row)(Layout, const void* panel, int64_t row, int64_t k, void* out, bool widen);
     void (*linear[3])(const LinearArgs&);  // by the weight's DType
+    // -- of quantised weights (kernels/quantize_input.inl, linear_quantized.inl, linear_float8.inl)
+    void (*quantize_input)(const float* x, const PackedHeader& weight, void* row);  // x [k] -> QuantizedInput
+    void (*linear_quantized)(const QuantizedLinearArgs&);
+    // -- after both
     void (*linear_epilogue)(const EpilogueArgs&);
     void (*activation)(Activation, const float* x, float* y, int64_t count);  // x may equal y
     // y[0..count) rounded to nearest even, y[count..padded) zero.

@@ -50,14 +50,23 @@ void execute(Op& op) {
 
 // ---- Packed weights (ops/weight.cpp)
 
-// How the table in use stores a weight of this dtype.
-Layout preferred_layout(DType dtype);
+// How a weight is stored: a dtype, or codes (pace/ops/storage.py).
+struct PackedFormat {
+    DType dtype = DType::F32;  // F32 with codes
+    Code code = Code::None;
+    int64_t group = 0;         // neighbours in a row that share a scale; 0 = the whole row
+    bool has_mins = false;
+    const int8_t* levels = nullptr;  // [16], of U4; null = c - 8
+};
+
+// How the table in use stores a weight of this format.
+Layout preferred_layout(const PackedFormat& format);
 
 // Bytes of a packed weight, header included.
-int64_t packed_bytes(int64_t n, int64_t k, DType dtype, bool glu);
+int64_t packed_bytes(int64_t n, int64_t k, const PackedFormat& format, bool glu);
 
 // Writes the header of a weight into zeroed memory at a 64-byte boundary: a weight of zeros.
-void init_packed(void* weight, int64_t n, int64_t k, DType dtype, bool glu);
+void init_packed(void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu);
 
 // The header of `weight`; throws std::invalid_argument if there is none.
 const PackedHeader& packed_header(const void* weight);
@@ -66,7 +75,7 @@ const PackedHeader& packed_header(const void* weight);
 // system then takes it from the memory next to that thread. A huge page goes to one of those that share it.
 void place_packed(void* weight);
 
-// Logical rows [row, row + rows) from a matrix; disjoint rows may be written by several threads at once.
+// Logical rows [row, row + rows) of a dense weight from a matrix; disjoint rows may be written by several threads at once.
 struct PackOp {
     static constexpr int kPhases = 1;
     void* weight;
@@ -82,7 +91,24 @@ struct PackOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen, else the weight's dtype. ids = null means rows
+// Logical rows [row, row + rows) of a quantised weight from codes, a byte each (ops/quantized_weight.cpp); as PackOp otherwise.
+struct PackQuantizedOp {
+    static constexpr int kPhases = 1;
+    void* weight;
+    int64_t row, rows;
+    const uint8_t* codes;  // [rows][k], codes_stride bytes between rows
+    int64_t codes_stride;
+    const float* scales;   // [rows][groups]
+    const float* mins;     // [rows][groups], where the weight has minima
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk;
+};
+
+// Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen or quantised, else the weight's dtype. ids = null means rows
 // 0..count-1.
 struct GatherOp {
     static constexpr int kPhases = 1;
@@ -92,6 +118,7 @@ struct GatherOp {
     void* out;
     bool widen;
     int64_t offset;
+    const int32_t* order;  // [k], or null: column j of the codes belongs to column order[j] of out
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -104,7 +131,7 @@ struct GatherOp {
 
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
 //
-// Inputs that are normalised, or rounded to bf16 because the table wants that, are prepared first: by a phase of its own, or,
+// Inputs that are normalised, rounded to bf16 because the table wants that, or quantised because the weight is, are prepared first: by a phase of its own, or,
 // where there are so few rows that a barrier would cost more, by every thread for itself before its first product.
 struct LinearOp {
     static constexpr int kPhases = 2;  // prepare the inputs; multiply
@@ -113,7 +140,8 @@ struct LinearOp {
     int64_t rows;
     Norm norm;         // of x
     const void* weight;
-    const float* bias;  // [N], or null
+    const int32_t* order;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
+    const float* bias;     // [N], or null
     Activation activation;
     const float* residual;  // [rows, N] contiguous, or null; may equal out
     float* out;             // contiguous
@@ -122,7 +150,7 @@ struct LinearOp {
     int64_t chunks(int phase) const { return phase == 0 ? input_chunks : row_blocks * (int64_t(block_starts.size()) - 1); }
     void run(int phase, int64_t chunk, int thread) const;
 
-    // Prepared inputs, [rows][k_padded] of bf16 or fp32: one copy, or one for each thread.
+    // Prepared inputs, bf16 or fp32 [rows][k_padded] or quantised (kernels.h): one copy, or one for each thread.
     size_t workspace_bytes() const;
     void set_workspace(void* memory) {
         workspace = static_cast<char*>(memory);
@@ -132,9 +160,10 @@ struct LinearOp {
 private:
     enum class Inputs { Plain, Shared, PerThread };  // x as it is; prepared by phase 0; prepared by each thread
     const KernelTable* table;
-    int64_t k, k_padded, n_out, panels;
-    DType dtype;
-    bool glu, rounds;
+    const PackedHeader* header;
+    int64_t k, n_out, panels;
+    bool glu, rounds, quantizes;
+    int64_t input_bytes;  // of a prepared row
     Inputs inputs;
     int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block;
     std::vector<int64_t> block_starts;  // in panels

@@ -69,12 +69,12 @@ public:
     enum class Ids { Tokens, Positions };
 
     // -- recording; weights and parameters must outlive the program
-    void embedding(Value out, const void* weight, Ids ids, int64_t offset);
+    void embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset);
     void gather_rows(Value out, Value x);
     void add(Value out, Value a, Value b);
     void norm(Value out, Value x, const Norm& norm);
-    void linear(Value out, Value x, const Norm& norm, const void* weight, const float* bias, Activation activation,
-                const Value* residual);
+    void linear(Value out, Value x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
+                Activation activation, const Value* residual);
     void attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Preparation& preparation, int layer, float scale,
                    int64_t window, float softcap);
 

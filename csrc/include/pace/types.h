@@ -28,15 +28,23 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, kCount };
 
 // Order of the elements within a panel of 16 output rows; drawn in kernels/pack.inl and docs/architecture.md.
-enum class Layout : uint32_t {
+enum class Layout : uint16_t {
     PanelF32 = 1,    // [k][16]
     PanelF16,        // [k][16]
     PanelBF16Split,  // [k][8] lanes of 32 bits: row c low, row c + 8 high
     PanelBF16,       // [k][16]
     PanelBF16Pair,   // [k/2][16][2], k padded with zeros to a multiple of kPairPadding
+    // Quantised, the same bytes for every table; their scales come first.
+    PanelI8,         // [k/4][16][4] int8
+    PanelU4,         // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
+    PanelF8,         // [k][16] float8_e4m3fn
 };
 
+// What a quantised weight holds for each element (pace/ops/storage.py); None in others.
+enum class Code : uint32_t { None = 0, I8, U4, F8 };
+
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
 
 constexpr int64_t kPanelRows = 16;
 
@@ -44,18 +52,61 @@ constexpr int64_t kPanelRows = 16;
 // it.
 constexpr int64_t kPairPadding = 32;
 
-// The first 64 bytes of a packed weight; panels follow at once. A kernel given another layout than its own raises.
+// Inputs that share a scale, where weights share one over whole rows or over multiples of this.
+constexpr int64_t kInputGroup = 128;
+
+// The first 64 bytes of a packed weight. What follows:
+//
+//   dense        panels [16][k_padded] of the dtype
+//   quantised    row scales: float [panels][16] where a scale serves a whole row; else exponents, int8 [panels][16]
+//                panels: scales F16 [groups][16], minima F16 [groups][16] if any, codes      (none of the first two for whole rows)
+//                each of row scales, scales with minima, and codes begins at a multiple of 64 bytes
+//
+// A group's scale is the F16 times 2 to the row's exponent. A kernel given another layout than its own raises.
 struct PackedHeader {
     static constexpr uint32_t kMagic = 0x45434150;  // "PACE"
     uint32_t magic;
     Layout layout;
-    DType dtype;
-    uint32_t glu;  // 1: rows are [gate; up], stored as alternating panels
-    int64_t n;     // logical output rows
-    int64_t k;     // logical inputs
+    uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
+    uint8_t has_mins;  // 1: minima of groups beside their scales
+    DType dtype;       // F32 where quantised, which is what a row unpacks to
+    uint32_t group;    // neighbours in a row that share a scale; 0 = the whole row
+    int64_t n;         // logical output rows
+    int64_t k;         // logical inputs
     int64_t k_padded;
     int64_t panels;
-    uint8_t reserved[16];
+    int8_t levels[16];  // of PanelU4: what a code is multiplied as
+
+    constexpr bool quantized() const { return layout >= Layout::PanelI8; }
+    constexpr bool has_even_levels() const {
+        bool even = true;
+        for (int c = 0; c < 16; ++c) even &= levels[c] == c - 8;
+        return even;
+    }
+
+    // -- quantised weights
+    constexpr int64_t groups() const { return group ? divide_up(k, group) : 1; }
+    // Inputs that share a scale: gcd(group, kInputGroup).
+    constexpr int64_t input_group() const {
+        const int64_t power = group & -group;
+        return group && power < kInputGroup ? power : kInputGroup;
+    }
+    constexpr int64_t input_groups() const { return divide_up(k_padded, input_group()); }
+
+    // -- where things are, in bytes
+    constexpr int64_t row_scales_bytes() const {
+        return !quantized() ? 0 : group ? round_up(panels * kPanelRows, 64) : panels * kPanelRows * int64_t(sizeof(float));
+    }
+    constexpr int64_t mins_offset() const { return groups() * kPanelRows * int64_t(sizeof(F16)); }  // in a panel
+    constexpr int64_t codes_offset() const { return quantized() && group ? round_up(mins_offset() * (1 + has_mins), 64) : 0; }
+    constexpr int64_t panel_bytes() const {
+        const int64_t elements = kPanelRows * k_padded;
+        return !quantized() ? elements * int64_t(dtype_bytes(dtype))
+                            : codes_offset() + (layout == Layout::PanelU4 ? elements / 2 : elements);
+    }
+    const char* row_scales() const { return reinterpret_cast<const char*>(this + 1); }
+    const char* panel(int64_t index) const { return row_scales() + row_scales_bytes() + index * panel_bytes(); }
+    int64_t bytes() const { return int64_t(sizeof(PackedHeader)) + row_scales_bytes() + panels * panel_bytes(); }
 };
 static_assert(sizeof(PackedHeader) == 64);
 

@@ -1,0 +1,38 @@
+// Inputs of quantised weights: from a row of fp32 to int8 codes and a scale for each group of them.
+//
+// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes, and for each group of `weight.input_group()` inputs a scale,
+//             the sum of its codes, and what a table begins sums of products with.
+// DEFINITION  for each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even
+// NUMERICS    As int8 keys and values (kv_cache.inl): a group of zeros, or so small that its scale is zero, has a scale of zero and
+//             zeros; one with an element that is not finite has a scale of NaN and zeros, so that it spoils its row of outputs. A code
+//             is off by at most half, 1/254 of the largest of its group. The last group may be shorter; codes beyond K are zero.
+// WHY THIS WAY  Every product with a quantised weight waits for it, but it is K elements beside N * K. A group's scale takes a
+//             maximum over all its lanes, some 20 cycles; the processor overlaps those of neighbouring groups.
+
+// Codes of one group; returns their sum.
+static float quantize_group(const float* x, int64_t count, float scale, int8_t* codes) {
+    F32 sum = zero();
+    for (int64_t k = 0; k < count; k += kLanes) {
+        const int n = count - k < kLanes ? int(count - k) : kLanes;
+        const F32 code = over_scale<int8_t>(load_lanes(x + k, n), scale);
+        store_lanes(codes + k, code, n);
+        sum = sum + to_f32(to_int(code));  // exact: at most 128 * 127
+    }
+    return reduce_add(sum);
+}
+
+static void quantize_input(const float* x, const PackedHeader& h, void* row) {
+    int8_t* const codes = (int8_t*)row;
+    float* const scales = (float*)(codes + h.k_padded);
+    float* const sums = scales + h.input_groups();
+    int32_t* const starts = (int32_t*)(sums + h.input_groups());
+    const int32_t offset = h.layout == Layout::PanelU4 && h.has_even_levels() ? kNibbleOffset : kSignedOffset;
+    const int64_t group = h.input_group();
+    for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {
+        const int64_t rest = h.k > k ? h.k - k : 0, count = rest < group ? rest : group;
+        scales[g] = int8_scale(x + k, count);
+        sums[g] = quantize_group(x + k, count, scales[g], codes + k);
+        starts[g] = -offset * int32_t(sums[g]);
+    }
+    for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
+}

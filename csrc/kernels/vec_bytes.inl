@@ -1,0 +1,253 @@
+// Bytes and nibbles of quantised weights, and their exact products with bytes of an input.
+//
+//   Bytes      4 kLanes bytes; a lane is four k of one output
+//              load_bytes(p); low_nibbles, high_nibbles: 0..15;  Lookup(table)(b) = table[b] for bytes b of 0..15
+//   Input      broadcast_input(p): the four bytes at p, -127..127, for every lane
+//   Factor     what weights are multiplied as: of_signed(Bytes), any int8; Nibbles: of_nibbles(Bytes), 0..15
+//   dot(acc, Factor, Input)   acc + the sum of (w + kSignedOffset) x over the four
+//   dot(sum, Nibbles, Input)  sum + the sum of w x, and as levels are w - 8, kNibbleOffset is 8: a sum that begins at
+//              -offset * (sum of x) becomes that of the weights themselves
+//   NibbleSum  I32, or Shorts of 16 bits, which hold kShortK of k: they begin as zeros and end as add_pairs(acc, shorts)
+//
+// NUMERICS     Exact for all of these numbers:
+//   level 0      16-bit products by pmaddwd
+//   level 1, 2   maddubs multiplies unsigned with signed bytes and adds two products in 16 bits: |w| times x with the sign of w
+//                makes at most 2 * 128 * 127 = 32512; nibbles 2 * 15 * 127, eight times (32 of k) 30480
+//   level 3+     vpdpbusd adds four products of unsigned and signed bytes in 32 bits: w + 128, or the nibble
+constexpr int kNibbleOffset = 8;
+constexpr int kShortK = 32;
+constexpr int kSignedOffset = PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 3 ? 128 : 0;
+
+#if PACE_ISA_EMULATED
+
+struct Bytes {
+    uint8_t v[64];
+};
+using Input = Bytes;
+using Factor = Bytes;
+
+PACE_INLINE Bytes load_bytes(const void* p) {
+    Bytes result;
+    memcpy(result.v, p, sizeof result.v);
+    return result;
+}
+PACE_INLINE Bytes low_nibbles(Bytes a) {
+    for (int i = 0; i < 64; ++i) a.v[i] &= 15;
+    return a;
+}
+PACE_INLINE Bytes high_nibbles(Bytes a) {
+    for (int i = 0; i < 64; ++i) a.v[i] >>= 4;
+    return a;
+}
+struct Lookup {
+    int8_t table[16];
+    explicit Lookup(const int8_t* levels) { memcpy(table, levels, sizeof table); }
+    Bytes operator()(Bytes a) const {
+        for (int i = 0; i < 64; ++i) a.v[i] = uint8_t(table[a.v[i]]);
+        return a;
+    }
+};
+PACE_INLINE Input broadcast_input(const int8_t* p) {
+    Input result;
+    for (int i = 0; i < 64; i += 4) memcpy(result.v + i, p, 4);
+    return result;
+}
+PACE_INLINE Factor of_signed(Bytes a) {
+    for (int i = 0; i < 64; ++i) a.v[i] ^= 0x80;
+    return a;
+}
+PACE_INLINE Factor of_nibbles(Bytes a) { return a; }
+PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
+    for (int i = 0; i < 64; ++i) acc.v[i / 4] += int32_t(w.v[i]) * int32_t(int8_t(x.v[i]));
+    return acc;
+}
+
+#elif PACE_ISA_LEVEL >= 2
+
+struct Bytes {
+    __m512i v;
+};
+using Input = Bytes;
+
+PACE_INLINE Bytes load_bytes(const void* p) { return {_mm512_loadu_si512(p)}; }
+PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+PACE_INLINE Bytes high_nibbles(Bytes a) {
+    return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
+}
+struct Lookup {
+    __m512i table;
+    explicit Lookup(const int8_t* levels) : table(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)levels))) {}
+    Bytes operator()(Bytes a) const { return {_mm512_shuffle_epi8(table, a.v)}; }
+};
+PACE_INLINE Input broadcast_input(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return {_mm512_set1_epi32(four)};
+}
+#if PACE_ISA_LEVEL >= 3
+using Factor = Bytes;
+PACE_INLINE Factor of_signed(Bytes a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8((char)0x80))}; }
+PACE_INLINE Factor of_nibbles(Bytes a) { return a; }
+PACE_INLINE I32 dot(I32 acc, Factor w, Input x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+#else
+struct Factor {
+    __m512i magnitude;
+    __mmask64 negative;
+};
+PACE_INLINE Factor of_signed(Bytes a) { return {_mm512_abs_epi8(a.v), _mm512_movepi8_mask(a.v)}; }
+PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
+    const __m512i with_sign = _mm512_mask_sub_epi8(x.v, w.negative, _mm512_setzero_si512(), x.v);
+    const __m512i pairs = _mm512_maddubs_epi16(w.magnitude, with_sign);
+    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+}
+struct Shorts {
+    __m512i v;
+};
+PACE_INLINE Bytes of_nibbles(Bytes a) { return a; }
+PACE_INLINE Shorts dot(Shorts acc, Bytes w, Input x) { return {_mm512_add_epi16(acc.v, _mm512_maddubs_epi16(w.v, x.v))}; }
+PACE_INLINE I32 add_pairs(I32 acc, Shorts a) { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))}; }
+#endif
+
+#elif PACE_ISA_LEVEL == 1
+
+struct Bytes {
+    __m256i v;
+};
+using Input = Bytes;
+
+PACE_INLINE Bytes load_bytes(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm256_and_si256(a.v, _mm256_set1_epi8(15))}; }
+PACE_INLINE Bytes high_nibbles(Bytes a) {
+    return {_mm256_and_si256(_mm256_srli_epi16(a.v, 4), _mm256_set1_epi8(15))};
+}
+struct Lookup {
+    __m256i table;
+    explicit Lookup(const int8_t* levels) : table(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels))) {}
+    Bytes operator()(Bytes a) const { return {_mm256_shuffle_epi8(table, a.v)}; }
+};
+PACE_INLINE Input broadcast_input(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return {_mm256_set1_epi32(four)};
+}
+struct Factor {
+    __m256i magnitude, sign;
+};
+PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_abs_epi8(a.v), a.v}; }
+PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
+    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x.v, w.sign));
+    return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+}
+struct Shorts {
+    __m256i v;
+};
+PACE_INLINE Bytes of_nibbles(Bytes a) { return a; }
+PACE_INLINE Shorts dot(Shorts acc, Bytes w, Input x) { return {_mm256_add_epi16(acc.v, _mm256_maddubs_epi16(w.v, x.v))}; }
+PACE_INLINE I32 add_pairs(I32 acc, Shorts a) { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, _mm256_set1_epi16(1)))}; }
+
+#else
+
+struct Bytes {
+    __m128i v;
+};
+struct Input {
+    __m128i v;  // 16 bits each, the four twice
+};
+struct Factor {
+    __m128i low, high;  // 16 bits each, of lanes 0 and 1, and of 2 and 3
+};
+
+PACE_INLINE Bytes load_bytes(const void* p) { return {_mm_loadu_si128((const __m128i*)p)}; }
+PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm_and_si128(a.v, _mm_set1_epi8(15))}; }
+PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm_and_si128(_mm_srli_epi16(a.v, 4), _mm_set1_epi8(15))}; }
+struct Lookup {
+    int8_t table[16];
+    explicit Lookup(const int8_t* levels) { memcpy(table, levels, sizeof table); }
+    Bytes operator()(Bytes a) const {
+        uint8_t bytes[16];
+        memcpy(bytes, &a, sizeof bytes);
+        for (int i = 0; i < 16; ++i) bytes[i] = uint8_t(table[bytes[i]]);
+        return load_bytes(bytes);
+    }
+};
+// Each byte with its sign, doubled into 16 bits and shifted back.
+PACE_INLINE Factor of_signed(Bytes a) {
+    return {_mm_srai_epi16(_mm_unpacklo_epi8(a.v, a.v), 8), _mm_srai_epi16(_mm_unpackhi_epi8(a.v, a.v), 8)};
+}
+PACE_INLINE Factor of_nibbles(Bytes a) { return of_signed(a); }
+PACE_INLINE Input broadcast_input(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return {of_signed({_mm_set1_epi32(four)}).low};
+}
+PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
+    const __m128 low = _mm_castsi128_ps(_mm_madd_epi16(w.low, x.v)), high = _mm_castsi128_ps(_mm_madd_epi16(w.high, x.v));
+    const __m128i first = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88));   // of k and k + 1, of each lane
+    const __m128i second = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));  // of k + 2 and k + 3
+    return {_mm_add_epi32(acc.v, _mm_add_epi32(first, second))};
+}
+
+#endif
+
+#if !PACE_ISA_EMULATED && (PACE_ISA_LEVEL == 1 || PACE_ISA_LEVEL == 2)
+using Nibbles = Bytes;
+using NibbleSum = Shorts;
+#else
+using Nibbles = Factor;
+using NibbleSum = I32;
+#endif
+
+// kLanes bytes at p, as integers of 0..255.
+#if PACE_ISA_EMULATED
+PACE_INLINE I32 load_unsigned(const uint8_t* p) {
+    I32 result;
+    for (int i = 0; i < kLanes; ++i) result.v[i] = p[i];
+    return result;
+}
+#elif PACE_ISA_LEVEL >= 2
+PACE_INLINE I32 load_unsigned(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+#elif PACE_ISA_LEVEL == 1
+PACE_INLINE I32 load_unsigned(const uint8_t* p) { return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))}; }
+#else
+PACE_INLINE I32 load_unsigned(const uint8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    const __m128i zeros = _mm_setzero_si128();
+    return {_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(four), zeros), zeros)};
+}
+#endif
+
+// float8_e4m3fn, as float8_to_float of convert.h.
+PACE_INLINE F32 load_float8(const uint8_t* p) {
+    const I32 code = load_unsigned(p);
+    const F32 magnitude = from_bits(shift_left<20>(code & broadcast_int(0x7f)));
+    const Mask special = less_equal(from_bits(broadcast_int(0x7f << 20)), magnitude);
+    const F32 finite = magnitude * broadcast(0x1p120f);
+    return copy_sign(select(special, broadcast(__builtin_nanf("")), finite), from_bits(shift_left<24>(code)));
+}
+
+// a * b + c, rounded once. Level 0 has no such instruction: the product of two fp32 is exact in fp64, and a sum in fp64 that is
+// rounded to odd rounds to fp32 as the exact one does.
+#if PACE_ISA_LEVEL == 0 && !PACE_ISA_EMULATED
+PACE_INLINE __m128d add_to_odd(__m128d a, __m128d b) {
+    const __m128d sum = _mm_add_pd(a, b), b_part = _mm_sub_pd(sum, a);
+    const __m128d error = _mm_add_pd(_mm_sub_pd(a, _mm_sub_pd(sum, b_part)), _mm_sub_pd(b, b_part));  // exact
+    const __m128d zeros = _mm_setzero_pd();
+    const __m128i inexact = _mm_castpd_si128(_mm_or_pd(_mm_cmplt_pd(error, zeros), _mm_cmplt_pd(zeros, error)));
+    const __m128i raw = _mm_castpd_si128(sum), one = _mm_set1_epi64x(1);
+    const __m128i even = _mm_sub_epi64(_mm_and_si128(raw, one), one);  // all ones where the last bit is 0
+    // One step away from zero where the error has the sign of the sum, else one step towards it.
+    const __m128i towards = _mm_srli_epi64(_mm_xor_si128(_mm_castpd_si128(error), raw), 63);
+    const __m128i step = _mm_sub_epi64(one, _mm_add_epi64(towards, towards));
+    return _mm_castsi128_pd(_mm_add_epi64(raw, _mm_and_si128(step, _mm_and_si128(inexact, even))));
+}
+PACE_INLINE F32 fused_fma(F32 a, F32 b, F32 c) {
+    const auto high = [](F32 x) { return _mm_cvtps_pd(_mm_movehl_ps(x.v, x.v)); };
+    const auto low = [](F32 x) { return _mm_cvtps_pd(x.v); };
+    const __m128 first = _mm_cvtpd_ps(add_to_odd(_mm_mul_pd(low(a), low(b)), low(c)));
+    const __m128 second = _mm_cvtpd_ps(add_to_odd(_mm_mul_pd(high(a), high(b)), high(c)));
+    return {_mm_movelh_ps(first, second)};
+}
+#else
+PACE_INLINE F32 fused_fma(F32 a, F32 b, F32 c) { return fma(a, b, c); }
+#endif

@@ -1,0 +1,21 @@
+// What the files of packed weights share.
+#pragma once
+
+#include "pace/ops.h"
+
+namespace pace {
+
+// Where a logical row lives.
+struct Place {
+    int64_t panel, row;
+};
+
+Place place_of(const PackedHeader& h, int64_t row);
+
+// Chunks of about 256 KB of weight: enough of them to share, large enough not to be felt.
+int64_t rows_of_chunk(const PackedHeader& h);
+
+// The values [k] of one row, those that products multiply, in fp32.
+void unpack_quantized_row(const PackedHeader& h, Place place, const int32_t* order, float* out);
+
+}  // namespace pace

@@ -1,0 +1,303 @@
+"""Products with quantised weights, on every instruction set: against float64 of their definition on quantised inputs, and bit for bit
+between instruction sets, batches and threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pace import _C
+from pace.ops import native, reference
+from pace.ops.storage import CODEBOOKS, QuantizedRows, Storage
+from pace.ops.weight import LEVEL_FACTORS
+
+ISAS = _C.available_isas()
+EPS = 2.0**-24
+
+STORAGES = [
+    Storage("int8", None),
+    Storage("int8", 16),
+    Storage("int8", 32, has_mins=True),
+    Storage("int8", 128),
+    Storage("int4", None),
+    Storage("int4", 16, has_mins=True),
+    Storage("int4", 32),
+    Storage("int4", 48),
+    Storage("int4", 64, has_mins=True),
+    Storage("int4", 256),
+    *(Storage("int4", 32, codebook=name) for name in CODEBOOKS),
+    Storage("int4", None, codebook="nf4"),
+    Storage("float8", None),
+    Storage("float8", 32),
+    Storage("float8", 128),
+]  # fmt: skip
+SIZES = [(1, 1), (16, 15), (33, 16), (50, 17), (15, 31), (17, 32), (64, 33), (21, 100), (81, 128), (40, 129), (70, 300), (35, 1100)]
+
+
+@pytest.fixture(autouse=True)
+def restore_isa_and_threads():
+    isa, threads = _C.isa(), _C.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    _C.select_isa(isa)
+    _C.set_num_threads(threads)
+
+
+def random_rows(n: int, k: int, storage: Storage, ordered: bool = False) -> QuantizedRows:
+    """All codes that the storage has (but for float8's NaN), scales and minima of both signs over five orders of magnitude."""
+    if storage.code == "int8":
+        codes = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    elif storage.code == "int4":
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    else:
+        codes = torch.randint(0, 127, (n, k), dtype=torch.uint8) + 128 * torch.randint(0, 2, (n, k), dtype=torch.uint8)
+    scales = torch.randn(n, storage.num_groups(k)) * 10.0 ** torch.randint(-3, 3, (n, 1))
+    mins = 8 * torch.randn_like(scales) * scales if storage.has_mins else None
+    return QuantizedRows(storage, codes, scales, mins, torch.randperm(k) if ordered else None)
+
+
+def packed(rows: QuantizedRows, glu: bool = False) -> native.PackedWeight:
+    weight = native.empty_weight(*rows.shape, rows.storage, glu, rows.order)
+    native.pack_quantized_(weight, rows, 0)
+    return weight
+
+
+def input_group(storage: Storage) -> int:
+    return next(size for size in (128, 64, 32, 16) if (storage.group or 128) % size == 0)
+
+
+def quantized_inputs(x: Tensor, rows: QuantizedRows) -> Tensor:
+    """x in float64 as the products see it: int8 codes and a scale for each group, in the order of the columns of codes."""
+    if rows.order is not None:
+        x = x[:, rows.order]
+    if rows.storage.code == "float8":
+        return x.double()
+    parts = []
+    for part in x.split(input_group(rows.storage), dim=1):
+        scale = part.abs().amax(1, keepdim=True) / 127
+        codes = torch.where(scale > 0, part / scale, 0.0).round().clamp(-127, 127)
+        parts.append(codes.double() * scale.double())
+    return torch.cat(parts, 1)
+
+
+def columns_of_codes(matrix: Tensor, rows: QuantizedRows) -> Tensor:
+    return matrix if rows.order is None else matrix[:, rows.order]
+
+
+def assert_close_to_definition(got: Tensor, x: Tensor, weight: native.PackedWeight, rows: QuantizedRows) -> None:
+    """A chain of fp32 additions, one or two for each group (for each k in float8), of terms of which each was rounded twice."""
+    w = columns_of_codes(native.unpack(weight).double(), rows)
+    inputs = quantized_inputs(x, rows)
+    # A term is a group's dot product times its scale: what cancels inside of it does so exactly. Minima are terms of their own.
+    magnitude = inputs.abs() @ w.abs().T
+    if rows.storage.has_mins:
+        group = rows.storage.group
+        mins = rows.mins.repeat_interleave(group, 1)[:, : rows.shape[1]].double().abs() * (1 + 2.0**-10)
+        magnitude = magnitude + 2 * inputs.abs() @ mins.T
+    terms = rows.shape[1] if rows.storage.code == "float8" else 2 * -(-rows.shape[1] // input_group(rows.storage))
+    bound = 2 * (terms + 3) * EPS * magnitude + 1e-37
+    difference = (got.double() - inputs @ w.T).abs()
+    assert (difference <= bound).all(), f"{(difference / bound).max():.3g} times the bound"
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+def test_unpacking_gives_the_definition(storage):
+    for n, k in SIZES:
+        for ordered in (False, True):
+            rows = random_rows(n, k, storage, ordered)
+            weight = packed(rows)
+            unpacked = native.unpack(weight)
+            got, expected = columns_of_codes(unpacked, rows), columns_of_codes(rows.dequantize(), rows)
+            # Of scales and minima in groups, 2^-11 each; of levels, half a step of their largest.
+            scales = rows.scales.abs().repeat_interleave(storage.group or k, 1)[:, :k]
+            bound = torch.zeros(n, k) if storage.group is None else expected.abs() * 2.0**-11
+            if storage.has_mins:
+                bound = (scales * 128 + rows.mins.abs().repeat_interleave(storage.group, 1)[:, :k]) * 2.0**-11
+            bound = bound + expected.abs() * 2 * EPS
+            if storage.codebook in ("nf4", "fp4"):
+                bound = bound + scales * {"nf4": 0.0029, "fp4": 0.0032}[storage.codebook] * (1 + 2.0**-10)
+            assert ((got - expected).abs() <= bound + 1e-9 * scales.amax(1, keepdim=True)).all(), (n, k)
+            ids = torch.tensor([n - 1, 0, n // 2, n - 1])
+            assert torch.equal(native.embedding(ids, weight), unpacked[ids])
+
+
+def test_scales_of_a_group_that_were_float16_stay_exact():
+    scales = torch.cat([torch.tensor([65504.0, 2.0**-24, 1.0]), torch.randn(61)]).half().float().view(4, 16)
+    rows = QuantizedRows(Storage("int8", 16), torch.full((4, 256), 3, dtype=torch.int8), scales)
+    assert torch.equal(native.unpack(packed(rows)), rows.dequantize())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+def test_products_follow_their_definition(isa, storage):
+    _C.select_isa(isa)
+    for i, (n, k) in enumerate(SIZES):
+        rows = random_rows(n, k, storage, ordered=i % 3 == 0)
+        weight = packed(rows)
+        for m in ((1, 2, 5, 9), (3, 4, 17, 33), (6, 7, 13, 130))[i % 3]:
+            x = torch.randn(m, k) * 10.0 ** torch.randint(-2, 3, (m, 1))
+            assert_close_to_definition(native.linear(x, weight), x, weight, rows)
+
+
+@pytest.mark.parametrize("storage", [s for s in STORAGES if s.code != "float8"], ids=str)
+def test_the_bits_are_the_same_on_every_instruction_set(storage):
+    for n, k, m in [(70, 300, 7), (33, 1100, 40), (16, 17, 1)]:
+        rows = random_rows(n, k, storage)
+        x, weight = torch.randn(m, k), packed(rows)
+        first, *others = ((_C.select_isa(isa), native.linear(x, weight))[1] for isa in ISAS)
+        for isa, other in zip(ISAS[1:], others, strict=True):
+            assert torch.equal(first, other), isa
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", [STORAGES[0], STORAGES[2], STORAGES[6], STORAGES[8], STORAGES[10], STORAGES[15]], ids=str)
+def test_rows_are_the_same_bits_however_they_are_batched(isa, storage):
+    _C.select_isa(isa)
+    rows = random_rows(96, 600, storage)
+    weight, bias, x = packed(rows), torch.randn(96), torch.randn(141, 600)
+    whole = native.linear(x, weight, bias, "gelu_new")
+    for threads in (1, 2):
+        _C.set_num_threads(threads)
+        for count in [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 33, 128]:
+            parts = [native.linear(part, weight, bias, "gelu_new") for part in x.split(count)]
+            assert torch.equal(torch.cat(parts), whole), f"{count} rows, {threads} threads"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_codes_do_not_saturate(isa):
+    """Inputs at 127 against weights at both ends: sums in 16 bits reach 2 * 128 * 127 and 8 * 2 * 15 * 127."""
+    _C.select_isa(isa)
+    k = 256
+    signs = torch.cat([torch.ones(1, k), -torch.ones(1, k), 1 - 2.0 * (torch.arange(k) % 2).view(1, k), torch.randn(1, k).sign()])
+    for storage, ends in ((Storage("int8", None), (-128, 127)), (Storage("int8", 32), (-128, 127)), (Storage("int4", 128), (0, 15)),
+                          (Storage("int4", None), (0, 15)), (Storage("int4", 32, codebook="iq4_nl"), (0, 15))):  # fmt: skip
+        ends = torch.tensor(ends, dtype=torch.int8 if storage.code == "int8" else torch.uint8)
+        codes = torch.cat([ends[[0]].expand(1, k), ends[[1]].expand(1, k), ends[torch.randint(2, (14, k))]])
+        rows = QuantizedRows(storage, codes, torch.ones(16, storage.num_groups(k)))
+        expected = 127 * signs.double() @ rows.dequantize().double().T
+        assert torch.equal(native.linear(127 * signs, packed(rows)).double(), expected)
+        assert torch.equal(native.linear(127 * signs.repeat(9, 1), packed(rows)).double(), expected.repeat(9, 1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", [Storage("int8", None), Storage("int8", 32), Storage("int4", 32, has_mins=True), Storage("float8", 32)], ids=str)
+@pytest.mark.parametrize("scale, size", [(1e-38, 1e20), (1e30, 1e-25), (1e-44, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1e-42)])
+def test_extreme_scales_of_weights_and_inputs(isa, storage, scale, size):
+    _C.select_isa(isa)
+    rows = random_rows(40, 100, storage)
+    rows = replace(rows, scales=torch.full_like(rows.scales, scale), mins=None if rows.mins is None else torch.full_like(rows.mins, -3 * scale))
+    x = torch.randn(3, 100) * size
+    weight = packed(rows)
+    got = native.linear(x, weight)
+    assert got.isfinite().all()
+    expected = quantized_inputs(x, rows) @ columns_of_codes(rows.dequantize().double(), rows).T
+    magnitude = quantized_inputs(x, rows).abs() @ (rows.scales[0, 0].double().abs() * (448 if storage.code == "float8" else 128)).expand(100, 40)
+    subnormal = 100 * 448 * (x.abs().max().double() + 1) * 2.0**-149  # of products, and of scales in fp32
+    assert ((got.double() - expected).abs() <= 2.0**-10 * magnitude + subnormal + 1e-37).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", [Storage("int8", None), Storage("int4", 32, has_mins=True), Storage("int4", 32, codebook="nf4"), Storage("float8", 32)], ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_an_input_that_is_not_finite_spoils_its_row_alone(isa, storage, bad):
+    _C.select_isa(isa)
+    rows = random_rows(40, 100, storage)
+    for m in (2, 20):
+        x = torch.randn(m, 100)
+        expected = native.linear(x, packed(rows))
+        x[1, 77] = bad
+        got = native.linear(x, packed(rows))
+        assert not got[1].isfinite().any()
+        assert torch.equal(got[torch.arange(m) != 1], expected[torch.arange(m) != 1])
+
+
+def test_a_float8_nan_spoils_its_output_alone():
+    rows = random_rows(20, 40, Storage("float8", None))
+    rows.codes[3, 7] = 0xFF
+    for isa in ISAS:
+        _C.select_isa(isa)
+        assert torch.equal(native.linear(torch.randn(2, 40), packed(rows)).isnan().any(0), torch.arange(20) == 3)
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+def test_epilogues_and_norms_see_the_product(storage):
+    rows, bias, residual = random_rows(38, 64, storage, ordered=True), torch.randn(38), torch.randn(9, 38)
+    x, weight = torch.randn(9, 64), packed(rows)
+    plain = native.linear(x, weight)
+    for b in (None, bias):
+        for r in (None, residual):
+            expected = torch.relu(plain if b is None else plain + b)
+            assert torch.equal(native.linear(x, weight, b, "relu", r), expected if r is None else r + expected)
+        gate, up = (plain if b is None else plain + b).chunk(2, 1)
+        assert torch.equal(native.linear_glu(x, packed(rows, glu=True), "relu", b), torch.relu(gate) * up)
+
+
+def test_inputs_may_be_strided_misaligned_and_empty():
+    rows, x = random_rows(20, 33, Storage("int4", 32)), torch.randn(5, 60)
+    weight = packed(rows)
+    assert torch.equal(native.linear(x[:, 3:36], weight), native.linear(x[:, 3:36].contiguous(), weight))
+    assert native.linear(torch.empty(0, 33), weight).shape == (0, 20)
+
+
+@pytest.mark.parametrize("glu", [False, True])
+def test_rows_may_be_packed_in_pieces(glu):
+    for storage in STORAGES:
+        rows = random_rows(70, 60, storage)
+        weight = native.empty_weight(70, 60, storage, glu)
+        assert not native.unpack(weight).any()
+        for begin, end in [(50, 70), (0, 3), (3, 50)]:
+            mins = None if rows.mins is None else rows.mins[begin:end]
+            native.pack_quantized_(weight, QuantizedRows(storage, rows.codes[begin:end], rows.scales[begin:end], mins), begin)
+        assert torch.equal(native.unpack(weight), native.unpack(packed(rows)))
+
+
+def test_codes_of_another_stride_are_packed():
+    rows = random_rows(20, 40, Storage("int8", 16))
+    expected = native.unpack(packed(rows))
+    wide = torch.zeros(20, 90, dtype=torch.int8)
+    wide[:, 7:47] = rows.codes
+    assert torch.equal(native.unpack(packed(replace(rows, codes=wide[:, 7:47]))), expected)
+    assert torch.equal(native.unpack(packed(replace(rows, codes=rows.codes.T.contiguous().T))), expected)
+
+
+def test_factors_of_codebooks_keep_what_they_promise():
+    for name, factor in LEVEL_FACTORS.items():
+        levels = torch.tensor(CODEBOOKS[name], dtype=torch.float64)
+        off = ((levels * factor).round() / factor - levels).abs().max() / levels.abs().max()
+        assert (levels * factor).abs().max() <= 127
+        assert off <= {"nf4": 0.0029, "fp4": 0.0032, "mxfp4": 0.0, "iq4_nl": 0.0}[name]
+
+
+def test_nbytes_are_those_of_the_layout():
+    assert native.weight_nbytes(32, 64, Storage("int4", 32)) == 64 + 64 + 2 * (2 * 16 * 2 + 16 * 64 // 2)
+    assert native.weight_nbytes(32, 64, Storage("int8", None)) == 64 + 4 * 32 + 2 * 16 * 64
+    assert native.weight_nbytes(17, 40, Storage("int4", 32, has_mins=True)) == 64 + 64 + 2 * (2 * 2 * 16 * 2 + 16 * 64 // 2)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda w, rows: native.pack_rows_(w, rows.dequantize(), 0), "pack_quantized_"),
+        (lambda w, rows: native.pack_quantized_(w, rows, 5), "row 5"),
+        (lambda w, rows: native.pack_quantized_(w, replace(rows, order=torch.arange(20)), 0), "another one"),
+        (lambda w, rows: native.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0), "rows of nf4"),
+        (lambda w, rows: native.pack_quantized_(native.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
+        (lambda w, rows: native.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)), "permutation"),
+        (lambda w, rows: native.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    storage = Storage("int4", 16)
+    rows = QuantizedRows(storage, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
+    with pytest.raises(ValueError, match=message):
+        call(native.empty_weight(6, 20, storage), rows)
+
+
+def test_the_reference_multiplies_the_same_values():
+    rows = random_rows(20, 64, Storage("int8", None))
+    weight = reference.empty_weight(20, 64, rows.storage)
+    reference.pack_quantized_(weight, rows, 0)
+    assert torch.equal(reference.unpack(weight), native.unpack(packed(rows)))
