@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a local directory, or the Hugging Face Hub and its cache. The only importer of
+"""Where a checkpoint comes from: a local directory or GGUF file, or the Hugging Face Hub and its cache. The only importer of
 transformers (for its tokenizers) and huggingface_hub, both only when needed.
 
     directory = find_checkpoint("Qwen/Qwen2.5-0.5B-Instruct")
@@ -22,6 +22,9 @@ from pathlib import Path
 
 from pace.llm.models.checkpoint import INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME, shard_names
 from pace.llm.models.files import MAX_CONFIG_BYTES, open_regular, read_json_object
+from pace.llm.models.gguf_checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
+from pace.llm.models.gguf_file import GgufFile, is_gguf
+from pace.llm.models.gguf_tokenizer import tokenizer_json, tokenizer_settings
 
 logger = logging.getLogger("pace")
 
@@ -59,28 +62,41 @@ def find_checkpoint(
     Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where the Hub
     cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken.
     `token=None` takes the one saved by `hf auth login`. `progress` shows bars of a download, on a terminal only.
+    A GGUF file, or a directory whose weights are one, gives that file, of several shards the first; it stands for a directory.
 
-    Raises FileNotFoundError (no such directory, repository or revision; not cached and offline), PermissionError (gated or
-    private), ValueError (a file, not an id, a revision of a local directory), TypeError.
+    Raises FileNotFoundError (no such directory, repository or revision; not cached and offline; a missing shard), PermissionError
+    (gated or private), ValueError (another file, several GGUF files, not an id, a revision of a local directory), TypeError.
     """
     if not isinstance(path_or_id, (str, os.PathLike)):
         raise TypeError(f"the model must be a path or a Hub id, a str or a Path; got {type(path_or_id).__name__}")
     text = os.fspath(path_or_id)
     path = Path(text).expanduser()
     if not text or "\0" in text:
-        raise ValueError(f"the model must be a directory or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}")
+        raise ValueError(f"the model must be a directory, a GGUF file or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}")
     if _exists(path):
-        if not path.is_dir():
-            raise ValueError(f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights")
-        if not os.access(path, os.R_OK | os.X_OK):
+        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
             raise PermissionError(f"{path} may not be read by this user; check its permissions")
+        if not path.is_dir() and not is_gguf(path):
+            raise ValueError(f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights, or a GGUF file")
         if revision is not None:
-            raise ValueError(f"revision={revision!r} was given, but {path} is a local directory, which has no revisions")
-        return path
+            raise ValueError(f"revision={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions")
+        return _gguf_inside(path, weights) or path if path.is_dir() else shard_paths(path)[0]
     looks_like_path = isinstance(path_or_id, os.PathLike) or text.startswith((".", "/", "~")) or text.endswith("/")
     if looks_like_path or len(text) > MAX_HUB_ID or not HUB_ID.fullmatch(text):
         raise FileNotFoundError(f"there is no directory {str(path)[:300]!r}{_similar_names(path)}")
     return _find_on_hub(text, revision, token, cache_dir, local_files_only, weights, progress)
+
+
+def _gguf_inside(directory: Path, weights: bool) -> Path | None:
+    """The one GGUF file of a directory that has no other weights (or, where these are not wanted, no other tokenizer)."""
+    names = {entry.name for entry in directory.iterdir()}
+    others = {name + end for name in (SAFETENSORS_NAME, TORCH_NAME) for end in ("", INDEX_SUFFIX)}
+    if names & (others if weights else others.union(VOCABULARY_FILES)):
+        return None
+    first = {SHARD_NAME.sub(r"\g<stem>-00001-of-\g<count>.gguf", name) for name in names if name.endswith(".gguf")}
+    if len(first) > 1:
+        raise ValueError(f"{directory} has several GGUF files ({_some(sorted(first))}); give the path of one of them")
+    return shard_paths(directory / first.pop())[0] if first else None
 
 
 def _exists(path: Path) -> bool:
@@ -212,7 +228,10 @@ def _some(names: list[str]) -> str:
 
 
 def read_config_json(directory: str | Path) -> dict:
-    """config.json as it is; FileNotFoundError or ValueError where it is missing or no JSON object."""
+    """config.json as it is, or what a GGUF file has instead; FileNotFoundError or ValueError where it is missing or no JSON object."""
+    if is_gguf(Path(directory)):
+        with GgufCheckpoint(directory) as checkpoint:
+            return checkpoint.config
     path = Path(directory) / "config.json"
     if not os.path.lexists(path):
         raise FileNotFoundError(
@@ -237,7 +256,7 @@ def read_generation_config(directory: str | Path) -> dict:
 
 
 def load_tokenizer(directory: str | Path, vocab_size: int | None = None, required: bool = True):
-    """transformers' tokenizer of a checkpoint directory. Without `required`, None where there are no tokenizer files.
+    """transformers' tokenizer of a checkpoint directory or GGUF file. Without `required`, None where there are no tokenizer files.
 
     A tokenizer with more ids than `vocab_size` is loaded, as such checkpoints exist (a padding token was added and the model
     not resized), with a warning in the log: prompts that use such an id are refused when they come.
@@ -246,23 +265,15 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
     class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not installed).
     """
     directory = Path(directory)
-    present = [path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)]
-    if not any(path.name in VOCABULARY_FILES for path in present):
+    make, files = _gguf_tokenizer(directory) if is_gguf(directory) else _tokenizer_from_files(directory)
+    if make is None:
         if not required:
             return None
         raise FileNotFoundError(
-            f"{directory} has no tokenizer ({', '.join(VOCABULARY_FILES)}); give tokenizer_name_or_path, or token ids instead of text"
+            f"{directory} has no tokenizer ({files}); give tokenizer_name_or_path, or token ids instead of text"
         )
-    for path in present:
-        os.close(open_regular(path))
-        if path.suffix == ".json" and path.name not in ("tokenizer.json", "vocab.json"):  # those are large: left to their library
-            read_json_object(path, MAX_CONFIG_BYTES)
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(directory), config=_config_for_tokenizer(directory), trust_remote_code=False, local_files_only=True
-        )
+        tokenizer = make()
         num_ids = len(tokenizer)
     except ImportError:
         raise
@@ -270,10 +281,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
         # The tokenizers library panics on some damaged files, with an exception that is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        files = ", ".join(sorted(path.name for path in present))
-        raise ValueError(
-            f"transformers cannot make the tokenizer in {directory} from its files ({files}, and config.json): {_one_line(error)}"
-        ) from error
+        raise ValueError(f"transformers cannot make the tokenizer in {directory} from {files}: {_one_line(error)}") from error
     # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts with an error.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if vocab_size is not None and num_ids > vocab_size:
@@ -281,6 +289,43 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
             "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used", directory, num_ids, vocab_size, vocab_size
         )
     return tokenizer
+
+
+def _tokenizer_from_files(directory: Path) -> tuple[Callable | None, str]:
+    """What makes the tokenizer of a directory, None where it has none, and the files that it needs."""
+    present = [path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)]
+    if not any(path.name in VOCABULARY_FILES for path in present):
+        return None, ", ".join(VOCABULARY_FILES)
+    for path in present:
+        os.close(open_regular(path))
+        if path.suffix == ".json" and path.name not in ("tokenizer.json", "vocab.json"):  # those are large: left to their library
+            read_json_object(path, MAX_CONFIG_BYTES)
+
+    def make():
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            str(directory), config=_config_for_tokenizer(directory), trust_remote_code=False, local_files_only=True
+        )
+
+    return make, f"its files ({', '.join(sorted(path.name for path in present))}, and config.json)"
+
+
+def _gguf_tokenizer(path: Path) -> tuple[Callable | None, str]:
+    """The same of a GGUF file."""
+    metadata = GgufFile(path).metadata
+    state = tokenizer_json(metadata)
+    if state is None:
+        return None, "no tokenizer.ggml.model in its metadata"
+    settings = tokenizer_settings(metadata)
+
+    def make():
+        from tokenizers import Tokenizer
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(state), **settings)
+
+    return make, "its metadata"
 
 
 def _config_for_tokenizer(directory: Path):

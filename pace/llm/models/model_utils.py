@@ -19,6 +19,8 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.executable import Executable
+from pace.llm.models.gguf_checkpoint import GgufCheckpoint
+from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
 from pace.llm.models.op_by_op import OpByOpModel
@@ -82,7 +84,9 @@ def make_model(
 ) -> BaseModelForCausalLM:
     """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet. Keys and values
     are in `kv_dtype`; None for `dtype`."""
-    model_class, config = read_config(read_config_json(directory))
+    raw = read_config_json(directory)
+    with _naming(directory):
+        model_class, config = read_config(raw)
     model = model_class(config, dtype, ops)
     model.kv_dtype = kv_dtype or dtype
     model.quantize(quantization)
@@ -92,11 +96,23 @@ def make_model(
 def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progress: bool) -> None:
     """Loads the weights of a directory."""
     started = time.perf_counter()
-    with CheckpointReader(directory) as reader:
+    with GgufCheckpoint(directory) if is_gguf(directory) else CheckpointReader(directory) as reader, _naming(directory):
         with progress_bar(reader.total_bytes, f"Loading {directory.name}", progress) as report:
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, directory, seconds)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Messages speak of config.json and the Hub's names of tensors; of a GGUF file they say that it is the one meant."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        if not is_gguf(path):
+            raise
+        kind = ValueError if isinstance(error, ValueError) else NotImplementedError
+        raise kind(f"{path}, read as a checkpoint of the Hub: {error}") from None
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -1,0 +1,301 @@
+"""Reading one GGUF file through a memory mapping.
+
+    "GGUF", version, number of tensors, number of entries | entries: key, type, value | tensors: name, dimensions, type, offset |
+    padding to a multiple of general.alignment | data of the tensors
+
+All in little endian; a string is its length and its bytes, an array the type of its elements, their number and the elements. The
+header is checked completely when the file is opened: afterwards every read is in bounds. The gguf package's `GGUFReader` is what
+the tests compare with, and not what reads here: it makes several numpy views for every token of a vocabulary (18 s and 500 MB of
+memory for 152,000 tokens and as many merges, where this takes 0.2 s), and goes as far as the numbers that a file announces.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, read_at
+from pace.llm.models.model_config import shown
+from pace.quant.ggml import BLOCK_TYPES, OTHER_TYPES, BlockType
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_HEADER_BYTES = 64 << 20
+"""A vocabulary of 262,000 tokens with scores, types and 515,000 merges takes 20 MB."""
+MAX_DIMENSIONS = 4
+MAX_ELEMENTS = 1 << 62
+"""What torch accepts as a size."""
+
+FLOAT_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16, 28: torch.float64}
+"""By ggml's number of the type."""
+NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+"""Types of values: number -> numpy's name."""
+STRING, ARRAY = 8, 9
+
+
+class GgufTensor(NamedTuple):
+    """What the header says about a tensor."""
+
+    kind: torch.dtype | BlockType
+    shape: tuple[int, ...]
+    """In torch's order, the rows first."""
+    begin: int
+    """First byte in the file."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row along the first dimension; of all of a vector."""
+        inner = self.shape[1:] if len(self.shape) > 1 else self.shape
+        if isinstance(self.kind, BlockType):
+            return prod(inner[:-1]) * self.kind.row_bytes(inner[-1])
+        return prod(inner) * self.kind.itemsize
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape[0] if len(self.shape) > 1 else 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_rows * self.row_bytes
+
+
+class Metadata(dict[str, Any]):
+    """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. The methods read one key, and
+    raise ValueError that names the file and the key where the value is of another type."""
+
+    def __init__(self, path: Path, values: dict[str, Any]):
+        super().__init__(values)
+        self.path = path
+
+    def integer(self, key: str, default: int | None = None) -> int | None:
+        return self._read(key, default, lambda value: type(value) is int, "an integer")
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        return self._read(key, default, lambda value: type(value) in (int, float), "a number")
+
+    def flag(self, key: str, default: bool | None = None) -> bool | None:
+        return self._read(key, default, lambda value: type(value) is bool, "true or false")
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        return self._read(key, default, lambda value: isinstance(value, str), "a string")
+
+    def texts(self, key: str) -> list[str] | None:
+        return self._read(key, None, lambda value: isinstance(value, list), "an array of strings")
+
+    def numbers(self, key: str) -> np.ndarray | None:
+        return self._read(key, None, lambda value: isinstance(value, np.ndarray), "an array of numbers")
+
+    def required(self, key: str, value: Any) -> Any:
+        """`value`, what was read of `key`; ValueError where it is None."""
+        if value is None:
+            raise ValueError(f"{self.path} has no {key} in its metadata, which it needs")
+        return value
+
+    def _read(self, key: str, default: Any, fits, what: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not fits(value):
+            raise ValueError(f"{self.path}: {key} must be {what}; got {shown(value)}")
+        return value
+
+
+class GgufFile:
+    """One open file: `metadata`, `tensors`, and the bytes of rows in its mapping.
+
+    Views stay valid after `close()`: the mapping lives until the last of them is gone. Threads may share one object."""
+
+    def __init__(self, path: Path):
+        """Maps the file and checks its header. Raises FileNotFoundError, PermissionError (see `open_regular`), ValueError (damaged),
+        NotImplementedError (a version, an endianness or a tensor's type); the message names the file."""
+        self.path = path
+        descriptor = open_regular(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            header = _Header(path, read_at(descriptor, path, min(size, MAX_HEADER_BYTES)), size)
+            self.metadata, self.tensors = header.read()
+            # A private, writable mapping: torch wants writable memory, and a stray write stays in this process.
+            self._mapping: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(descriptor)
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) of a tensor as they are stored, uint8 `[rows, row_bytes]`: a view, not to be written to. Raises ValueError
+        once closed."""
+        if self._mapping is None:
+            raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
+        tensor = self.tensors[name]
+        begin, count = self._range(tensor, start, stop)
+        if not count * tensor.row_bytes:
+            return torch.empty(count, tensor.row_bytes, dtype=torch.uint8)
+        return torch.frombuffer(self._mapping, dtype=torch.uint8, count=count * tensor.row_bytes, offset=begin).view(count, -1)
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
+        tensor = self.tensors[name]
+        begin, count = self._range(tensor, start, stop)
+        if self._mapping is not None and count * tensor.row_bytes:
+            first_page = begin - begin % PAGE_BYTES
+            self._mapping.madvise(mmap.MADV_DONTNEED, first_page, begin + count * tensor.row_bytes - first_page)
+
+    @staticmethod
+    def _range(tensor: GgufTensor, start: int, stop: int | None) -> tuple[int, int]:
+        """First byte in the file, and number, of rows [start, stop)."""
+        rows = range(tensor.num_rows)[start:stop]
+        return tensor.begin + rows.start * tensor.row_bytes, len(rows)
+
+    def close(self) -> None:
+        # Not mmap.close(): it would unmap under the tensors that still look into it.
+        self._mapping = None
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a file that begins as GGUF files do, or has their suffix."""
+    if not path.is_file():
+        return False
+    if path.suffix == ".gguf":
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+class _Header:
+    """The header's bytes, read from the front."""
+
+    def __init__(self, path: Path, data: bytes, size: int):
+        self.path, self.data, self.size = path, data, size
+        self.position = 0
+
+    def read(self) -> tuple[Metadata, dict[str, GgufTensor]]:
+        num_tensors, num_entries = self._beginning()
+        entries: dict[str, Any] = {}
+        # Each entry takes 13 bytes at least, each tensor 24: a number that the file cannot hold is found out before the loop.
+        for _ in range(self._count(num_entries, 13, "metadata entries")):
+            key = self._string("a key")
+            if key in entries:
+                raise ValueError(f"{self.path} has the key {key[:200]!r} twice: its header is damaged")
+            entries[key] = self._value(f"the value of {key[:200]!r}", self._number("<I"))
+        metadata = Metadata(self.path, entries)
+        alignment = metadata.integer("general.alignment", 32)
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"{self.path}: general.alignment must be a power of two; got {alignment}")
+        found: dict[str, tuple[torch.dtype | BlockType, tuple[int, ...], int]] = {}
+        for _ in range(self._count(num_tensors, 24, "tensors")):
+            name = self._string("a tensor's name")
+            if name in found:
+                raise ValueError(f"{self.path} has the tensor {name[:200]!r} twice: its header is damaged")
+            found[name] = self._tensor(name)
+        data_start = -(-self.position // alignment) * alignment
+        tensors = {name: GgufTensor(kind, shape, data_start + offset) for name, (kind, shape, offset) in found.items()}
+        self._check_places(tensors)
+        return metadata, tensors
+
+    def _beginning(self) -> tuple[int, int]:
+        """Number of tensors and of entries."""
+        if is_git_lfs_pointer(self.data):
+            raise ValueError(git_lfs_message(self.path))
+        if len(self.data) < 24 or self._take(4) != MAGIC:
+            raise ValueError(f"{self.path} is not a GGUF file: it has {self.size} bytes and begins with {shown(self.data[:4])}; download or copy it again")
+        version = self._number("<I")
+        if version not in VERSIONS:
+            if version & 0xFFFF == 0:
+                raise NotImplementedError(f"{self.path} is a GGUF file in big endian, which is not implemented; convert it with `gguf-convert-endian {self.path} little`")
+            raise NotImplementedError(f"{self.path} is of version {version} of GGUF; implemented: {', '.join(map(str, VERSIONS))}")
+        return self._number("<Q"), self._number("<Q")
+
+    def _take(self, count: int) -> bytes:
+        begin, self.position = self.position, self.position + count
+        if self.position > len(self.data):
+            if self.position > self.size:
+                raise ValueError(f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again")
+            raise ValueError(f"{self.path} has a header of more than {MAX_HEADER_BYTES:,} bytes, which no valid file has")
+        return self.data[begin : self.position]
+
+    def _number(self, kind: str) -> int:
+        [value] = struct.unpack(kind, self._take(struct.calcsize(kind)))
+        return value
+
+    def _count(self, count: int, least_bytes: int, what: str) -> int:
+        if count * least_bytes > len(self.data) - self.position:
+            raise ValueError(f"{self.path} announces {count:,} {what}, which the rest of its header cannot hold: it is truncated or damaged")
+        return count
+
+    def _string(self, what: str) -> str:
+        return self._strings(what, 1)[0]
+
+    def _strings(self, what: str, count: int) -> list[str]:
+        """`count` of them in one loop: vocabularies have hundreds of thousands."""
+        data, position, length_at, parts = self.data, self.position, struct.Struct("<Q").unpack_from, []
+        for _ in range(count):
+            if position + 8 > len(data):
+                break  # `_take` raises
+            [length] = length_at(data, position)
+            parts.append(data[position + 8 : position + 8 + length])
+            position += 8 + length
+        self._take(position - self.position + 8 * (count - len(parts)))
+        try:
+            return [part.decode() for part in parts]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path}: {what} is not UTF-8 ({error}): its header is damaged") from None
+
+    def _value(self, what: str, kind: int) -> Any:
+        if kind == STRING:
+            return self._string(what)
+        if kind == ARRAY:
+            kind, count = self._number("<I"), self._number("<Q")
+            if kind == STRING:
+                return self._strings(what, self._count(count, 8, f"strings as {what}"))
+            if kind == ARRAY:
+                raise NotImplementedError(f"{self.path}: {what} is an array of arrays, which is not implemented")
+            return self._numbers(what, kind, count)
+        return self._numbers(what, kind, 1)[0].item()
+
+    def _numbers(self, what: str, kind: int, count: int) -> np.ndarray:
+        if kind not in NUMBERS:
+            raise ValueError(f"{self.path}: {what} is of the unknown type {kind}: its header is damaged")
+        dtype = np.dtype(NUMBERS[kind])
+        data = self._take(self._count(count, dtype.itemsize, f"numbers as {what}") * dtype.itemsize)
+        return np.frombuffer(data, np.uint8) != 0 if dtype == bool else np.frombuffer(data, dtype)
+
+    def _tensor(self, name: str) -> tuple[torch.dtype | BlockType, tuple[int, ...], int]:
+        """Type, shape and offset in the data."""
+        where = f"tensor {name[:200]!r} in {self.path}"
+        num_dimensions = self._number("<I")
+        if num_dimensions > MAX_DIMENSIONS:
+            raise ValueError(f"{where} has {num_dimensions} dimensions; at most {MAX_DIMENSIONS} are allowed")
+        shape = tuple(self._number("<Q") for _ in range(num_dimensions))[::-1]
+        number, offset = self._number("<I"), self._number("<Q")
+        if prod(max(1, size) for size in shape) > MAX_ELEMENTS:
+            raise ValueError(f"{where} has the shape {list(shape)}, which no file can hold")
+        kind = FLOAT_TYPES.get(number) or BLOCK_TYPES.get(number)
+        if kind is None:
+            known = [str(dtype).removeprefix("torch.") for dtype in FLOAT_TYPES.values()] + [block.name for block in BLOCK_TYPES.values()]
+            raise NotImplementedError(f"{where} is stored as {OTHER_TYPES.get(number, f'type {number}')}, which is not implemented; implemented: {', '.join(known)}")
+        if isinstance(kind, BlockType) and (not shape or shape[-1] % kind.weights):
+            raise ValueError(f"{where} has the shape {list(shape)}; rows of {kind.name} are of a multiple of {kind.weights} weights")
+        return kind, shape, offset
+
+    def _check_places(self, tensors: dict[str, GgufTensor]) -> None:
+        """ValueError where a tensor ends beyond the file, or two share bytes."""
+        end, before = 0, ""
+        for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
+            if tensor.begin + tensor.nbytes > self.size:
+                raise ValueError(
+                    f"{self.path} is truncated or damaged: tensor {name[:200]!r} ends at byte {tensor.begin + tensor.nbytes:,} of a file of {self.size:,}; download or copy it again"
+                )
+            if tensor.begin < end and tensor.nbytes:
+                raise ValueError(f"the tensors {before[:200]!r} and {name[:200]!r} in {self.path} share bytes: its header is damaged")
+            if tensor.nbytes:
+                end, before = tensor.begin + tensor.nbytes, name
