@@ -72,7 +72,7 @@ def find_checkpoint(
     text = os.fspath(path_or_id)
     path = Path(text).expanduser()
     if not text or "\0" in text:
-        raise ValueError(f"the model must be a directory, a GGUF file or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}")
+        raise ValueError(f"the model must be a GGUF file, a directory or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}")
     if _exists(path):
         if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
             raise PermissionError(f"{path} may not be read by this user; check its permissions")

@@ -1,0 +1,179 @@
+"""GGUF files of checkpoints, as llama.cpp's converter makes them, with tensors of any type and tokenizers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.comparison.gguf_writer import permute, rope_factors
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}
+"""By model_type."""
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+INNER = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+HALVES = {
+    Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
+    Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0),
+}  # fmt: skip
+"""Types that the gguf package reads and does not write: where in a block the fp16 scale is and that of the minima, and how many times the
+first the second must be for weights around zero."""
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    types: str | Callable[[str], str] = "F32",
+    add: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+    tensors_a_shard: int = 0,
+) -> dict[str, Tensor]:
+    """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`, and returns the weights that the file holds, by
+    the Hub's names in float32. `types`: ggml's name of the type of matrices, all or by name. `add` may add more to the file."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
+    rope = add_config(writer, config)
+    add(writer)
+    held = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        kind = Kind[(types if isinstance(types, str) else types(name)) if tensor.ndim == 2 else "F32"]
+        data, held[name] = stored(tensor.float(), kind, seed=len(held))
+        part = re.search(r"self_attn\.([qk])_proj", name)
+        if part and architecture == "llama":
+            data = permute(torch.from_numpy(data), config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]).contiguous().numpy()
+        writer.add_tensor(file_name(name), data, raw_dtype=kind)
+    for name, factors in rope.items():
+        writer.add_tensor(name, factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()  # no progress: it would be written on stderr
+    writer.close()
+    return held
+
+
+def file_name(name: str) -> str:
+    """GGUF's name of a checkpoint's tensor."""
+    part, _, end = name.rpartition(".")
+    if part in OUTER:
+        return f"{OUTER[part]}.{end}"
+    _, _, index, inner = part.split(".", 3)
+    return f"blk.{index}.{INNER[inner]}.{end}"
+
+
+def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
+    """How a file holds a tensor, and what it then holds: of a type that cannot be written, random blocks of about the same spread."""
+    if kind in HALVES:
+        data = random_blocks(values.shape, kind, float(values.std()), seed)
+    elif kind == Kind.BF16:
+        data = values.bfloat16().view(torch.uint8).numpy()
+    else:
+        data = gguf.quants.quantize(values.numpy(), kind)
+    return data, torch.from_numpy(np.array(gguf.quants.dequantize(data, kind))).reshape(values.shape)
+
+
+def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) -> np.ndarray:
+    """uint8 `[rows, row bytes]`."""
+    weights, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (shape[0], shape[1] // weights, nbytes), dtype=np.uint8)
+    scale_at, min_at, min_factor = HALVES[kind]
+
+    def put(scales: np.ndarray) -> np.ndarray:
+        for at, factor in ((scale_at, 1.0), (min_at, min_factor)):
+            if at is not None:
+                blocks[..., at : at + 2] = (factor * scales).astype(np.float16)[..., None].view(np.uint8)
+        return blocks.reshape(shape[0], -1)
+
+    sizes = random.uniform(0.5, 1.5, blocks.shape[:2])
+    return put(sizes * (spread / gguf.quants.dequantize(put(sizes), kind).std()))
+
+
+def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The keys of a config.json; returns the tensors that belong to its rotary embedding."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config.get("rope_parameters") or {}
+    dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    positions = config["max_position_embeddings"]
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(positions)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(dim)
+    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    if config.get("sliding_window") and config["model_type"] in ("mistral", "phi3"):
+        writer.add_sliding_window(config["sliding_window"])
+    kind = rope.get("rope_type", "default")
+    if kind == "llama3":
+        return {"rope_freqs.weight": rope_factors({**config, "head_dim": head_dim, "rope_theta": rope["rope_theta"], "rope_scaling": rope})}
+    if kind == "longrope":
+        original = config.get("original_max_position_embeddings") or rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        scale = positions / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
+        return {f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32) for which in ("short", "long")}
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    return {}
+
+
+# ------------------------------------------------------------------------------------------------------------- tokenizers
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, pre: str | None = None) -> None:
+    """The vocabulary of one of transformers' fast tokenizers, its special tokens and its chat template. `pre` names how it cuts texts,
+    for byte-level ones; without it, it is a sentencepiece one, whose scores are made from its merges."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    tokens: list[str] = [""] * len(tokenizer)
+    for token, index in tokenizer.get_vocab().items():
+        tokens[index] = token
+    types = [gguf.TokenType.NORMAL] * len(tokens)
+    for added in state["added_tokens"]:
+        types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in state["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2" if pre else "llama")
+    writer.add_token_list(tokens)
+    if pre:
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges([" ".join(merge) for merge in merges])
+    else:
+        rank = {"".join(merge): index for index, merge in reversed(list(enumerate(merges)))}
+        writer.add_token_scores([-float(rank.get(token, len(merges))) for token in tokens])
+        types = [gguf.TokenType.BYTE if re.fullmatch("<0x[0-9A-F]{2}>", token) else kind for token, kind in zip(tokens, types, strict=True)]
+        if tokenizer.unk_token_id is not None:
+            types[tokenizer.unk_token_id] = gguf.TokenType.UNKNOWN
+    writer.add_token_types(types)
+    for name in ("bos", "eos", "unk", "pad"):
+        if (index := getattr(tokenizer, f"{name}_token_id")) is not None:
+            getattr(writer, f"add_{name}_token_id")(index)
+    adds = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    ids = tokenizer("a")["input_ids"]
+    writer.add_add_bos_token(adds["bos"] is not None and ids[:1] == [adds["bos"]])
+    writer.add_add_eos_token(adds["eos"] is not None and ids[-1:] == [adds["eos"]])
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
