@@ -28,6 +28,9 @@ CODEBOOKS: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """Levels of the 16 codes of int4, where they are not evenly spaced."""
 
+INT8_FACTORS = {None: 1, "iq4_nl": 1, "mxfp4": 2}
+"""Codebooks (and none) whose levels, times this, are int8 codes: rows that have them can be held in int8 as well."""
+
 MIN_GROUP = 16
 """Groups are multiples of it."""
 
@@ -118,11 +121,12 @@ class QuantizedRows:
         def spread(values: Tensor) -> Tensor:
             return values.repeat_interleave(repeats, dim=1)[:, :groups].contiguous()
 
-        codes = self.codes
-        if self.storage.code != storage.code:
-            codes = codes.view(torch.int8) - 8  # from int4 to int8
+        codes, scales = self.codes, self.scales
+        if self.storage.code != storage.code:  # from int4 to int8
+            factor = INT8_FACTORS[self.storage.codebook]
+            codes, scales = (self.storage.levels * factor).to(torch.int8)[codes.int()], scales / factor
         mins = spread(self.mins) if self.mins is not None else torch.zeros(codes.shape[0], groups) if storage.has_mins else None
-        return QuantizedRows(storage, codes, spread(self.scales), mins, self.order)
+        return QuantizedRows(storage, codes, spread(scales), mins, self.order)
 
     @property
     def nbytes(self) -> int:
@@ -150,14 +154,18 @@ class QuantizedRows:
 
 def common_storage(storages: Iterable[Storage]) -> Storage | None:
     """The smallest storage in which rows of all of these have the same values, so that one product serves them; None where there is
-    none: floats beside integers, or different codebooks."""
+    none: floats beside integers, or codebooks that int8 does not hold."""
     storages = set(storages)
     if len(storages) == 1:
         return storages.pop()
-    if len({(storage.code == "float8", storage.codebook) for storage in storages}) > 1 or any(s.code == "float8" and s.group is None for s in storages):
+    codebooks = {storage.codebook for storage in storages}
+    floats = {storage.code == "float8" for storage in storages}
+    if len(floats) > 1 or (True in floats and any(storage.group is None for storage in storages)):
+        return None
+    if len(codebooks) > 1 and not codebooks <= INT8_FACTORS.keys():
         return None
     group = math.gcd(*(storage.group or 0 for storage in storages))
     codes = {storage.code for storage in storages}
-    code = codes.pop() if len(codes) == 1 else "int8"
-    [codebook] = {storage.codebook for storage in storages}
+    code = codes.pop() if len(codes) == len(codebooks) == 1 else "int8"
+    codebook = codebooks.pop() if code == "int4" else None
     return Storage(code, group or None, any(storage.has_mins for storage in storages), codebook)

@@ -23,20 +23,25 @@ class StoredQuantized(NamedTuple):
 def plan_weights(model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]) -> list[str]:
     """Sets the plan of every matrix of a model, before it has memory. `stored`: by the names of `Layer.slots`, the tensors that come quantised.
 
-    Returns what a user should hear. Raises ValueError for a config whose patterns match nothing, or with any tensor that is quantised already."""
-    if config and stored:
-        name, (storage, _) = next(iter(stored.items()))
-        raise ValueError(
-            f"this checkpoint is quantised already ({name} as {storage}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it with "
-            f"quantization=None, or give the original checkpoint"
-        )
+    Returns what a user should hear. What is quantised already stays as it is, beside what the config has quantised. Raises ValueError for a
+    config whose patterns match nothing, or that finds nothing left to quantise."""
     matrices = list(model.matrices())
     kinds = {part: _kind(matrix) for matrix in matrices for part in matrix.parts}
     formats = config.for_modules(kinds, isinstance(lm_head, TiedLMHead)) if config else {}
+    formats = {part: format for part, format in formats.items() if format and f"{part}.weight" not in stored}
+    warnings = []
+    if config and stored:
+        name, (storage, _) = next(iter(stored.items()))
+        if not formats:
+            raise ValueError(
+                f"this checkpoint is quantised already ({name} as {storage}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it with "
+                f"quantization=None, or give the original checkpoint"
+            )
+        warnings.append(f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {storage}, ...); {len(formats)} others are quantised now")
     apart: dict[str, None] = {}
     for matrix in matrices:
         matrix.plan = _plan(matrix, formats, stored, apart)
-    return [f"{parts} are one matrix here, which nothing but floats can hold: it has the values of the quantised ones, and the size of floats" for parts in apart]
+    return warnings + [f"{parts} are one matrix here, which nothing but floats can hold: it has the values of the quantised ones, and the size of floats" for parts in apart]
 
 
 def _kind(matrix: Linear) -> str:
@@ -44,9 +49,9 @@ def _kind(matrix: Linear) -> str:
     return "embedding" if isinstance(matrix, Embedding) else "lm_head" if isinstance(matrix, LMHead) else "format"
 
 
-def _plan(matrix: Linear, formats: Mapping[str, Format | None], stored: Mapping[str, StoredQuantized], apart: dict[str, None]) -> WeightPlan:
+def _plan(matrix: Linear, formats: Mapping[str, Format], stored: Mapping[str, StoredQuantized], apart: dict[str, None]) -> WeightPlan:
     """Parts that no one storage holds become floats; what they are is added to `apart`."""
-    wanted = {part: format for part in matrix.parts if (format := formats.get(part))}
+    wanted = {part: formats[part] for part in matrix.parts if part in formats}
     found = [stored.get(f"{part}.weight") or (StoredQuantized(wanted[part].storage, None) if part in wanted else None) for part in matrix.parts]
     if not any(found):
         return WeightPlan()
