@@ -23,7 +23,7 @@ MODEL_OPTIONS += ("backend", "revision", "cache_dir", "local_files_only")
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """`--model`, how to load it, and what drafts for it. What is left out is left to LLMModel's own defaults."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", default=str(TINY), metavar="PATH_OR_HUB_ID", help="a checkpoint (default: the small model that comes with pace)")
+    group.add_argument("--model", default=str(TINY), metavar="PATH_OR_HUB_ID", help="a checkpoint, or a .gguf file (default: the small model that comes with pace)")
     add_loading_arguments(group)
     drafts = group.add_mutually_exclusive_group()
     drafts.add_argument("--draft", metavar="PATH_OR_HUB_ID", help="a smaller model of the same tokenizer that drafts, for the same text in less time")

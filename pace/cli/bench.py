@@ -11,7 +11,7 @@ from pace.cli.arguments import add_backend_argument, add_kv_cache_dtype_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path or Hub id), or a shape of --list, run with random weights")
+    parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path, .gguf file or Hub id), or a shape of --list, run with random weights")
     parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
     add_kv_cache_dtype_argument(parser, "auto")

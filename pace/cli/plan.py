@@ -10,7 +10,7 @@ from pace.cli.arguments import add_kv_cache_dtype_argument, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path or Hub id: config.json alone is read), or a shape of `pace bench --list`")
+    parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path, .gguf file or Hub id: its config alone is read), or a shape of `pace bench --list`")
     parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
     parser.add_argument("--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")

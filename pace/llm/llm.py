@@ -38,7 +38,7 @@ CACHE_SHARE = 0.5
 
 
 class LLMModel:
-    """A Hugging Face checkpoint, loaded as it is on disk.
+    """A Hugging Face checkpoint or a GGUF file, loaded as it is on disk.
 
     Safe to use from several threads, whose generations then share steps. `close`, or a `with` block, frees the weights.
     """
@@ -67,7 +67,7 @@ class LLMModel:
         load_in_4bit: bool = False,
         load_in_8bit: bool = False,
     ) -> None:
-        """Loads a local directory or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
+        """Loads a local directory, a GGUF file or a Hub id (`revision`, `token`, `cache_dir`, `local_files_only` say how it is found).
 
         `tokenizer_name_or_path`: where the tokenizer is, if not with the model. A model without one takes token ids.
         `dtype`: of the weights (bfloat16, float16, float32, or their names), whatever the checkpoint's own.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pace.llm.models.gguf_file import GgufFile, GgufTensor, Metadata
 from pace.llm.models.safetensors_file import TensorInfo, copy_in_own_pages
-from pace.ops.storage import QuantizedRows
+from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.ggml import BlockType
 
 SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -172,6 +172,9 @@ class GgufCheckpoint:
             raise ValueError(f"tensor {self._sources[name]!r} in {self._files[name].path} has {rows[0]} rows, which {heads} heads with an even number of elements cannot have")
         return heads
 
+    def column_order(self, name: str) -> None:
+        """No type orders its columns."""
+
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Gives the memory of rows [start, stop) back. Mapped file pages count as this process's memory until then."""
         self._files[name].release(self._sources[name], start, stop)
@@ -187,8 +190,8 @@ class GgufCheckpoint:
 
     @property
     def total_bytes(self) -> int:
-        """Of the tensors in the files."""
-        return sum(self._tensor(name).nbytes for name in self.tensors)
+        """Of all that `read` returns: of a matrix in blocks, a byte for each code."""
+        return sum(_read_bytes(*info) for info in self.tensors.values())
 
     def close(self) -> None:
         """Ends reading. Tensors that were read stay valid."""
@@ -200,6 +203,12 @@ class GgufCheckpoint:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
+
+
+def _read_bytes(dtype: torch.dtype | Storage, shape: tuple[int, ...]) -> int:
+    if isinstance(dtype, Storage):
+        return shape[0] * (shape[1] + 4 * dtype.num_groups(shape[1]) * (1 + dtype.has_mins))
+    return prod(shape) * dtype.itemsize
 
 
 def _as_floats(raw: Tensor, dtype: torch.dtype) -> Tensor:

@@ -94,7 +94,7 @@ def make_model(
 
 
 def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progress: bool) -> None:
-    """Loads the weights of a directory."""
+    """Loads the weights of a directory or GGUF file."""
     started = time.perf_counter()
     with GgufCheckpoint(directory) if is_gguf(directory) else CheckpointReader(directory) as reader, _naming(directory):
         with progress_bar(reader.total_bytes, f"Loading {directory.name}", progress) as report:

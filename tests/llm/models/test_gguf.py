@@ -117,6 +117,7 @@ def quantised(tmp_path, model_type, types, **fields):
 def test_every_type_against_transformers(tmp_path, kind):
     path, theirs, held = quantised(tmp_path, "llama", kind)
     with GgufCheckpoint(path) as reader:
+        assert reader.total_bytes == sum(reader.read(name).nbytes for name in reader.tensors)
         for name, expected in held.items():
             rows = reader.read(name, 3, 40)
             if expected.ndim == 2:
@@ -146,6 +147,30 @@ def test_types_that_differ_within_a_layer(tmp_path, model_type, mixture):
     ids = ids_of(3)
     ours = load(path, backend="torch")
     assert relative_error(prefill(ours, ours.ops, ids), oracle(theirs, ids)) < TOLERANCE
+
+
+def test_parts_of_a_matrix_stay_quantised(tmp_path, caplog):
+    """Q4_K_M's v is wider than its q and k; IQ4_NL's levels are int8 codes. Beside floats there are only floats, and a warning."""
+    for mixture, expected in (("Q4_K_M", Storage("int8", 16, has_mins=True)), ("IQ4_NL", Storage("int8", 32, has_mins=True)), ("floats within", None)):
+        path, _, _ = quantised(tmp_path / mixture, "llama", MIXTURES[mixture])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "pace"):
+            ours = load(path, backend="torch")
+        assert ours.layers[0].attention.qkv.plan.storage == expected
+        assert ("q_proj (floats)" in caplog.text) is (expected is None)
+
+
+def test_quantization_takes_what_is_in_floats(tmp_path, caplog):
+    path, _, _ = quantised(tmp_path, "llama", lambda name: "F16" if "embed" in name or "lm_head" in name else "Q4_0")
+    with caplog.at_level(logging.WARNING, "pace"):
+        ours = load(path, torch.bfloat16, backend="torch", quantization="int4")
+    assert "14 tensors of this checkpoint are quantised already and stay as they are" in caplog.text and "2 others are quantised now" in caplog.text
+    plans = {part: matrix.plan.storage for matrix in ours.matrices() for part in matrix.parts}
+    assert str(plans.pop("lm_head")) == str(plans.pop("model.embed_tokens")) == "int8, a scale a row"
+    assert set(plans.values()) == {Storage("int4", 32)}
+    whole, _, _ = quantised(tmp_path / "whole", "llama", "Q8_0")
+    with pytest.raises(ValueError, match="model.gguf.* is quantised already .*load it with quantization=None"):
+        load(whole, backend="torch", quantization="int4")
 
 
 # ------------------------------------------------------------------------------------------------ files and directories
