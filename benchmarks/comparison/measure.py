@@ -140,15 +140,7 @@ class Comparison:
         if not RUNTIMES[subject.runtime].converts:
             return checkpoint
         variant = RUNTIMES[subject.runtime].conversion(subject.variant)
-        target = folder / f"{subject.runtime}-{variant}"
-        if not target.exists():
-            self.plan.say(f"  converting to {target.name}")
-            partial = folder / "converting"
-            _remove(partial)
-            with self._worker(subject.runtime) as worker:
-                worker.ask("convert", checkpoint=str(checkpoint), variant=variant, target=str(partial))
-            partial.rename(target)
-        return target
+        return ensure_conversion(subject.runtime, variant, checkpoint, folder, self.plan.pythons, self.plan.say)
 
     def _groups(self, subjects: list[Subject]) -> Iterator[tuple[str, list[Subject]]]:
         """A kind of weights, and subjects that are loaded together: pace, and peers of the same kind of weights, as many as memory holds.
@@ -322,6 +314,21 @@ def _busy_seconds() -> float:
     """Of all processors, since the machine began."""
     user, nice, system, _, _, irq, soft_irq, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
     return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+
+
+def ensure_conversion(
+    runtime: str, variant: str, checkpoint: Path, folder: Path, pythons: dict[str, str], say: Callable[[str], None] = lambda text: None
+) -> Path:
+    """The checkpoint as `runtime` wants it in `folder`, converted by a process of its own if it is not there; WorkerError where that fails."""
+    target = folder / f"{runtime}-{variant}"
+    if not target.exists():
+        say(f"  converting to {target.name}")
+        partial = folder / "converting"
+        _remove(partial)
+        with Worker(runtime, pythons.get(runtime, sys.executable), None, folder / "log.txt") as worker:
+            worker.ask("convert", checkpoint=str(checkpoint), variant=variant, target=str(partial))
+        partial.rename(target)
+    return target
 
 
 def _remove(path: Path) -> None:

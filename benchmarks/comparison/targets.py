@@ -9,8 +9,8 @@ from benchmarks.comparison.results import Results, Run, Scenario, Subject
 
 LOAD_FACTOR, LOAD_BYTES = 1.1, 300_000_000
 """Peak resident memory is to stay below the resident weights this many times, and that much."""
-PACE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-"""Of a weight as pace keeps it."""
+PACE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 1, "int4": 4.5 / 8}
+"""Of a weight as pace keeps it; at least, for the embedding of int4 is in int8."""
 LONG_CONTEXT = 4096
 
 

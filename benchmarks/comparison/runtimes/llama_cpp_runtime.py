@@ -15,7 +15,7 @@ MICRO_BATCH = 512
 """llama.cpp's default: tokens of a prompt that are computed at once."""
 FLASH_ATTENTION = {"off": 0, "on": 1}
 """LLAMA_FLASH_ATTN_TYPE_DISABLED and _ENABLED."""
-FILE_TYPES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15}
+FILE_TYPES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15, "iq4_nl": 25}
 """LLAMA_FTYPE_MOSTLY_*"""
 
 

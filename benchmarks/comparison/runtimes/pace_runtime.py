@@ -9,14 +9,22 @@ import numpy as np
 from benchmarks.comparison.runtimes.base import Prompts, SteppedRuntime, Variant
 
 CACHE_BYTES = 2 << 30
-LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+QUANTIZATION = {"int4": {"format": "int4", "group": 32}}
+"""What is not the format's own default: the group that peers' 4 bits have."""
 
 
 class Pace(SteppedRuntime):
     name = "pace"
     packages = ("torch",)
     modules = ("pace.llm.models.model_utils", "pace.llm.engine", "pace.llm.session")
-    variants = (Variant("bf16", "bf16", 16, 16), Variant("fp16", "fp16", 16, 16), Variant("fp32", "fp32", 32, 32))
+    variants = (
+        Variant("bf16", "bf16", 16, 16),
+        Variant("fp16", "fp16", 16, 16),
+        Variant("fp32", "fp32", 32, 32),
+        Variant("int8", "int8", None, 16),
+        Variant("int4", "int4", None, 16),
+    )
     converts = False
 
     @classmethod
@@ -26,10 +34,12 @@ class Pace(SteppedRuntime):
         return {"pace": pace.__version__, **super().versions()}
 
     def __init__(self, source: Path, variant: str, threads: int) -> None:
+        """`variant`: one of those above, or any other format of `pace.quant`."""
         from pace.llm.engine import Engine
         from pace.llm.models.model_utils import executable, load_model, select_ops
 
-        model = load_model(str(source), LONG_NAMES[variant], num_threads=threads, progress=False)
+        quantization = None if variant in FLOATS else QUANTIZATION.get(variant, variant)
+        model = load_model(str(source), FLOATS.get(variant, "bfloat16"), num_threads=threads, progress=False, quantization=quantization)
         self.engine = Engine.create(executable(model, "native"), select_ops("native"), CACHE_BYTES)
         self.model, self.sequences = model, []
 
