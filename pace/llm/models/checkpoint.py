@@ -90,8 +90,12 @@ class CheckpointReader:
         if info.dtype not in WEIGHT_DTYPES:
             raise NotImplementedError(
                 f"tensor {name!r} in {self._files[name].path} is stored as {_dtype_name(info.dtype)}; weights must be "
-                f"{', '.join(map(_dtype_name, WEIGHT_DTYPES))}. If this is a quantised checkpoint, use the original one"
+                f"{', '.join(map(_dtype_name, WEIGHT_DTYPES))}, or quantised as quantization_config in config.json says"
             )
+        return self.read_stored(name, start, stop)
+
+    def read_stored(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """As `read`, of a tensor of any dtype."""
         return self._files[name].read(name, start, stop)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
@@ -103,10 +107,7 @@ class CheckpointReader:
         shape = self.tensors[name].shape
         if len(shape) < 2 or shape[0] == 0:
             return [(0, shape[0] if shape else 1)]
-        row_bytes = max(1, prod(shape[1:]) * self.tensors[name].dtype.itemsize)
-        # Multiples of 16 rows: a panel of packed weights is filled by one piece.
-        rows = max(16, piece_bytes // row_bytes // 16 * 16)
-        return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+        return row_ranges(shape[0], prod(shape[1:]) * self.tensors[name].dtype.itemsize, piece_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -122,6 +123,13 @@ class CheckpointReader:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
+
+
+def row_ranges(rows: int, row_bytes: int, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
+    """Ranges [start, stop) of about `piece_bytes` that cover `rows` rows of `row_bytes` each."""
+    # Multiples of 16 rows: a panel of packed weights is filled by one piece.
+    step = max(16, piece_bytes // max(1, row_bytes) // 16 * 16)
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def shard_names(index_path: Path, directory: Path) -> dict[str, Path]:

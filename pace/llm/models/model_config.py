@@ -23,6 +23,8 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from pace.quant.checkpoints import Method, read_quant_method
+
 logger = logging.getLogger("pace")
 
 MAX_COUNT = 2**24
@@ -42,7 +44,7 @@ HARMLESS = re.compile(
     |prefix|use_bfloat16|tf_legacy_loss|unsloth_.*|temperature|top_[kp]|typical_p|min_p|num_beams|num_beam_groups|do_sample
     |repetition_penalty|length_penalty|diversity_penalty|encoder_no_repeat_ngram_size|no_repeat_ngram_size|bad_words_ids
     |early_stopping|max_length|min_length|num_return_sequences|remove_invalid_values|exponential_decay_length_penalty
-    |chunk_size_feed_forward|neftune_.*|pretraining_tp|pard_token|spd_type""",
+    |chunk_size_feed_forward|neftune_.*|compression_config|pretraining_tp|pard_token|spd_type""",
     re.VERBOSE,
 )
 """Fields that do not change what a forward pass computes, as written by transformers and common training code."""
@@ -146,13 +148,13 @@ class ModelConfig:
     bos_token_id: int | tuple[int, ...] | None = token_ids(None)
     eos_token_id: int | tuple[int, ...] | None = token_ids(None)
     pad_token_id: int | tuple[int, ...] | None = token_ids(None)
+    quantization_config: Method | None = None
+    """How the checkpoint is quantised."""
 
     aliases: ClassVar[dict[str, str]] = {}
     """Other spellings of fields: name in config.json -> name of the field."""
 
     only: ClassVar[dict[str, tuple]] = {
-        "quantization_config": (None,),
-        "compression_config": (None,),
         "is_encoder_decoder": (False,),
         "tie_encoder_decoder": (False,),
         "add_cross_attention": (False,),
@@ -202,7 +204,9 @@ class ModelConfig:
             raise ValueError(f"config.json must hold an object; got {type(raw).__name__}")
         fields = cls.with_one_spelling(raw)
         cls.refuse(fields)
-        config = cls(**cls.read_fields(fields))
+        # The second name is that of early checkpoints of compressed-tensors.
+        method = read_quant_method(fields.get("quantization_config") or fields.get("compression_config"))
+        config = cls(**cls.read_fields(fields), quantization_config=method)
         config.check()
         cls.warn_of_unknown(fields)
         return dataclasses.replace(config, **config.derived(fields))

@@ -29,10 +29,11 @@ DTYPES = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
     "BOOL": torch.bool, "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": getattr(torch, "float8_e8m0fnu", torch.uint8),  # since torch 2.7; exponents, which are read as bytes
 }  # fmt: skip
 
 # Formats of quantised weights that torch, or an older one, cannot represent.
-OTHER_DTYPES = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
+OTHER_DTYPES = ("F4", "F6_E2M3", "F6_E3M2")
 
 
 class TensorInfo(NamedTuple):

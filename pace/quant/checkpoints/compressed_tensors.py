@@ -1,0 +1,225 @@
+"""compressed-tensors, the format of llm-compressor: whole numbers or floats with scales for the matrix, rows, groups or blocks.
+
+    pack-quantized    weight_packed int32 [N, ceil(K bits / 32)], along K, the lowest bits first; weight_shape int64 [2] = N, K
+    int-quantized     weight int8 [N, K]
+    float-quantized   weight float8_e4m3fn [N, K]
+    naive-quantized   either of the two above
+    mxfp4-pack-quantized, mxfp8-quantized     E2M1 and E4M3 in groups of 32 with E8M0 scales
+
+    weight_scale        [1], [N, 1], [N, G] or [ceil(N / B0), ceil(K / B1)]
+    weight_zero_point   int8 as weight_scale, or packed along N
+    weight_g_idx        int32 [K]: the group of each input (actorder "group")
+
+    W[n, k] = (q[n, k] - zero_point[n, g]) * weight_scale[n, g],    packed: u = q + 2^(bits - 1), and zero points so, too
+
+Versions before 0.16 packed fields of 3, 5, 6 and 7 bits without crossing words, 32 // bits in each; the number of words tells.
+What is done to activations is left to the kernels here. Source: the code of compressed-tensors,
+https://github.com/vllm-project/compressed-tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.quant.checkpoints.fp8 import Block, Float8Matrix, read_block
+from pace.quant.checkpoints.method import Method, modules_stored_as, modules_with, read_bits, read_group_size, read_name, refused, wrong
+from pace.quant.checkpoints.mxfp4 import MXFP4Matrix
+from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, StoredMatrix, TensorSource, unpack
+
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
+ADVICE = f"readable are {', '.join(FORMATS)}; take a checkpoint in one of these, or the original"
+
+
+@dataclass(frozen=True)
+class CompressedTensors(Method):
+    """`config_groups` say what there may be; which module has which, its tensors' shapes tell, so no patterns of names are matched."""
+
+    name: ClassVar[str] = "compressed-tensors"
+    unused: ClassVar[tuple[str, ...]] = tuple(f".{of}_{what}" for of in ("input", "output") for what in ("scale", "zero_point", "global_scale"))
+
+    bits: tuple[int, ...]
+    """Of whole numbers, in any of the groups."""
+    group_sizes: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> CompressedTensors:
+        if raw.get("transform_config"):
+            raise refused("transform_config", raw["transform_config"], "take the original checkpoint")
+        sparsity = raw.get("sparsity_config") or {}
+        if not isinstance(sparsity, dict):
+            raise wrong("sparsity_config", "an object or null", sparsity)
+        if read_name(sparsity, "format", "dense") != "dense":
+            raise refused("sparsity_config.format", sparsity["format"], "take a checkpoint without sparsity, or the original")
+        groups = raw.get("config_groups")
+        if not isinstance(groups, dict) or not groups:
+            raise wrong("config_groups", "an object with a group or more", groups)
+        found = [cls._read_group(name, group, read_name(raw, "format", "dense")) for name, group in groups.items()]
+        weights = [weights for weights in found if weights]
+        if not weights:
+            raise refused("config_groups", groups, "a group with weights is; what is done to activations alone cannot be told from here: take the original")
+        integers = {weights["num_bits"] for weights in weights if weights["type"] == "int"}
+        sizes = [read_group_size(weights) for weights in weights]
+        blocks = [read_block(weights, "block_structure") for weights in weights]
+        return cls(tuple(sorted(integers)), tuple(sorted({size for size in sizes if size})), tuple(sorted({block for block in blocks if block})))
+
+    @classmethod
+    def _read_group(cls, name: str, group: Any, default_format: str) -> dict[str, Any] | None:
+        """The arguments of a group's weights, checked as far as they matter; None where weights stay floats."""
+        if not isinstance(group, dict) or not isinstance(group.get("weights") or {}, dict):
+            raise wrong(f"config_groups.{name[:80]}", "an object whose weights are an object or null", group)
+        if not group.get("weights"):
+            return None
+        weights = dict(group["weights"])
+        layout = read_name(group, "format", default_format)
+        if layout not in FORMATS:
+            raise refused("format", layout, ADVICE)
+        weights["type"] = read_name(weights, "type", "int")
+        weights["num_bits"] = weights.get("num_bits", 8)
+        if weights["type"] == "int":
+            read_bits(weights, tuple(range(2, 9)), "num_bits")
+        elif weights["type"] != "float" or weights["num_bits"] != (4 if layout.startswith("mxfp4") else 8):
+            raise refused(f"config_groups.{name[:80]}.weights", {key: weights[key] for key in ("type", "num_bits")}, ADVICE)
+        if isinstance(structure := weights.get("block_structure"), str):  # "128x128", as early versions wrote it
+            weights["block_structure"] = [int(size) if size.isdecimal() and len(size) < 9 else None for size in structure.split("x")]
+        return weights
+
+    def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
+        for module in modules_with(source, ".weight_packed"):
+            if source.tensors[f"{module}.weight_packed"][0] == torch.uint8:
+                yield MXFP4Matrix(source, module, ".weight_packed", ".weight_scale")
+            else:
+                yield PackedMatrix(source, module, self)
+        for module in modules_stored_as(source, torch.int8):
+            yield Int8Matrix(source, module, self)
+        for module in modules_stored_as(source, torch.float8_e4m3fn):
+            yield Float8Matrix(source, module, ".weight_scale", [*((1, size) for size in self.group_sizes), *self.blocks])
+
+
+class ScaledMatrix(IntegerMatrix):
+    """Scales, zero points and the order of columns, which both integer layouts have."""
+
+    def __init__(self, source: TensorSource, module: str, codes: str, more: dict[str, str]):
+        parts = {"codes": codes, "scales": ".weight_scale", **more}
+        super().__init__(source, module, parts, optional={"zeros": ".weight_zero_point", "groups": ".weight_g_idx"})
+
+    def expect_scales(self, method: CompressedTensors) -> None:
+        n, k = self.shape
+        found = self.expect("scales", FLOATS, (), (1,), (1, 1), (n, -1))
+        count = found[1] if len(found) == 2 else 1
+        self.whole_matrix = found != (n, count)
+        sizes = [size for size in method.group_sizes if -(-k // size) == count] if count > 1 else [k]
+        if not sizes:
+            raise ValueError(f"tensor {self.parts['scales']!r} has {count} groups of {k} inputs; quantization_config has groups of {', '.join(map(str, method.group_sizes)) or 'none'}")
+        self.groups = Groups(k, count, sizes[0], self._group_index(count))
+        self.settle(symmetric=not self.has("zeros"))
+
+    def _group_index(self, count: int) -> Tensor | None:
+        if not self.has("groups"):
+            return None
+        self.expect("groups", (torch.int32, torch.int64), (self.shape[1],))
+        index = self.stored("groups").long()
+        if (index == -1).any():  # as it is initialised, and left where groups are neighbours
+            return None
+        if index.numel() and (index.min() < 0 or index.max() >= count):
+            raise ValueError(f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}")
+        return index
+
+    def scales(self, start: int, stop: int) -> Tensor:
+        if self.whole_matrix:
+            return self.finite("scales", self.stored("scales").reshape(1, 1)).expand(stop - start, 1).contiguous()
+        return self.finite("scales", self.stored("scales", start, stop))
+
+    def stored_zeros(self, start: int, stop: int) -> Tensor:
+        """int16 `[rows, G]` of zero points that are not packed."""
+        zeros = self.stored("zeros").reshape(1, 1).expand(stop - start, 1) if self.whole_matrix else self.stored("zeros", start, stop)
+        return zeros.to(torch.int16) + (1 << (self.bits - 1))
+
+    def expect_zeros(self, *packed: tuple[int, int]) -> None:
+        """int8 (or another whole number) of the scales' shape, or int32 of one of the shapes `packed`."""
+        if self.has("zeros"):
+            shape = self.info("scales")[1]
+            plain = (torch.int8, torch.int16, torch.int64) if packed else (torch.int8, torch.int16, torch.int32, torch.int64)
+            if self.info("zeros")[0] == torch.int32 and packed:
+                self.expect("zeros", (torch.int32,), *packed)
+            else:
+                self.expect("zeros", plain, shape)
+
+    def zeros_in_range(self, zeros: Tensor) -> Tensor:
+        if zeros.numel() and (zeros.min() < 0 or zeros.max() >= 1 << self.bits):
+            middle = 1 << (self.bits - 1)
+            raise ValueError(
+                f"tensor {self.parts['zeros']!r} holds zero points of {zeros.min().item() - middle}..{zeros.max().item() - middle}; of {self.bits} bits they are {-middle}..{middle - 1}"
+            )
+        return zeros
+
+
+class Int8Matrix(ScaledMatrix):
+    by_rows = ("codes",)
+    bits = 8
+
+    def __init__(self, source: TensorSource, module: str, method: CompressedTensors):
+        super().__init__(source, module, ".weight", {})
+        self.shape = self.expect("codes", (torch.int8,), (-1, -1))
+        self.expect_scales(method)
+        self.expect_zeros()
+
+    def codes(self, start: int, stop: int) -> Tensor:
+        return self.stored("codes", start, stop).view(torch.uint8) ^ 128
+
+    def zeros(self, start: int, stop: int) -> Tensor | None:
+        return self.zeros_in_range(self.stored_zeros(start, stop)) if self.has("zeros") else None
+
+
+class PackedMatrix(ScaledMatrix):
+    by_rows = ("codes",)
+
+    def __init__(self, source: TensorSource, module: str, method: CompressedTensors):
+        super().__init__(source, module, ".weight_packed", {"shape": ".weight_shape"})
+        n, words = self.expect("codes", (torch.int32,), (-1, -1))
+        self.expect("shape", (torch.int64, torch.int32), (2,))
+        rows, k = self.stored("shape").tolist()
+        fitting = [bits for bits in method.bits if words in (dense_words(k, bits), spaced_words(k, bits))] if rows == n and k > 0 else []
+        if len(fitting) != 1:
+            raise ValueError(
+                f"tensor {self.parts['codes']!r} of shape {[n, words]} is not a matrix {[rows, k]}, as {self.parts['shape']!r} says, "
+                f"of {' or '.join(map(str, method.bits)) or 'whole numbers of no'} bits, as quantization_config says"
+            )
+        self.shape = (n, k)
+        [self.bits] = fitting
+        self.dense = words == dense_words(k, self.bits)
+        self.expect_scales(method)
+        count = self.groups.count
+        self.expect_zeros((dense_words(n, self.bits) if self.dense else spaced_words(n, self.bits), count))
+
+    def codes(self, start: int, stop: int) -> Tensor:
+        return self._fields(self.stored("codes", start, stop))[:, : self.shape[1]]
+
+    def zeros(self, start: int, stop: int) -> Tensor | None:
+        if not self.has("zeros"):
+            return None
+        if self.info("zeros")[0] != torch.int32:
+            return self.zeros_in_range(self.stored_zeros(start, stop))
+        # Words are shared by so many rows, which begin with a word.
+        rows, words = (32, self.bits) if self.dense else (32 // self.bits, 1)
+        packed = self.stored("zeros", start // rows * words, min(-(-stop // rows) * words, self.info("zeros")[1][0]))
+        return self._fields(packed.t())[:, start % rows :][:, : stop - start].t().to(torch.int16)
+
+    def _fields(self, words: Tensor) -> Tensor:
+        if not self.dense:
+            return ((words[..., None] >> torch.arange(0, 32 - self.bits + 1, self.bits)) & ((1 << self.bits) - 1)).to(torch.uint8).flatten(-2)
+        padded = torch.nn.functional.pad(words, (0, -words.shape[-1] % self.bits)) if 8 % self.bits else words
+        return unpack(padded, self.bits)
+
+
+def dense_words(count: int, bits: int) -> int:
+    return -(-count * bits // 32)
+
+
+def spaced_words(count: int, bits: int) -> int:
+    return -(-count // (32 // bits))

@@ -1,0 +1,84 @@
+"""Weights in float8 (E4M3) with a scale for each block, as DeepSeek-V3 has them; for a group of a row, for a row, or for all.
+
+    weight           float8_e4m3fn [N, K]
+    weight_scale_inv float [ceil(N / B0), ceil(K / B1)]    weight_block_size = [B0, B1]; without it a scalar; or `weight_scale`
+
+    W[n, k] = weight[n, k] * scale[n // B0, k // B1]
+
+Scales stored as bytes are exponents (E8M0): 2^(byte - 127).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.ops.storage import MIN_GROUP, QuantizedRows, Storage
+from pace.quant.checkpoints.method import MAX_GROUP, Method, modules_stored_as, read_name, refused, wrong
+from pace.quant.checkpoints.stored import FLOATS, StoredMatrix, TensorSource, power_of_two
+
+EXPONENTS = tuple(dtype for dtype in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)) if dtype)
+SCALES = (".weight_scale_inv", ".weight_scale")
+Block = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class FP8(Method):
+    name: ClassVar[str] = "fp8"
+    unused: ClassVar[tuple[str, ...]] = (".input_scale", ".activation_scale", ".input_scale_inv", ".output_scale")
+
+    block: Block | None
+    """Rows and columns that share a scale; None: all of a matrix."""
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> FP8:
+        if read_name(raw, "fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+            raise refused("fmt", raw["fmt"], "e4m3 is; take the original checkpoint")
+        return cls(block=read_block(raw, "weight_block_size"))
+
+    def matrices(self, source: TensorSource) -> Iterator[Float8Matrix]:
+        for module in modules_stored_as(source, torch.float8_e4m3fn):
+            scale = next((suffix for suffix in SCALES if module + suffix in source.tensors), SCALES[0])
+            yield Float8Matrix(source, module, scale, [self.block] if self.block else [])
+
+
+def read_block(raw: dict[str, Any], field: str) -> Block | None:
+    block = raw.get(field)
+    if block is None:
+        return None
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and 1 <= size <= MAX_GROUP for size in block):
+        raise wrong(field, f"two integers in 1..{MAX_GROUP}, rows and columns, or null", block)
+    return block[0], block[1]
+
+
+class Float8Matrix(StoredMatrix):
+    by_rows = ("codes",)
+
+    def __init__(self, source: TensorSource, module: str, scale: str, blocks: list[Block]):
+        """`blocks`: how many rows and columns may share a scale, besides a row and the whole matrix; the scales' shape tells which."""
+        super().__init__(source, module, {"codes": ".weight", "scales": scale})
+        n, k = self.shape = self.expect("codes", (torch.float8_e4m3fn,), (-1, -1))
+        blocks = [(1, max(1, k)), (max(1, n), max(1, k)), *blocks]
+        grids = [(-(-n // rows), -(-k // columns)) for rows, columns in blocks]
+        found = self.expect("scales", FLOATS + EXPONENTS, (), (1,), (n,), *grids)
+        grid = found if len(found) == 2 else (found[0] if found else 1, 1)
+        self.grid = grid
+        self.block = blocks[grids.index(grid)]
+        columns = self.block[1]
+        if grid[1] == 1:
+            self.dtype = Storage("float8", None)
+        else:
+            self.dtype = torch.float32 if columns % MIN_GROUP else Storage("float8", columns)
+
+    def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
+        scales = self.stored("scales")
+        scales = self.finite("scales", power_of_two(scales) if scales.dtype in EXPONENTS else scales).reshape(self.grid)
+        scales = scales[torch.arange(start, stop) // self.block[0]]
+        codes = self.stored("codes", start, stop)
+        if isinstance(self.dtype, Storage):
+            return QuantizedRows(self.dtype, codes.view(torch.uint8), scales)
+        return codes.float() * scales.repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]]

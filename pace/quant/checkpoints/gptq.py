@@ -1,0 +1,129 @@
+"""GPTQ, as AutoGPTQ and GPTQModel store it.
+
+    qweight int32 [K bits / 32, N]    u, along K: the fields of a column follow each other, the lowest bits first
+    qzeros  int32 [G, N bits / 32]    zero points along N, each less 1 in the first version of the format ("gptq"), as they are in "gptq_v2"
+    scales  float [G, N]
+    g_idx   int32 [K]                 the group of each input; in any order where columns were quantised by activation (desc_act)
+
+    W[n, k] = (u[k, n] - zero[g_idx[k], n]) * scales[g_idx[k], n]
+
+Which modules have how many bits, and groups of what size, the shapes tell; so `dynamic`, which gives them by patterns of names, need not
+be read. Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.quant.checkpoints.method import Method, modules_with, read_bits, read_flag, read_group_size, read_name, refused, wrong
+from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, TensorSource, unpack
+
+BITS = (2, 3, 4, 8)
+FORMATS = {"gptq": 1, "gptq_v2": 2}
+STEP = 4096
+"""Rows whose zero points are looked at together; a multiple of 32."""
+
+
+@dataclass(frozen=True)
+class GPTQ(Method):
+    name: ClassVar[str] = "GPTQ"
+
+    bits: int
+    group_size: int | None
+    """None: whole columns of qweight, that is rows of the matrix."""
+    version: int
+    """In version 1 zero points are stored less 1."""
+    uniform: bool
+    """All quantised modules have `bits` and `group_size`."""
+    desc_act: bool
+    """Columns may be in groups in any order, which g_idx gives."""
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> GPTQ:
+        checkpoint_format = read_name(raw, "checkpoint_format", read_name(raw, "format", "gptq"))
+        if checkpoint_format not in FORMATS:
+            raise refused("checkpoint_format", checkpoint_format, f"readable are {', '.join(FORMATS)}: save the model in one of these, or take the original")
+        if raw.get("is_marlin_format"):
+            raise refused("is_marlin_format", True, "take the checkpoint in the format gptq, or the original")
+        if read_name(raw, "pack_dtype", "int32") != "int32":
+            raise refused("pack_dtype", raw["pack_dtype"], "int32 is; take the original checkpoint")
+        if raw.get("rotation"):
+            raise refused("rotation", raw["rotation"], "the model's inputs would have to be rotated; take the original checkpoint")
+        if not isinstance(raw.get("dynamic") or {}, dict):
+            raise wrong("dynamic", "an object or null", raw["dynamic"])
+        return cls(
+            bits=read_bits(raw, BITS),
+            group_size=read_group_size(raw, default=-1),
+            version=FORMATS[checkpoint_format],
+            uniform=not raw.get("dynamic"),
+            desc_act=read_flag(raw, "desc_act", False),
+        )
+
+    def matrices(self, source: TensorSource) -> Iterator[GPTQMatrix]:
+        for module in modules_with(source, ".qweight"):
+            yield GPTQMatrix(source, module, self)
+
+
+class GPTQMatrix(IntegerMatrix):
+    def __init__(self, source: TensorSource, module: str, method: GPTQ):
+        parts = {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales"}
+        super().__init__(source, module, parts, optional={"groups": ".g_idx"})
+        height, n = self.expect("codes", (torch.int32,), (-1, -1))
+        count, _ = self.expect("scales", FLOATS, (-1, n))
+        _, zero_words = self.expect("zeros", (torch.int32,), (count, -1))
+        self.bits = method.bits if method.uniform else 32 * zero_words // max(1, n)
+        if self.bits not in BITS or 32 * zero_words != n * self.bits or 32 * height % self.bits or min(n, height, count) < 1:
+            raise ValueError(
+                f"{module}: qweight {[height, n]} and qzeros {[count, zero_words]} are not of {method.bits if method.uniform else '2, 3, 4 or 8'} bits, "
+                "as quantization_config says; download the checkpoint again"
+            )
+        self.version = method.version
+        self.shape = (n, 32 * height // self.bits)
+        self.groups = self._read_groups(method, count)
+        # Whatever the config's `sym` says: the zero points are few, and they know.
+        middle = 1 << (self.bits - 1)
+        self.symmetric = all((self._stored_zeros(row, min(row + STEP, n)) == middle).all() for row in range(0, n, STEP))
+        source.release(self.parts["zeros"])
+        self.settle(self.symmetric)
+
+    def _read_groups(self, method: GPTQ, count: int) -> Groups:
+        k = self.shape[1]
+        size = method.group_size or k
+        if not method.uniform or self.has("groups"):
+            size = size if -(-k // size) == count else -(-k // count)
+        if -(-k // size) != count:
+            raise ValueError(f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {-(-k // size)} of {k} inputs")
+        if not self.has("groups"):
+            if method.desc_act:
+                raise ValueError(f"{self.module}: quantization_config.desc_act needs the tensor {self.module}.g_idx, which the checkpoint lacks")
+            return Groups(k, count, size)
+        self.expect("groups", (torch.int32, torch.int64), (k,))
+        index = self.stored("groups").long()
+        if index.min() < 0 or index.max() >= count:
+            raise ValueError(f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}")
+        if not method.desc_act and not index.any():  # what some writers leave there
+            return Groups(k, count, size)
+        return Groups(k, count, size, index)
+
+    def codes(self, start: int, stop: int) -> Tensor:
+        return unpack(self.columns("codes", start, stop), self.bits)
+
+    def scales(self, start: int, stop: int) -> Tensor:
+        return self.finite("scales", self.columns("scales", start, stop))
+
+    def zeros(self, start: int, stop: int) -> Tensor | None:
+        return None if self.symmetric else self._stored_zeros(start, stop)
+
+    def _stored_zeros(self, start: int, stop: int) -> Tensor:
+        first, last = start // 32 * self.bits, -(-stop // 32) * self.bits  # words, by 32 zero points
+        words = self.columns("zeros", first, min(last, self.info("zeros")[1][1])).t()
+        if self.version == 1 and self.bits != 3:
+            # As GPTQModel adds: to a word, with carries, which undoes its own subtraction also where a zero point is 0.
+            words = words + sum(1 << shift for shift in range(0, 32, self.bits))
+        zeros = unpack(words, self.bits)[:, start % 32 :][:, : stop - start].t().to(torch.int16)
+        return (zeros + 1) % 8 if self.version == 1 and self.bits == 3 else zeros

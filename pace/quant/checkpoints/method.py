@@ -1,0 +1,95 @@
+"""What every way of storing quantised checkpoints is: the fields of `quantization_config` it reads, and how its matrices are found."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from pace.quant.checkpoints.stored import StoredMatrix, TensorSource
+
+MAX_GROUP = 1 << 24
+"""No row is longer."""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """One `quant_method`, with what config.json says of it."""
+
+    name: ClassVar[str]
+    """As a person writes it."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Endings of tensors of a quantised module that nothing here needs, such as static scales of activations."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Method:
+        """Of a `quantization_config`. Raises ValueError for values that make no sense, NotImplementedError for what cannot be read."""
+
+    @abstractmethod
+    def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
+        """Of a checkpoint. What is not quantised, and tensors that belong to nothing, are left over. Raises ValueError where
+        tensors contradict each other or the config."""
+
+
+def modules_with(source: TensorSource, *suffixes: str) -> list[str]:
+    """Modules that have a tensor with one of these endings, each once, in the order of the checkpoint."""
+    return list(dict.fromkeys(name.removesuffix(suffix) for name in source.tensors for suffix in suffixes if name.endswith(suffix)))
+
+
+def modules_stored_as(source: TensorSource, *dtypes: torch.dtype) -> list[str]:
+    """Modules whose weight has one of these dtypes."""
+    return [name.removesuffix(".weight") for name, (dtype, _) in source.tensors.items() if name.endswith(".weight") and dtype in dtypes]
+
+
+# ---------------------------------------------------------------------------------------------- fields of quantization_config
+
+
+def wrong(field: str, allowed: str, value: Any) -> ValueError:
+    return ValueError(f"config.json: quantization_config.{field} must be {allowed}; got {shown(value)}")
+
+
+def refused(field: str, value: Any, advice: str) -> NotImplementedError:
+    return NotImplementedError(f"config.json: quantization_config.{field} = {shown(value)} is not implemented; {advice}")
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def read_bits(raw: dict[str, Any], allowed: tuple[int, ...], field: str = "bits") -> int:
+    bits = raw.get(field)
+    if type(bits) is not int or bits not in allowed:
+        raise wrong(field, " or ".join([", ".join(map(str, allowed[:-1])), str(allowed[-1])] if len(allowed) > 1 else [str(allowed[0])]), bits)
+    return bits
+
+
+def read_group_size(raw: dict[str, Any], field: str = "group_size", default: int | None = None) -> int | None:
+    """None for -1, which stands for whole rows."""
+    size = raw.get(field, default)
+    if size is None or size == -1:
+        return None
+    if type(size) is not int or not 1 <= size <= MAX_GROUP:
+        raise wrong(field, f"-1 (a whole row) or an integer in 1..{MAX_GROUP}", size)
+    return size
+
+
+def read_flag(raw: dict[str, Any], field: str, default: bool) -> bool:
+    value = raw.get(field, default)
+    if type(value) is not bool:
+        raise wrong(field, "true or false", value)
+    return value
+
+
+def read_name(raw: dict[str, Any], field: str, default: str) -> str:
+    """A name in lower case; null stands for the default."""
+    value = raw.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise wrong(field, "a name", value)
+    return value.lower()

@@ -1,0 +1,50 @@
+"""MXFP4: floats of 4 bits (E2M1) in blocks of 32 whose scale is a power of two (OCP Microscaling Formats 1.0), as gpt-oss has them.
+
+    weight_blocks uint8 [N, K / 32, 16]    two codes a byte, the first in the low bits; or `{module}_blocks`, or [N, K / 2]
+    weight_scales uint8 [N, K / 32]        W[n, k] = E2M1(code[n, k]) * 2^(scale[n, k // 32] - 127)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from pace.ops.storage import QuantizedRows, Storage
+from pace.quant.checkpoints.fp8 import EXPONENTS
+from pace.quant.checkpoints.method import Method, modules_with
+from pace.quant.checkpoints.stored import StoredMatrix, TensorSource, power_of_two, unpack
+
+BLOCK = 32
+
+
+@dataclass(frozen=True)
+class MXFP4(Method):
+    name: ClassVar[str] = "MXFP4"
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> MXFP4:
+        return cls()
+
+    def matrices(self, source: TensorSource) -> Iterator[MXFP4Matrix]:
+        for stem in modules_with(source, "_blocks"):
+            module = stem.removesuffix(".weight")
+            infix = stem.removeprefix(module)
+            yield MXFP4Matrix(source, module, f"{infix}_blocks", f"{infix}_scales")
+
+
+class MXFP4Matrix(StoredMatrix):
+    by_rows = ("codes", "scales")
+    dtype = Storage("int4", BLOCK, codebook="mxfp4")
+
+    def __init__(self, source: TensorSource, module: str, codes: str, scales: str):
+        super().__init__(source, module, {"codes": codes, "scales": scales})
+        n, blocks = self.expect("scales", EXPONENTS, (-1, -1))
+        self.expect("codes", (torch.uint8,), (n, blocks, BLOCK // 2), (n, blocks * BLOCK // 2))
+        self.shape = (n, blocks * BLOCK)
+
+    def read(self, start: int, stop: int) -> QuantizedRows:
+        scales = self.finite("scales", power_of_two(self.stored("scales", start, stop)))
+        return QuantizedRows(self.dtype, unpack(self.stored("codes", start, stop).flatten(1), 4), scales)

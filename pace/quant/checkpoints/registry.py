@@ -1,0 +1,66 @@
+"""`quantization_config` of config.json: which methods are read, and what is said of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.quant.checkpoints.awq import AWQ
+from pace.quant.checkpoints.bitsandbytes import BitsAndBytes
+from pace.quant.checkpoints.compressed_tensors import CompressedTensors
+from pace.quant.checkpoints.fp8 import FP8
+from pace.quant.checkpoints.gptq import GPTQ
+from pace.quant.checkpoints.method import Method, refused, wrong
+from pace.quant.checkpoints.mxfp4 import MXFP4
+
+METHODS: dict[str, type[Method]] = {
+    "gptq": GPTQ,
+    "awq": AWQ,
+    "bitsandbytes": BitsAndBytes,
+    "compressed-tensors": CompressedTensors,
+    "fp8": FP8,
+    "mxfp8": FP8,
+    "mxfp4": MXFP4,
+}
+"""`quant_method` -> how it is read."""
+
+AT_LOAD = "take the original checkpoint, and load it with quantization="
+OTHERS = {
+    "aqlm": AT_LOAD + '"int4"',
+    "quip": AT_LOAD + '"int4"',
+    "vptq": AT_LOAD + '"int4"',
+    "higgs": AT_LOAD + '"int4"',
+    "spqr": AT_LOAD + '"int4"',
+    "hqq": AT_LOAD + '"int4"',
+    "sinq": AT_LOAD + '"int4"',
+    "eetq": AT_LOAD + '"int8"',
+    "quanto": AT_LOAD + '"int8" or "int4"',
+    "torchao": AT_LOAD + '"int8" or "int4"',
+    "quark": AT_LOAD + '"int8" or "fp8"',
+    "modelopt": AT_LOAD + '"fp8" or "mxfp4"',
+    "fbgemm_fp8": AT_LOAD + '"fp8"',
+    "fp_quant": AT_LOAD + '"mxfp4"',
+    "nvfp4": AT_LOAD + '"mxfp4"',
+    "auto-round": "take a checkpoint that AutoRound exported in the format of GPTQ or AWQ, or the original",
+    "intel/auto-round": "take a checkpoint that AutoRound exported in the format of GPTQ or AWQ, or the original",
+    "bitnet": "its weights have three values, and its inputs are quantised in training; there is nothing else to take",
+    "gguf": "give the .gguf file",
+}
+"""What to do instead, of methods known by name."""
+
+
+def read_quant_method(raw: Any) -> Method | None:
+    """How the checkpoint of a config.json with this `quantization_config` is read; None for null. Raises ValueError where a field
+    makes no sense, NotImplementedError by name for what cannot be read."""
+    if raw is None:
+        return None
+    if not isinstance(raw, dict):
+        raise ValueError(f"config.json: quantization_config must be an object or null; got {str(raw)[:80]!r}")
+    # Checkpoints of early transformers say that they are bitsandbytes' by these two alone.
+    default = "bitsandbytes" if raw.get("load_in_4bit") or raw.get("load_in_8bit") else None
+    name = raw.get("quant_method") or default
+    if not isinstance(name, str):
+        raise wrong("quant_method", f"one of {', '.join(METHODS)}", name)
+    key = name.lower().removesuffix("_4bit").removesuffix("_8bit") if name.lower().startswith("bitsandbytes") else name.lower()
+    if key in METHODS:
+        return METHODS[key].from_dict(raw)
+    raise refused("quant_method", name, f"{OTHERS.get(key, AT_LOAD + 'one of its formats')}. Read are {', '.join(METHODS)}")

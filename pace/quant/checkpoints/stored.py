@@ -1,0 +1,225 @@
+"""A matrix of a quantised checkpoint: several tensors of its file, read as rows of codes and scales."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from pace.ops.storage import MIN_GROUP, QuantizedRows, Storage
+
+PIECE_BYTES = 1 << 20
+"""Tensors whose rows are not the matrix's are walked through by so much at a time, which bounds what a thread holds of them where
+they must be copied because they are not aligned."""
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class TensorSource(Protocol):
+    """A checkpoint as its files hold it (`CheckpointReader`)."""
+
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+
+    def read_stored(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) of a tensor along its first dimension, in whatever dtype; may be a view of mapped memory."""
+
+    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """The rows are not needed any more, for now."""
+
+
+class StoredMatrix(ABC):
+    """The matrix `{module}.weight [N, K]` of a checkpoint, made of the tensors in `parts`.
+
+    `dtype` says what `read` gives: a Storage for QuantizedRows, or float32 for a Tensor, where no storage holds these values (groups
+    that are no multiple of 16, or that cross rows). Immutable; threads may read different rows at once."""
+
+    by_rows: ClassVar[tuple[str, ...]] = ()
+    """Roles of the parts whose first dimension is the matrix's rows; the others are small, or lie across."""
+
+    shape: tuple[int, int]
+    dtype: Storage | torch.dtype
+    order: Tensor | None = None
+    """Of the `QuantizedRows`."""
+
+    def __init__(self, source: TensorSource, module: str, suffixes: Mapping[str, str], optional: Mapping[str, str] = {}):
+        """`suffixes`: role -> ending of the tensor's name; raises ValueError where one is missing that is not `optional`."""
+        self.source = source
+        self.module = module
+        self.parts = {role: module + suffix for role, suffix in {**suffixes, **optional}.items() if module + suffix in source.tensors}
+        if missing := [module + suffix for role, suffix in suffixes.items() if role not in self.parts]:
+            raise ValueError(f"the checkpoint has {', '.join(self.parts.values())}, but not {', '.join(missing)}, which belongs to it")
+
+    @property
+    def name(self) -> str:
+        """Of the matrix as the model knows it."""
+        return f"{self.module}.weight"
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
+        """Rows [start, stop). Raises ValueError where scales are not finite."""
+
+    def release(self, start: int, stop: int) -> None:
+        """Gives the memory back that `read(start, stop)` mapped."""
+        for role, name in self.parts.items():
+            rows = (start, stop) if role in self.by_rows else ()
+            self.source.release(name, *rows)
+
+    # ------------------------------------------------------------------------------------------------------ for subclasses
+
+    def has(self, role: str) -> bool:
+        return role in self.parts
+
+    def info(self, role: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        dtype, shape = self.source.tensors[self.parts[role]]
+        return dtype, tuple(shape)
+
+    def expect(self, role: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """The part's shape; raises ValueError unless it and the dtype are among these. A -1 in a shape is any size."""
+        dtype, shape = self.info(role)
+        if dtype not in dtypes or not any(len(shape) == len(s) and all(a in (b, -1) for a, b in zip(s, shape, strict=True)) for s in shapes):
+            wanted = " or ".join(str(list(s)).replace("-1", "any") for s in shapes)
+            names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+            raise ValueError(
+                f"tensor {self.parts[role]!r} is {str(dtype).removeprefix('torch.')} of shape {list(shape)}; "
+                f"the rest of {self.name!r} and quantization_config ask for {names} of shape {wanted}"
+            )
+        return shape
+
+    def stored(self, role: str, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.source.read_stored(self.parts[role], start, stop)
+
+    def columns(self, role: str, start: int, stop: int) -> Tensor:
+        """`[stop - start, H]`: columns [start, stop) of a part `[H, W]`, as rows."""
+        dtype, (height, width) = self.info(role)
+        found = torch.empty(stop - start, height, dtype=dtype)
+        step = max(1, PIECE_BYTES // max(1, width * dtype.itemsize))
+        for top in range(0, height, step):
+            found[:, top : top + step] = self.stored(role, top, min(top + step, height))[:, start:stop].t()
+        return found
+
+    def finite(self, role: str, values: Tensor) -> Tensor:
+        """`values` in float32; raises ValueError that names the part where they are not finite."""
+        values = values.float()
+        if not values.isfinite().all():
+            raise ValueError(f"tensor {self.parts[role]!r} holds {values[~values.isfinite()][0].item()}, which is no scale: the checkpoint is damaged")
+        return values
+
+
+class Groups:
+    """Which of G groups each of K columns belongs to, and the order in which groups are neighbours."""
+
+    def __init__(self, k: int, count: int, size: int, index: Tensor | None = None):
+        """`count` groups of `size` neighbours, the last one maybe shorter; or `index`, the group `[K]` of each column."""
+        self.k, self.count, self.size = k, count, size
+        self.order: Tensor | None = None
+        self.regular = True
+        if index is not None:
+            order = index.argsort(stable=True)
+            self.size = int(index.bincount(minlength=count).max())
+            self.regular = torch.equal(index[order], torch.arange(k) // self.size) and count == -(-k // self.size)
+            if not torch.equal(order, torch.arange(k)):
+                self.order = order
+        self.index = index
+
+    def of_columns(self) -> Tensor:
+        """int64 `[K]`: the group of each column of the stored codes."""
+        return torch.arange(self.k) // self.size if self.index is None else self.index
+
+    def storage_group(self, whole_rows: bool) -> int | None:
+        """The group of a Storage: None for whole rows if that may be; 0 where no storage has such groups."""
+        if not self.regular or self.count > 1 and self.size % MIN_GROUP:
+            return 0
+        if self.count > 1:
+            return self.size
+        return None if whole_rows else round_up(self.k, MIN_GROUP)
+
+
+class IntegerMatrix(StoredMatrix):
+    """Whole numbers of `bits` bits: `value[n, k] = (u[n, k] - zero[n, g]) * scale[n, g]`, g the group of column k, u and zero in
+    0 .. 2^bits - 1. Without zero points, zero is 2^(bits - 1): the codes are symmetric.
+
+    A storage's zero is 8 for int4 and 0 for int8. Codes of 2 and 3 bits are shifted by their zero points within int4's 16 codes, those of 5
+    to 7 bits within int8's 256; with 4 and 8 bits there is no room, and zero points become minima. Either way values are exact."""
+
+    bits: int
+    groups: Groups
+
+    @abstractmethod
+    def codes(self, start: int, stop: int) -> Tensor:
+        """uint8 `[rows, K]`: u."""
+
+    @abstractmethod
+    def scales(self, start: int, stop: int) -> Tensor:
+        """float32 `[rows, G]`, finite."""
+
+    def zeros(self, start: int, stop: int) -> Tensor | None:
+        """int16 `[rows, G]`; None: symmetric."""
+        return None
+
+    def settle(self, symmetric: bool) -> None:
+        """Sets `dtype` and `order`, once `bits` and `groups` are known. `symmetric`: `zeros` gives None."""
+        minima = not symmetric and self.bits in (4, 8)
+        group = self.groups.storage_group(whole_rows=not minima)
+        if group == 0:
+            self.dtype = torch.float32
+            return
+        self.dtype = Storage("int4" if self.bits <= 4 else "int8", group, minima)
+        self.order = self.groups.order
+
+    def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
+        codes, scales, zeros = self.codes(start, stop), self.scales(start, stop), self.zeros(start, stop)
+        middle = 1 << (self.bits - 1)
+        storage = self.dtype
+        if not isinstance(storage, Storage):
+            of_columns = self.groups.of_columns()
+            return (codes.float() - (middle if zeros is None else zeros[:, of_columns])) * scales[:, of_columns]
+        if self.order is not None:
+            codes = codes.index_select(1, self.order)
+        mins = None
+        if storage.has_mins:
+            mins = scales * (middle - zeros)
+        elif zeros is not None:
+            codes = codes - zeros.to(torch.uint8).repeat_interleave(self.groups.size, dim=1)[:, : codes.shape[1]] + middle  # modulo 256
+        shift = (8 if storage.code == "int4" else 0) - middle
+        codes = codes + shift % 256 if shift else codes
+        return QuantizedRows(storage, codes if storage.code == "int4" else codes.view(torch.int8), scales, mins, self.order)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """uint8 `[..., W * 8 * itemsize / bits]`: the fields of `bits` bits of integers `[..., W]`, the lowest first; those of 3, 5, 6 and 7
+    bits go on across words, of which there is a whole number of periods."""
+    period = bits // math.gcd(bits, 8)  # bytes after which fields begin with a byte again
+    octets = as_octets(words).unflatten(-1, (-1, period))
+    count = 8 * period // bits
+    if bits == 8:
+        return octets.flatten(-2)
+    fields = octets.new_empty(*octets.shape[:-1], count)
+    for i in range(count):
+        byte, shift = divmod(i * bits, 8)
+        field = octets[..., byte] >> shift
+        if shift + bits > 8:
+            field |= octets[..., byte + 1] << (8 - shift)
+        fields[..., i] = field & ((1 << bits) - 1)
+    return fields.flatten(-2)
+
+
+def as_octets(values: Tensor) -> Tensor:
+    """The bytes of `[..., W]`, little endian, as uint8 `[..., W * itemsize]`."""
+    if not values.is_contiguous() or values.stride(-1) != 1:  # torch calls a dimension of 1 contiguous whatever its stride
+        values = values.clone(memory_format=torch.contiguous_format)
+    return values.view(torch.uint8)
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """float32 of E8M0 bytes: 2^(byte - 127), NaN of 255."""
+    exponents = exponents.view(torch.uint8).int()
+    powers = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)  # 2^-127 is subnormal
+    return torch.where(exponents == 255, torch.nan, powers)
