@@ -217,7 +217,9 @@ class BaseModelForCausalLM(Layer):
             ignored.append(r"lm_head\.weight")
         missing = sorted(slots.keys() - names.values())
         unexpected = sorted(
-            name for name in names if names[name] not in slots and not any(re.fullmatch(p, names[name]) for p in ignored)
+            name
+            for name in names
+            if names[name] not in slots and not any(re.fullmatch(p, names[name]) for p in ignored) and not _is_bias_without_effect(reader, name)
         )
         wrong = []
         for name, (dtype, shape) in reader.tensors.items():
@@ -282,6 +284,15 @@ def _equal(a: Tensor | QuantizedRows, b: Tensor | QuantizedRows) -> bool:
         pairs = ((a.codes, b.codes), (a.scales, b.scales), (a.mins, b.mins), (a.order, b.order))
         return all(one is other or (one is not None and other is not None and torch.equal(one, other)) for one, other in pairs)
     return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
+
+
+def _is_bias_without_effect(reader: TensorReader, name: str) -> bool:
+    """Zeros, which early writers of GPTQ gave to quantised modules that have no bias."""
+    module = name.removesuffix(".bias")
+    matrix = reader.tensors.get(f"{module}.weight") if module != name else None
+    if matrix is None or not isinstance(matrix[0], Storage) or reader.tensors[name][0] not in FLOAT_DTYPES:
+        return False
+    return not reader.read(name).any()
 
 
 def _listed(names: list[str]) -> str:

@@ -46,7 +46,7 @@ class CheckpointReader:
                     use(reader.read(name, start, stop))
                     reader.release(name, start, stop)
 
-    `tensors` maps each name to a `TensorInfo(dtype, shape)`.
+    Of a checkpoint that is quantised, `QuantizedCheckpoint` makes matrices. `tensors` maps each name to a `TensorInfo(dtype, shape)`.
 
     Raises, when it is made: FileNotFoundError (no directory, no weights, a missing shard), PermissionError,
     ValueError (anything damaged or contradictory; the message names the file), NotImplementedError (a 4-bit dtype).

@@ -24,9 +24,11 @@ from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
 from pace.llm.models.op_by_op import OpByOpModel
+from pace.llm.models.quantized_checkpoint import QuantizedCheckpoint
 from pace.llm.operators import OperatorConfig, read_backend
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig, read_quantization
+from pace.quant.checkpoints import Method
 
 logger = logging.getLogger("pace")
 
@@ -96,11 +98,19 @@ def make_model(
 def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progress: bool) -> None:
     """Loads the weights of a directory or GGUF file."""
     started = time.perf_counter()
-    with GgufCheckpoint(directory) if is_gguf(directory) else CheckpointReader(directory) as reader, _naming(directory):
+    with open_checkpoint(directory, model.config.quantization_config) as reader, _naming(directory):
         with progress_bar(reader.total_bytes, f"Loading {directory.name}", progress) as report:
             model.load_weights(reader, min(threads, MAX_LOADING_THREADS), report)
         seconds = time.perf_counter() - started
         logger.info("%s: %.2f GB from %s in %.1f s", type(model).__name__, reader.total_bytes / 1e9, directory, seconds)
+
+
+def open_checkpoint(path: Path, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:
+    """The weights of a directory, which are quantised as `method` says, or of a GGUF file; to be closed by who opens them."""
+    if is_gguf(path):
+        return GgufCheckpoint(path)
+    reader = CheckpointReader(path)
+    return QuantizedCheckpoint(reader, method) if method else reader
 
 
 @contextmanager

@@ -44,12 +44,8 @@ class QuantizedCheckpoint:
                 self.tensors[matrix.name] = TensorInfo(matrix.dtype, matrix.shape)
             elif name in self._matrices:
                 raise ValueError(f"the checkpoint has {name} quantised ({', '.join(self._matrices[name].parts.values())}) and not quantised; it must have one of them")
-            elif not CACHE_SCALES.fullmatch(name) and not self._is_bias_of_zeros(name):
+            elif not CACHE_SCALES.fullmatch(name):
                 self.tensors[name] = info
-
-    def _is_bias_of_zeros(self, name: str) -> bool:
-        """What early writers of GPTQ gave to modules that have no bias."""
-        return False
 
     def column_order(self, name: str) -> Tensor | None:
         """`QuantizedRows.order` of a quantised tensor's rows."""

@@ -55,13 +55,9 @@ def scales(n: int, groups: int, dtype: torch.dtype = torch.float16) -> Tensor:
 
 
 def values(codes: list[list[int]], zeros: list[list[int]], scale: Tensor, group_of: list[int]) -> Tensor:
-    n, k = len(codes), len(codes[0])
-    weight = torch.empty(n, k, dtype=torch.float64)
-    for row in range(n):
-        for column in range(k):
-            group = group_of[column]
-            weight[row, column] = (codes[row][column] - zeros[row][group]) * float(scale[row, group])
-    return weight
+    scale = scale.double().tolist()
+    rows = [[(code - zero[group]) * factor[group] for code, group in zip(row, group_of, strict=True)] for row, zero, factor in zip(codes, zeros, scale, strict=True)]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def columns(rows: list[list[int]]) -> list[list[int]]:
@@ -142,7 +138,8 @@ def bitsandbytes_4bit(n: int, k: int, kind: str = "nf4", block: int = 64, nested
         absmax = [float(value) for value in scale]
         tensors["m.weight.absmax"] = scale
     tensors[f"m.weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-    weight = torch.tensor([float(levels[code]) * absmax[i // block] for i, code in enumerate(codes[: n * k])], dtype=torch.float64)
+    levels = levels.tolist()
+    weight = torch.tensor([levels[code] * absmax[i // block] for i, code in enumerate(codes[: n * k])], dtype=torch.float64)
     return tensors, weight.view(n, k)
 
 
@@ -194,21 +191,21 @@ def float8(n: int, k: int, block: tuple[int, int], scale_shape: tuple[int, ...] 
     codes = (torch.randn(n, k) * 20).to(torch.float8_e4m3fn)
     grid = (-(-n // block[0]), -(-k // block[1]))
     stored = torch.randint(110, 131, grid, dtype=torch.uint8) if exponents else torch.rand(grid) * 0.01 + 1e-4
-    weight = torch.empty(n, k, dtype=torch.float64)
-    for row in range(n):
-        for column in range(k):
-            scale = stored[row // block[0], column // block[1]]
-            weight[row, column] = float(codes[row, column]) * (2.0 ** (int(scale) - 127) if exponents else float(scale))
+    scale = [[2.0 ** (value - 127) if exponents else value for value in row] for row in stored.tolist()]
+    rows = [[value * scale[i // block[0]][j // block[1]] for j, value in enumerate(row)] for i, row in enumerate(codes.float().tolist())]
+    weight = torch.tensor(rows, dtype=torch.float64)
     return {"m.weight": codes, f"m.{name}": stored.reshape(scale_shape or grid)}, weight
 
 
-def mxfp4(n: int, k: int, names: tuple[str, str] = ("m.weight_blocks", "m.weight_scales"), blocked: bool = True) -> Packed:
+def mxfp4(
+    n: int, k: int, names: tuple[str, str] = ("m.weight_blocks", "m.weight_scales"), blocked: bool = True, exponents: tuple[int, int] = (100, 140)
+) -> Packed:
     codes = integers(n, k, 4)
     octets = [[row[i] | row[i + 1] << 4 for i in range(0, k, 2)] for row in codes]
-    exponents = torch.randint(100, 140, (n, k // 32), dtype=torch.uint8)
+    powers = torch.randint(*exponents, (n, k // 32), dtype=torch.uint8)
     stored = torch.tensor(octets, dtype=torch.uint8)
-    weight = [[E2M1[code] * 2.0 ** (int(exponents[i, j // 32]) - 127) for j, code in enumerate(row)] for i, row in enumerate(codes)]
-    return {names[0]: stored.view(n, k // 32, 16) if blocked else stored, names[1]: exponents}, torch.tensor(weight, dtype=torch.float64)
+    weight = [[E2M1[code] * 2.0 ** (int(powers[i, j // 32]) - 127) for j, code in enumerate(row)] for i, row in enumerate(codes)]
+    return {names[0]: stored.view(n, k // 32, 16) if blocked else stored, names[1]: powers}, torch.tensor(weight, dtype=torch.float64)
 
 
 def relative_error(found: Tensor, weight: Tensor) -> float:
