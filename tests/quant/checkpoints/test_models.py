@@ -167,6 +167,7 @@ def test_what_a_progress_bar_is_told_adds_up(tmp_path):
             assert read == reader.total_bytes
 
 
-def test_a_checkpoint_that_is_quantised_is_not_quantised_again(tmp_path):
-    with pytest.raises(ValueError, match="quantised already"):
-        load(save_quantized(tmp_path, "gptq"), quantization="int4")
+def test_what_is_quantised_stays_and_the_rest_may_be(tmp_path):
+    model = load_model(save_quantized(tmp_path, "gptq"), "float32", "torch", progress=False, quantization="int8")
+    found = {part: matrix.plan.storage for matrix in model.matrices() for part in matrix.parts}
+    assert found["lm_head"] == Storage("int8", None) and found["model.layers.0.mlp.down_proj"] == Storage("int4", 32)
