@@ -34,7 +34,7 @@ from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine import Engine
-from pace.llm.logits import Filter, LogitsProcessor, largest
+from pace.llm.logits import Filter, Processors, largest
 from pace.llm.requests import Batch
 from pace.llm.sampler import PromptLogprobs, draw, uniform
 from pace.llm.sequence import Sequence, Span, TokenLogprob
@@ -69,7 +69,7 @@ class Ranking:
     wants_argmax_only = False
     takes_drafts = False
 
-    def __init__(self, processors: list[LogitsProcessor], filters: list[Filter], num_kept: int | None, num_logprobs: int | None) -> None:
+    def __init__(self, processors: Processors, filters: list[Filter], num_kept: int | None, num_logprobs: int | None) -> None:
         """`num_kept` likeliest tokens are kept, likeliest first; None for all, in the order of their ids, to draw from."""
         self.processors = processors
         self.filters = filters
@@ -81,8 +81,7 @@ class Ranking:
         tokens = span.sequence.tokens
         log_probabilities = ops.log_softmax(logits[:1])[0]
         own = None if self.num_logprobs is None else log_probabilities.numpy().copy()
-        for processor in self.processors:
-            processor.process_(log_probabilities, tokens)
+        self.processors.process_(log_probabilities, tokens)
         if int(ops.argmax(log_probabilities[None])[0]) < 0:
             raise ValueError(f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token")
         for keep_ in self.filters:
@@ -336,6 +335,7 @@ class BeamSearch:
                 f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors, or ask for less"
             )
         now = time.perf_counter()
+        self.rows[0].times.num_preemptions = sum(sequence.times.num_preemptions for sequence in self._sequences)
         for row, hypothesis in zip_longest(self.rows, hypotheses[: len(self.rows)]):
             if hypothesis is not None:
                 row.tokens, row.stopping, row.logprobs = hypothesis.tokens, hypothesis.stopping, hypothesis.logprobs

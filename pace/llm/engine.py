@@ -200,13 +200,12 @@ class Engine:
     def discard_later(self, sequence: Sequence) -> None:
         """Has a sequence removed, now or before the next step. Waits for nothing, so a finaliser may call it at any moment."""
         self._discarded.append(sequence)
-        if self.turn.enter_if_free():
-            with self.turn:
-                self._discard()
+        self.turn.call_if_free(self._discard)
 
     def _discard(self) -> None:
         while self._discarded:
-            self._cancel(self._discarded.popleft())
+            self._cancel(self._discarded[0])
+            self._discarded.popleft()  # afterwards: interrupted, it is still there to be removed
 
     def check_idle(self) -> None:
         """Raises AssertionError where nothing runs or waits and blocks are leaked, held twice, or held by no one."""

@@ -15,7 +15,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.detokenizer import decode
 from pace.llm.engine import Engine
 from pace.llm.inputs import Prompts, read_prompts
-from pace.llm.logits import build_filters, build_processors
+from pace.llm.logits import Processors, build_filters, build_processors
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.requests import Batch, Request, Stream
 from pace.llm.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
@@ -101,8 +101,8 @@ class Generator:
         num_spared = branching(len(end_tokens))
 
         def make_policy() -> Ranking:
-            processors, filters = build_processors(config, len(row), end_tokens), build_filters(config, num_spared)
-            return Ranking(processors, filters, None if config.do_sample else num_spared * config.num_beams, config.logprobs)
+            processors = Processors(lambda: build_processors(config, len(row), end_tokens))
+            return Ranking(processors, build_filters(config, num_spared), None if config.do_sample else num_spared * config.num_beams, config.logprobs)
 
         return BeamSearch(row, limit, config, self._stopping(config, limit, end_tokens), make_policy, prepared.seeds[index])
 
@@ -110,7 +110,7 @@ class Generator:
         return StoppingCriteria(limit, end_tokens, StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None)
 
     def _policy(self, config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int], seed: int) -> Policy:
-        processors = build_processors(config, num_prompt_tokens, end_tokens)
+        processors = Processors(lambda: build_processors(config, num_prompt_tokens, end_tokens))
         if not processors and not config.do_sample and config.logprobs is None:
             return Greedy()
         return Sampling(processors, build_filters(config), seed if config.do_sample else None, config.logprobs)
@@ -156,6 +156,8 @@ class Generator:
                 raise ValueError(f"{name}={num_top} asks for more tokens than the vocabulary's {vocab_size}")
         if config.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer")
+        if any([token] in (config.bad_words_ids or ()) for token in self._end_tokens(config)):
+            logger.warning("bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that")
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ changed in place. OpenAI's penalties stand beside the repetition penalty, where 
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +17,6 @@ import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
-
-logger = logging.getLogger("pace")
 
 
 class LogitsProcessor:
@@ -218,10 +215,7 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
     if config.no_repeat_ngram_size:
         processors.append(NoRepeatNgram(config.no_repeat_ngram_size))
     if config.bad_words_ids:
-        words = [word for word in config.bad_words_ids if word not in [[token] for token in end_tokens]]
-        if len(words) < len(config.bad_words_ids):
-            logger.warning("bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that")
-        processors.append(BadWords(words))
+        processors.append(BadWords([word for word in config.bad_words_ids if word not in [[token] for token in end_tokens]]))
     if config.min_new_tokens and end_tokens:
         processors.append(MinNewTokens(config.min_new_tokens, end_tokens, num_prompt_tokens))
     for function in config.logits_processors or ():
@@ -229,6 +223,25 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
     for processor in processors:
         processor.num_prompt_tokens = num_prompt_tokens
     return processors
+
+
+class Processors:
+    """The processors of one sequence, in their order. Where one is broken off while it follows its tokens, by Ctrl-C in whichever
+    thread steps, nobody knows their states: then all are made anew."""
+
+    def __init__(self, make: Callable[[], list[LogitsProcessor]]) -> None:
+        self._make = make
+        self._made: list[LogitsProcessor] | None = make()
+
+    def __bool__(self) -> bool:
+        return self._made != []
+
+    def process_(self, logits: Tensor, tokens: list[int]) -> None:
+        """Changes `logits [V]` in place after `tokens`, prompt and output."""
+        processors, self._made = self._make() if self._made is None else self._made, None
+        for processor in processors:
+            processor.process_(logits, tokens)
+        self._made = processors
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -23,11 +23,13 @@ class Request:
     cancel, several at once. A request that nobody holds any more is cancelled.
     """
 
+    _engine: Engine | None = None  # where Ctrl-C strikes before it has one
+
     def __init__(
         self, engine: Engine, sequence: Sequence, priority: int, tokenizer: Any, stop_strings: list[str] | None, output_of: Callable[[Sequence], GenerateOutput]
     ) -> None:
-        self._engine = engine
         self._sequence = sequence
+        self._engine = engine
         self._tokenizer = tokenizer
         self._stop_strings = stop_strings
         self._output_of = output_of
@@ -67,6 +69,8 @@ class Request:
         Raises TimeoutError after `timeout` seconds, looked at between steps (the request goes on, and may be asked again), and
         what went wrong with the request itself.
         """
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+            raise TypeError(f"timeout must be a number of seconds, or None to wait for as long as it takes; got {timeout!r}")
         deadline = math.inf if timeout is None else time.perf_counter() + timeout
         self._wait(self._sequence.max_length, deadline)
         return self._output_of(self._sequence)
@@ -103,7 +107,8 @@ class Request:
 
     def __del__(self) -> None:
         # No lock here: a collection may happen inside a step of this very thread.
-        self._engine.discard_later(self._sequence)
+        if self._engine is not None:
+            self._engine.discard_later(self._sequence)
 
 
 class Stream:
@@ -184,9 +189,10 @@ class Batch:
             group = next(self.groups, None)
             if group is None:
                 return
-            self._live += range(len(self.rows), len(self.rows) + len(group))
+            first = len(self.rows)
             self._num_told += [len(sequence.tokens) for sequence in group]
             self.rows += group
+            self._live += range(first, len(self.rows))  # once they are there: Ctrl-C may strike in between, and `_abort` looks them up
             if not is_cancelled:
                 self._submit(group)
 

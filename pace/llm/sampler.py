@@ -54,8 +54,8 @@ class Sampling:
     wants_argmax_only = False
     takes_drafts = True
 
-    def __init__(self, processors: list[Any], filters: list[Any], seed: int | None, num_logprobs: int | None) -> None:
-        """`processors` and `filters` are those of `logits.py`; without a seed the largest logit is taken; `num_logprobs` most
+    def __init__(self, processors: Any, filters: list[Any], seed: int | None, num_logprobs: int | None) -> None:
+        """`processors`, with `process_`, and `filters` are those of `logits.py`; without a seed the largest logit is taken; `num_logprobs` most
         likely tokens are recorded beside the chosen one, None for no record."""
         self.processors = processors
         self.filters = filters
@@ -80,8 +80,7 @@ class Sampling:
 
     def _choose_one(self, ops: Any, raw: Tensor, tokens: list[int], sequence: Sequence) -> int:
         logits = torch.from_numpy(raw.numpy().copy())
-        for processor in self.processors:
-            processor.process_(logits, tokens)
+        self.processors.process_(logits, tokens)
         num_generated = len(tokens) - sequence.num_prompt_tokens
         largest = int(ops.argmax(logits[None])[0])
         if largest < 0 or logits[largest] == -math.inf:

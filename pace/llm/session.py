@@ -63,8 +63,9 @@ class Session:
     session belongs to one thread at a time; different sessions, and generations, may run at once.
     """
 
+    _is_closed = True  # until it is made, which Ctrl-C may prevent
+
     def __init__(self, engine: Engine) -> None:
-        self._is_closed = True
         self._engine = engine
         self._sequence = Sequence([], policy=None, stopping=NeverStops(), max_length=engine.max_length)
         with engine.turn:

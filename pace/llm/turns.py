@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 _WAKE_SECONDS = 0.1
@@ -62,16 +63,21 @@ class TurnLock:
         self.is_inside = False
         self._release()
 
-    def enter_if_free(self) -> bool:
-        """Takes the lock if nobody has it, without waiting for a turn. A finaliser may ask, wherever it strikes: in the middle
-        of a step, or of this file, of the same thread."""
-        if self._mutex.locked():
-            return False
-        with self._mutex:
-            if self._owner is None:
-                self._owner = threading.get_ident()
-                return True
-        return False
+    def call_if_free(self, action: Callable[[], None]) -> bool:
+        """Calls `action` with the lock held if nobody has it, without waiting for a turn; whether it did. A finaliser may ask, wherever
+        it strikes: in the middle of a step, or of this file, of the same thread."""
+        me, is_mine = threading.get_ident(), False
+        try:
+            if not self._mutex.locked():
+                with self._mutex:
+                    if self._owner is None:
+                        self._owner, is_mine = me, True
+                if is_mine:
+                    action()
+        finally:
+            if is_mine:
+                self._release()
+        return is_mine
 
     def _release(self) -> None:
         """Hands over, if this thread is the owner."""

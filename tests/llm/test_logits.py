@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.logits import FrequencyPresencePenalty, LogitsProcessor, NoRepeatNgram, RepetitionPenalty, build_filters, build_processors
+from pace.llm.logits import FrequencyPresencePenalty, LogitsProcessor, NoRepeatNgram, Processors, RepetitionPenalty, build_filters, build_processors
 from tests.support import backend, backends
 
 VOCAB = 40
@@ -189,6 +189,32 @@ def test_logits_that_apply_returns_would_be_lost() -> None:
     assert torch.equal(ours(SamplingConfig(logits_processors=[Returning()]), [1], torch.zeros(VOCAB), 1), torch.ones(VOCAB)), "in place, and told"
     with pytest.raises(NotImplementedError, match="must define apply"):
         ours(SamplingConfig(logits_processors=[LogitsProcessor()]), [1], torch.zeros(VOCAB), 1)
+
+
+class BrokenOff(LogitsProcessor):
+    strikes = [3]
+
+    def accept(self, token: int) -> None:
+        if token in self.strikes:
+            self.strikes.remove(token)
+            raise KeyboardInterrupt
+
+    def apply(self, logits: torch.Tensor) -> None:
+        logits[self.seen] += 1.0
+
+
+def test_an_interrupted_processor_is_made_anew() -> None:
+    """By itself it can only say that nobody knows its state."""
+    alone, BrokenOff.strikes = BrokenOff(), [3, 3]
+    processors = Processors(lambda: [RepetitionPenalty(2.0), BrokenOff()])
+    for interrupted in (lambda: alone.sync([1, 3]), lambda: processors.process_(torch.ones(VOCAB), [1, 3])):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    with pytest.raises(RuntimeError, match="BrokenOff was interrupted while it followed its tokens"):
+        alone.sync([1, 3])
+    logits = torch.ones(VOCAB)
+    processors.process_(logits, [1, 3])
+    assert logits[:5].tolist() == [1.0, 1.5, 1.0, 1.5, 1.0]
 
 
 def test_what_is_no_processor_is_told() -> None:

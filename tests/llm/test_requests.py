@@ -14,6 +14,8 @@ from pace.llm.generator import Generator
 from pace.llm.requests import Request
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import CONFIGS, Odd, check_idle, make_generator, random_prompts, with_length
+from tests.llm.test_engine import make_sequence
+from tests.support import functions_in, interrupted_before_line
 
 
 def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig) -> None:
@@ -160,6 +162,9 @@ def test_a_request_that_takes_too_long_goes_on() -> None:
         request.result(timeout=0.05)
     generator.engine.model.hook = lambda batch: None
     assert 0 < len(request.tokens) < 500 == len(request.result(timeout=60).generated_token_ids[0])
+    for wrong in ("1", True):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+            request.result(wrong)
 
 
 def test_a_request_that_fails_fails_alone() -> None:
@@ -192,19 +197,44 @@ class Struck(Odd):
 
 
 def test_ctrl_c_leaves_a_request_that_can_be_asked_again() -> None:
-    """Only one whose processor was struck in the middle of its state is lost, and says so."""
+    """Also one whose processor was struck in the middle of its state."""
     generator = make_generator(FakeModel(eos_bias=-50.0))
     config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, repetition_penalty=1.2)
-    expected = generator.generate([1, 2], config).generated_token_ids
+    torn_config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, logits_processors=[Struck()])
+    expected, torn_expected = (generator.generate(*asked).generated_token_ids for asked in (([1, 2], config), ([3], torn_config)))
     Struck.strikes = [5]
-    request, torn = generator.add_request([1, 2], config), generator.add_request([3], SamplingConfig(max_new_tokens=20, logits_processors=[Struck()]))
+    request, torn = generator.add_request([1, 2], config), generator.add_request([3], torn_config)
     with pytest.raises(KeyboardInterrupt):
         request.result()
     assert 0 < len(request.tokens) < 20 and not request.done
     assert request.result().generated_token_ids == expected
-    with pytest.raises(RuntimeError, match="Struck was interrupted while it followed its tokens"):
-        torn.result()
+    assert not Struck.strikes and torn.result().generated_token_ids == torn_expected
     check_idle(generator)
+
+
+def test_ctrl_c_at_any_line_of_a_batch_leaves_nothing() -> None:
+    number, goes_on = 0, True
+    while goes_on:
+        number += 1
+        generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=3)
+        call = lambda: generator.generate([[1, 2], [3], [4], [5, 6], [7]], SamplingConfig(max_new_tokens=2))
+        goes_on = interrupted_before_line(number, call, functions_in("requests.py"))
+        check_idle(generator)
+    assert number > 100, "every line was struck"
+
+
+def test_ctrl_c_while_a_dropped_request_leaves(monkeypatch) -> None:
+    engine = make_generator(FakeModel(eos_bias=-50.0)).engine
+    sequence = make_sequence(engine.model, [1] * 40, 5)
+    engine.submit([sequence])
+
+    def interrupt(sequence) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(engine.cache, "free", interrupt)
+        engine.discard_later(sequence)
+    engine.check_idle()
 
 
 def test_a_request_that_nobody_holds_leaves() -> None:
@@ -214,6 +244,14 @@ def test_a_request_that_nobody_holds_leaves() -> None:
     assert generator.engine.cache.used_bytes > 0
     del request
     check_idle(generator)
+
+
+def test_a_warning_comes_once_for_a_call(caplog) -> None:
+    generator = make_generator()
+    for config in (SamplingConfig(num_beams=3), SamplingConfig(do_sample=True, num_return_sequences=3)):
+        caplog.clear()
+        generator.generate([[1], [2]], config.merge_from(SamplingConfig(bad_words_ids=[[0], [5]], max_new_tokens=2)))
+        assert ["bad_words_ids holds an end token" in record.message for record in caplog.records] == [True]
 
 
 def test_what_a_request_cannot_be_is_told() -> None:

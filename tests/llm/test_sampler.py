@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
 from pace.llm.engine import Engine
-from pace.llm.logits import build_filters, build_processors
+from pace.llm.logits import Processors, build_filters, build_processors
 from pace.llm.sampler import Greedy, Sampler, Sampling, accept_drafts, draw, mix, token_logprob, uniform
 from pace.llm.sequence import Sequence, Span
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
@@ -131,7 +131,7 @@ class LargeOperations(TorchDispatchMode):
 def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     native = pytest.importorskip("pace.ops.native")
     config = SamplingConfig(**fields).merge_from(SamplingConfig())
-    policy = Sampling(build_processors(config, 3, []), build_filters(config), 5 if config.do_sample else None, None) if fields else Greedy()
+    policy = Sampling(Processors(lambda: build_processors(config, 3, [])), build_filters(config), 5 if config.do_sample else None, None) if fields else Greedy()
     sequence = Sequence([1, 2, 3], policy, None, 10)
     logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     with LargeOperations() as seen:

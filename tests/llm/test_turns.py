@@ -68,6 +68,23 @@ def test_asking_from_inside_is_an_error_and_keeps_the_lock() -> None:
         lock.is_inside = True
         with pytest.raises(ValueError, match="within its own step"), lock:
             pass
-        assert not lock.enter_if_free()
+        assert not lock.call_if_free(pytest.fail)
         lock.is_inside = False
-    assert lock.enter_if_free() and not lock.enter_if_free()
+
+
+def is_free(lock: TurnLock) -> bool:
+    """Whether another thread gets it."""
+    other = threading.Thread(target=lambda: lock.__enter__() and lock.__exit__(None, None, None), daemon=True)
+    other.start()
+    other.join(0.3)
+    return not other.is_alive()
+
+
+def test_an_interrupted_finaliser_keeps_no_lock() -> None:
+    """It may be the last that its thread does with the engine: who waits cannot wait for it to ask again."""
+    lock, calls = TurnLock(), []
+    assert lock.call_if_free(lambda: calls.append(is_free(lock))) and calls == [False], "held meanwhile"
+    for number in range(1, 8):  # up to the call of `action`
+        lock = TurnLock()
+        assert interrupted_before_line(number, lambda: lock.call_if_free(calls.clear), lambda code: code.co_name == "call_if_free", lambda line: "with " in line)
+        assert calls and is_free(lock), f"kept by an interrupt before line {number}"
