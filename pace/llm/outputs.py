@@ -28,7 +28,7 @@ class Metrics:
     decode_tokens_per_second: float
     """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there are none."""
     num_preemptions: int
-    """How often one of its sequences gave way to others, and went on later."""
+    """How often one of its sequences gave way to others, and went on later; of a beam search all its beams, told with its first row."""
     num_drafted_tokens: int
     num_accepted_tokens: int
     """Of the drafted tokens, those that were kept."""
@@ -67,10 +67,12 @@ class Metrics:
         reused = f" ({self.num_reused_tokens} of them reused)" if self.num_reused_tokens else ""
         drafted = f", {self.num_accepted_tokens} of {self.num_drafted_tokens} drafted tokens accepted" if self.num_drafted_tokens else ""
         drafted += f" ({self.draft_speedup:.2f} times as fast as without)" if self.draft_speedup else ""
+        waited = f", waited {self.seconds_waiting:.2f} s" if self.seconds_waiting >= 0.05 else ""
+        preempted = f", preemptions: {self.num_preemptions}" if self.num_preemptions else ""
         return (
             f"{self.num_prompt_tokens} prompt{reused} + {self.num_generated_tokens} new tokens in {self.total_seconds:.2f} s: first token after "
             f"{self.seconds_to_first_token * 1e3:.0f} ms, prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
-            f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}"
+            f"decode {self.decode_tokens_per_second:,.0f} tokens/s{drafted}{waited}{preempted}"
         )
 
 

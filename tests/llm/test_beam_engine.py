@@ -53,7 +53,8 @@ def test_a_cache_of_any_kind_too_small_for_all_changes_nothing(num_blocks: int, 
     generator = make_generator(num_blocks, max_tokens_per_step=24, cache_options=options)
     check = generator.engine.cache.check_integrity
     generator.engine.model.hook = lambda batch: check(generator.engine.scheduler.sequences())
-    assert rows_of(generator.generate(prompts, config)) == expected
+    out = generator.generate(prompts, config)
+    assert rows_of(out) == expected and (out.metrics.num_preemptions > 0 or num_blocks > 9)
     generator.engine.check_idle()
 
 

@@ -58,7 +58,7 @@ def test_a_higher_priority_takes_the_place_of_one_that_runs_and_gives_it_back() 
     assert second.result().finish_reasons == ["length"] and not equal.tokens and len(first.tokens) == 2, "one after the other, in order of arrival"
     assert equal.result() and len(first.tokens) == 2
     out = first.result()
-    assert out.metrics.num_preemptions == 1 and second.result().metrics.num_preemptions == 0
+    assert out.metrics.num_preemptions == 1 and str(out.metrics).endswith(", preemptions: 1") and second.result().metrics.num_preemptions == 0
     assert sum(computed) == 30 + 9 + 2 * (20 + 9), "there was room for the blocks of all: nothing was computed twice"
     assert_as_alone_with(generator, first, low, config)
     check_idle(generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,6 +67,7 @@ def test_each_row_has_metrics_of_its_own() -> None:
     requests = [generator.add_request([token], SamplingConfig(max_new_tokens=5)) for token in (1, 2, 3)]
     waits = [request.result().metrics.seconds_waiting for request in requests]
     assert waits[2] > max(4 * 0.002, *waits[:2]), "two at a time: the third waited for five steps of theirs"
+    assert str(replace(out.metrics, seconds_waiting=1.5)).endswith(", waited 1.50 s")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: " ".join(sorted(config.explicit_fields)))
