@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import queue
 import shutil
 import threading
@@ -17,6 +18,7 @@ from transformers import TextStreamer as HFTextStreamer
 from pace.llm import BaseStreamer, CallbackStreamer, GenerateOutput, LLMModel, SamplingConfig, TextStreamer
 from pace.llm.models import model_utils
 from pace.llm.models.checkpoint import CheckpointReader
+from pace.llm.sampler import draw, uniform
 from tests.support import backends
 
 BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
@@ -60,6 +62,24 @@ def test_64_greedy_tokens_are_those_of_transformers(checkpoint, backend: str, fa
     out = load(folder, backend).generate([prompt.tolist() for prompt in prompts], SamplingConfig(max_new_tokens=64))
     assert out.generated_token_ids == [theirs(oracle, prompt, 64) for prompt in prompts]
     assert out.texts == [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in out.generated_token_ids]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoint, backend: str, family: str, monkeypatch) -> None:
+    """Processors and filters by themselves are compared in test_logits.py; here with each model's logits, and in their order."""
+    folder, oracle, _ = checkpoint(family)
+    everything = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [9, 11]], "min_new_tokens": 6, "eos_token_id": list(range(90))}
+    filters = [{"temperature": 0.7, "top_k": 20}, {"top_p": 0.8, "top_k": 0}, {"min_p": 0.03, "typical_p": 0.8}, {"temperature": 1.5, "top_p": 0.9, **everything}]
+    for seed, fields in enumerate(filters):
+        fields = {"do_sample": True, "max_new_tokens": 24, **fields}
+        numbers = map(uniform, itertools.repeat(seed), itertools.count())
+        monkeypatch.setattr(torch, "multinomial", lambda weights, num_samples: torch.tensor([[draw(weights[0], next(numbers))]]))
+        prompt = random_ids(seed, 30)
+        with torch.no_grad():
+            expected = oracle.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), pad_token_id=0, **{"eos_token_id": None, **fields})
+        config = SamplingConfig(seed=seed, ignore_eos="eos_token_id" not in fields, **fields)
+        assert load(folder, backend).generate(prompt, config).output_token_ids.tolist() == expected.tolist()
+        assert next(numbers) == uniform(seed, expected.shape[1] - 30), "one number for each token"
 
 
 @pytest.mark.parametrize("count", [2, 17, 33])
