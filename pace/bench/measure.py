@@ -31,6 +31,7 @@ from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria
 from pace.ops import native
+from pace.quant import read_quantization
 
 MIB = 2**20
 CACHE_SHARE = 0.8
@@ -61,7 +62,12 @@ class Subject:
 
 
 def load(
-    model_or_shape: str, dtype: str = "bfloat16", backend: str = "native", num_threads: int | None = None, kv_cache_dtype: str = "auto"
+    model_or_shape: str,
+    dtype: str = "bfloat16",
+    backend: str = "native",
+    num_threads: int | None = None,
+    kv_cache_dtype: str = "auto",
+    quantization: Any = None,
 ) -> Subject:
     """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that raises, and
     ValueError for an unknown `kv_cache_dtype`."""
@@ -71,10 +77,11 @@ def load(
         use_threads(num_threads)
         model_class, config = read_config(SHAPES[model_or_shape])
         model = model_class(config, parse_dtype(dtype), select_ops(backend))
+        model.quantize(read_quantization(quantization))
         model.load_weights(RandomWeights(model), _C.get_num_threads())
     else:
         with hint_of_shape(model_or_shape):
-            model = load_model(model_or_shape, dtype, backend, num_threads=num_threads)
+            model = load_model(model_or_shape, dtype, backend, num_threads=num_threads, quantization=quantization)
     seconds = time.perf_counter() - started
     model.kv_dtype = kv_dtype
     engine = Engine.create(executable(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE))
@@ -201,6 +208,7 @@ class Result:
             "pace": pace.__version__,
             "model": subject.name,
             "dtype": str(subject.model.dtype).removeprefix("torch."),
+            "quantization": subject.model.quantization and subject.model.quantization.to_dict(),
             "kv_cache_dtype": str(subject.model.kv_dtype).removeprefix("torch."),
             "backend": subject.backend,
             "isa": self.limits.isa,

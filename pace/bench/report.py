@@ -14,6 +14,8 @@ def table(result: Result) -> str:
     """The figures beside the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
     dtype, kv_dtype = (str(dtype).removeprefix("torch.") for dtype in (subject.model.dtype, subject.model.kv_dtype))
+    if subject.model.quantization:
+        dtype = str(subject.model.quantization.format)
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     if result.depth:
         tokens, decode = f"prefill of {result.prompt}, decode of {result.batch} x {result.generated} at {result.depth} tokens", f"decode at {result.depth}"

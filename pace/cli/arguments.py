@@ -16,7 +16,7 @@ from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.operators import read_backend
 
 MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "pin_threads", "max_seq_len", "kv_cache_bytes", "kv_cache_dtype", "kv_cache_type", "bmc_rows", "prefix_cache_bytes")
-MODEL_OPTIONS += ("backend", "revision", "cache_dir", "local_files_only")
+MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only")
 """Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows it."""
 
 
@@ -35,6 +35,7 @@ def add_loading_arguments(group: argparse._ActionsContainer) -> None:
     """How a model is loaded: `MODEL_OPTIONS`."""
     group.add_argument("--tokenizer", dest="tokenizer_name_or_path", default=argparse.SUPPRESS, metavar="PATH_OR_HUB_ID", help="where it is not with the model")
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
+    add_quantization_argument(group, argparse.SUPPRESS)
     group.add_argument("--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says")
     group.add_argument("--pin-threads", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help="each thread on a CPU of its own, for a process that has its CPUs to itself")
     group.add_argument("--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for")
@@ -52,6 +53,19 @@ def add_loading_arguments(group: argparse._ActionsContainer) -> None:
 def add_kv_cache_dtype_argument(group: argparse._ActionsContainer, default: str) -> None:
     explanation = "of keys and values: auto (default: that of the weights), bfloat16, float16, float32, or int8, which takes about half of bfloat16's memory"
     group.add_argument("--kv-cache-dtype", default=default, metavar="NAME", help=explanation)
+
+
+def add_quantization_argument(group: argparse._ActionsContainer, default: str | None) -> None:
+    def quantization(text: str) -> Any:
+        from pace.quant import read_quantization
+
+        try:
+            return read_quantization(json.loads(text) if text.lstrip().startswith("{") else text)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    explanation = "hold the weights as int8, int4, nf4, fp4, mxfp4, mxfp8 or fp8; or, as JSON, arguments of QuantizationConfig: '{\"format\": \"int4\", \"group\": 32}'"
+    group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
 
 
 def add_backend_argument(group: argparse._ActionsContainer, default: str) -> None:

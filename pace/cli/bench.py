@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pace.cli.arguments import add_backend_argument, add_kv_cache_dtype_argument, count
+from pace.cli.arguments import add_backend_argument, add_kv_cache_dtype_argument, add_quantization_argument, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path, .gguf file or Hub id), or a shape of --list, run with random weights")
     parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
+    add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
     parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of a prompt (default: 512); decode starts from it, unless --context says otherwise")
     parser.add_argument("--context", type=count, metavar="N", help="decode with so many positions in the cache of each sequence: random numbers, not a computed prompt")
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("say what to measure: a checkpoint, or a shape of `pace bench --list`")
     if arguments.plot:
         report.check_plot(arguments.plot)
-    subject = measure.load(arguments.model, arguments.dtype, arguments.backend, arguments.num_threads, arguments.kv_cache_dtype)
+    subject = measure.load(arguments.model, arguments.dtype, arguments.backend, arguments.num_threads, arguments.kv_cache_dtype, arguments.quantization)
     result = measure.measure(subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context)
     print(report.table(result))
     if arguments.profile:

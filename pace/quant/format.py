@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -79,7 +79,8 @@ class Format(ABC):
         return {"format": self.name, **asdict(self)}
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.storage})"
+        other = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self) if getattr(self, field.name) != field.default)
+        return f"{self.name} ({other})" if other else self.name
 
 
 def check_finite(x: Tensor, name: str) -> None:
@@ -90,7 +91,7 @@ def check_finite(x: Tensor, name: str) -> None:
 
 
 def as_packed(scales: Tensor) -> Tensor:
-    """Rounded to 11 bits, as they are packed: a float16 times a power of two of the row."""
+    """Rounded to 11 bits (at most 2^-11 off, relatively), as they are packed: a float16 times a power of two of the row."""
     mantissa, exponent = torch.frexp(scales.double())
     return torch.ldexp((mantissa * 2048).round(), exponent - 11).float()
 
@@ -100,3 +101,10 @@ def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.abs().amax(-1)
     return x / torch.where(largest > 0, largest, 1.0)[..., None], largest
 
+
+def count_below(x: Tensor, bounds: list[float]) -> Tensor:
+    """How many of the bounds lie below each element, uint8: for few bounds twice as fast as `torch.bucketize`."""
+    count = (x > bounds[0]).view(torch.uint8)
+    for bound in bounds[1:]:
+        count += (x > bound).view(torch.uint8)
+    return count

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pace.ops.storage import CODEBOOKS, Storage
 from pace.quant.fp8 import e4m3_codes
-from pace.quant.format import Format
+from pace.quant.format import Format, count_below
 
 BLOCK = 32
 E8M0_RANGE = (-127, 127)
@@ -49,7 +49,7 @@ class MXFP4(Microscaling):
 
     @staticmethod
     def _codes(x: Tensor) -> Tensor:
-        return torch.bucketize(x.abs(), _E2M1_BOUNDS) + 8 * (x < 0)
+        return count_below(x.abs(), _E2M1_BOUNDS) | (x < 0).view(torch.uint8) << 3
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class MXFP8(Microscaling):
         return e4m3_codes(x)
 
 
-def _bounds_to_even(levels: Tensor) -> Tensor:
-    """For `bucketize`, which gives a bound itself to the level below: halfway between two levels, and just below that where the
+def _bounds_to_even(levels: Tensor) -> list[float]:
+    """For `count_below`, which gives a bound itself to the level below: halfway between two levels, and just below that where the
     level above has the even code."""
     halfway = (levels[:-1] + levels[1:]) / 2
     above_is_even = torch.arange(1, len(levels)) % 2 == 0
-    return torch.where(above_is_even, torch.nextafter(halfway, torch.zeros(())), halfway)
+    return torch.where(above_is_even, torch.nextafter(halfway, torch.zeros(())), halfway).tolist()
 
 
 _E2M1_BOUNDS = _bounds_to_even(torch.tensor(CODEBOOKS["mxfp4"][:8]))

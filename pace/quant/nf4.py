@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.ops.storage import CODEBOOKS, Storage
-from pace.quant.format import Format, normalize
+from pace.quant.format import Format, count_below, normalize
 
 NESTED_BLOCK = 256
 """Scales that share a scale, with double quantisation."""
@@ -33,8 +33,7 @@ class Codebook(Format):
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scales = normalize(x)
         bounds, order = _ascending(self.name)
-        codes = order[torch.bucketize(x, bounds)]
-        return codes, scales, None
+        return order[count_below(x, bounds).int()], scales, None
 
     def _final_scales(self, scales: Tensor) -> Tensor:
         return nested(scales) if self.double_quantization else scales
@@ -53,17 +52,18 @@ class FP4(Codebook):
 
 
 @cache
-def _ascending(codebook: str) -> tuple[Tensor, Tensor]:
+def _ascending(codebook: str) -> tuple[list[float], Tensor]:
     """Bounds halfway between ascending levels, and the codes of these."""
     levels = torch.tensor(CODEBOOKS[codebook])
     ascending = levels.unique()
-    return (ascending[:-1] + ascending[1:]) / 2, torch.stack([(levels == level).nonzero()[0, 0] for level in ascending])
+    codes = torch.stack([(levels == level).nonzero()[0, 0] for level in ascending])
+    return ((ascending[:-1] + ascending[1:]) / 2).tolist(), codes.to(torch.uint8)
 
 
 def nested(scales: Tensor) -> Tensor:
     """`scales [R, G]` as double quantisation holds them: less their mean in a row, in blocks of 256 by the largest, each the nearest of
     `dynamic_levels`."""
-    mean = scales.mean(1, keepdim=True)
+    mean = scales.double().mean(1, keepdim=True).float()
     levels = dynamic_levels()
     bounds = (levels[:-1] + levels[1:]) / 2
     held = []

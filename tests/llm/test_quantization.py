@@ -1,0 +1,373 @@
+"""Models held in fewer bits: the weights are those that the format gives, and all that is promised of bits holds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pace.assets import TINY, TINY_DRAFT
+from pace.cli import main
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, QuantizationConfig, SamplingConfig
+from pace.llm.layers import Embedding, TiedLMHead
+from pace.llm.models.model_list import read_config
+from pace.ops import native, reference
+from pace.ops.storage import QuantizedRows, Storage
+from pace.quant import FORMATS, Int4, Int8, read_format
+from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
+from tests.support import TensorDict, prefill
+
+GREEDY = SamplingConfig(max_new_tokens=40, ignore_eos=True)
+FORMATS_AND_MORE = [*FORMATS, {"format": "int4", "symmetric": False}, {"format": "int8", "group": 32}]
+
+
+def _kernels_are_there() -> bool:
+    try:
+        native.weight_nbytes(16, 32, Int8().storage)
+        return True
+    except NotImplementedError:
+        return False
+
+
+on_kernels = pytest.mark.skipif(not _kernels_are_there(), reason="the kernels cannot multiply quantised weights yet")
+
+
+def make(config_json: dict, ops=reference, dtype=torch.float32, quantization=None):
+    """A model without weights."""
+    model_class, config = read_config(config_json)
+    model = model_class(config, dtype, ops)
+    model.quantize(quantization)
+    return model
+
+
+def read(folder) -> tuple[dict, dict[str, torch.Tensor]]:
+    return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+
+
+def dequantized(config_json: dict, state: dict[str, torch.Tensor], config: QuantizationConfig) -> dict[str, torch.Tensor]:
+    """The checkpoint whose matrices have gone through their formats, tensor by tensor as it is stored."""
+    model = make(config_json)
+    kinds = {part: "embedding" if isinstance(matrix, Embedding) else "lm_head" if part == "lm_head" else "format" for matrix in model.matrices() for part in matrix.parts}
+    formats = config.for_modules(kinds, isinstance(model.lm_head, TiedLMHead))
+    return {name: format.quantize(tensor).dequantize() if (format := formats.get(name.removesuffix(".weight"))) else tensor for name, tensor in state.items()}
+
+
+def load(config_json: dict, state: dict[str, torch.Tensor], **options):
+    model = make(config_json, **options)
+    model.load_weights(TensorDict(state), workers=2)
+    model.kv_dtype = torch.float32
+    return model
+
+
+@functools.cache
+def tiny(quantization: str | None = "int4", **options) -> LLMModel:
+    return LLMModel(TINY, quantization=quantization, progress=False, **options)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    return [torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in lengths]
+
+
+# -- weights -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
+def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
+    """On torch the same bits as a float32 model that holds them."""
+    config = QuantizationConfig(**quantization) if isinstance(quantization, dict) else QuantizationConfig(quantization)
+    config_json, state = read(TINY)
+    ids = torch.tensor(prompts(50)[0])
+    expected = prefill(load(config_json, dequantized(config_json, state, config)), reference, ids)
+    found = prefill(load(config_json, state, dtype=torch.bfloat16, quantization=config), reference, ids)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, prefill(load(config_json, state), reference, ids))
+
+
+@on_kernels
+@pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
+def test_kernels_are_as_near_as_quantised_inputs_allow(quantization) -> None:
+    """Each product of integers rounds its input to max / 127 of a group, a relative error of peak / (127 sqrt 12) with peaks of 2 to 4 times
+    the mean; errors of the products before the logits add up as independent ones. What float8 multiplies is not rounded."""
+    config = QuantizationConfig(**quantization) if isinstance(quantization, dict) else QuantizationConfig(quantization)
+    config_json, state = read(TINY)
+    ids = torch.tensor(prompts(50)[0])
+    expected = prefill(load(config_json, dequantized(config_json, state, config)), reference, ids)
+    found = prefill(load(config_json, state, ops=native, quantization=config), native, ids)
+    relative = ((found - expected).norm() / expected.norm()).item()
+    products = 4 * config_json["num_hidden_layers"] + 1
+    bound = 4 / (127 * math.sqrt(12)) * math.sqrt(products) if config.format.storage.code != "float8" else 1e-4
+    assert relative <= bound
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
+def test_every_architecture(variant: int, tmp_path) -> None:
+    pytest.importorskip("transformers")
+    model_type, _, fields = VARIANTS[variant]
+    save_tiny(tmp_path, model_type, fields)
+    config_json, state = read(tmp_path)
+    ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(variant))
+    for config in (QuantizationConfig("int4", group=16), QuantizationConfig("int8")):
+        expected = load(config_json, dequantized(config_json, state, config))
+        found = load(config_json, state, quantization=config)
+        assert torch.equal(prefill(found, reference, ids), prefill(expected, reference, ids))
+        assert all(matrix.weight.storage in (Int4(16).storage, Int8().storage) for matrix in found.matrices())
+
+
+def storages(model) -> dict[str, Storage | torch.dtype]:
+    return {part: matrix.weight.storage for matrix in model.matrices() for part in matrix.parts}
+
+
+def test_what_is_said_of_modules_is_done() -> None:
+    config_json, state = read(TINY)
+    config = QuantizationConfig("int4", group=32, embedding="int4", overrides={"*.down_proj": "int8", "model.layers.1.*": None, "*.3.*.v_proj": {"format": "int4", "group": 16}})
+    model = load(config_json, state, dtype=torch.bfloat16, quantization=config)
+    found = storages(model)
+    assert found["model.layers.0.self_attn.q_proj"] == found["model.layers.0.mlp.up_proj"] == Storage("int4", 32)
+    assert found["model.layers.0.mlp.down_proj"] == Storage("int8", None)
+    assert found["model.embed_tokens"] == Storage("int4", 64)
+    assert {found[name] for name in found if ".layers.1." in name} == {torch.bfloat16}
+    assert found["model.layers.3.self_attn.q_proj"] == found["model.layers.3.self_attn.v_proj"] == Storage("int4", 16), "one matrix, in what holds all its parts"
+    ids = torch.tensor(prompts(30)[0])
+    assert torch.equal(prefill(model, reference, ids), prefill(load(config_json, dequantized(config_json, state, config)), reference, ids))
+
+
+def test_parts_that_no_storage_holds_become_floats(caplog) -> None:
+    """With the values that were asked for, and a word about it."""
+    config_json, state = read(TINY)
+    config = QuantizationConfig("int4", overrides={"*.k_proj": "fp8", "*.0.*.up_proj": None})
+    with caplog.at_level(logging.WARNING, logger="pace"):
+        model = load(config_json, state, quantization=config)
+    assert {record.message.partition(" are one matrix")[0] for record in caplog.records} == {
+        "q_proj (int4, group 64), k_proj (float8, group 128), v_proj (int4, group 64)",
+        "gate_proj (int4, group 64), up_proj (floats)",
+    }
+    assert storages(model)["model.layers.2.self_attn.q_proj"] == torch.float32
+    ids = torch.tensor(prompts(30)[0])
+    assert torch.equal(prefill(model, reference, ids), prefill(load(config_json, dequantized(config_json, state, config)), reference, ids))
+
+
+class QuantizedReader(TensorDict):
+    """A checkpoint some of whose matrices are quantised, as readers of such checkpoints present them."""
+
+    def __init__(self, state: dict[str, torch.Tensor | QuantizedRows]):
+        self.state = state
+        self.tensors = {name: (source.storage if isinstance(source, QuantizedRows) else source.dtype, tuple(source.shape)) for name, source in state.items()}
+
+    def column_order(self, name: str) -> torch.Tensor | None:
+        return self.state[name].order
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor | QuantizedRows:
+        rows = self.state[name]
+        if isinstance(rows, torch.Tensor):
+            return rows[start:stop]
+        pieces = [part if part is None else part[start:stop] for part in (rows.codes, rows.scales, rows.mins)]
+        return QuantizedRows(rows.storage, *pieces, rows.order)
+
+
+def quantized_checkpoint() -> tuple[dict, dict[str, torch.Tensor | QuantizedRows]]:
+    """The bundled model with a format for each kind of projection, its head apart, and floats."""
+    config_json, state = read(TINY)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"] * 1.5
+    formats = {"q_proj": "int4", "k_proj": {"format": "int4", "symmetric": False, "group": 32}, "v_proj": "int8", "o_proj": "nf4", "gate_proj": "mxfp4"}
+    formats |= {"up_proj": "mxfp4", "down_proj": "fp8", "lm_head": "int8"}
+    for name, tensor in state.items():
+        if format := formats.get(name.split(".")[-2]):
+            state[name] = (read_format(**format) if isinstance(format, dict) else read_format(format)).quantize(tensor)
+    return config_json | {"tie_word_embeddings": False}, state
+
+
+def permuted(rows: QuantizedRows, order: torch.Tensor) -> QuantizedRows:
+    return QuantizedRows(rows.storage, rows.codes, rows.scales, rows.mins, order)
+
+
+def test_what_comes_quantised_stays_as_it_is() -> None:
+    config_json, state = quantized_checkpoint()
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    for name in ("q_proj", "k_proj", "v_proj"):  # one order for the three, in layer 1; different ones in layer 2
+        first, second = f"model.layers.1.self_attn.{name}.weight", f"model.layers.2.self_attn.{name}.weight"
+        state[first] = permuted(state[first], order)
+        state[second] = permuted(state[second], order.roll(ord(name[0])))
+    model = make(config_json, dtype=torch.bfloat16)
+    model.load_weights(QuantizedReader(state), workers=2)
+    model.kv_dtype = torch.float32
+    found = storages(model)
+    assert found["model.layers.0.self_attn.q_proj"] == found["model.layers.1.self_attn.k_proj"] == Storage("int8", 32, has_mins=True)
+    assert found["model.layers.2.self_attn.q_proj"] == found["model.embed_tokens"] == torch.bfloat16
+    assert found["model.layers.3.mlp.gate_proj"] == Storage("int4", 32, codebook="mxfp4") and found["lm_head"] == Storage("int8", None)
+    values = {name: rows.dequantize() if isinstance(rows, QuantizedRows) else rows for name, rows in state.items()}
+    for name in values:
+        if name.startswith("model.layers.2.self_attn") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
+            values[name] = values[name].bfloat16()
+    ids = torch.tensor(prompts(30)[0])
+    assert torch.equal(prefill(model, reference, ids), prefill(load(config_json, values), reference, ids))
+
+
+def test_what_is_quantised_already_is_not_quantised_again() -> None:
+    config_json, state = quantized_checkpoint()
+    model = make(config_json, quantization=QuantizationConfig("int8"))
+    with pytest.raises(ValueError, match=r"quantised already \(model.layers.0.*, and 35 more tensors\).*quantization=None"):
+        model.load_weights(QuantizedReader(state))
+    assert model.nbytes == 0
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_quantised_head_and_embedding_that_are_equal_are_one(changed) -> None:
+    config_json, state = read(TINY)
+    assert config_json["tie_word_embeddings"]
+    state["model.embed_tokens.weight"] = Int8(group=32).quantize(state["model.embed_tokens.weight"])
+    head = Int8(group=32).quantize(state["model.embed_tokens.weight"].dequantize())
+    head.scales[-1, -1] *= 2 if changed else 1
+    model = make(config_json)
+    model.load_weights(QuantizedReader(state | {"lm_head.weight": head}))
+    assert isinstance(model.lm_head, TiedLMHead) != changed
+
+
+def test_weights_that_cannot_be_quantised_are_named() -> None:
+    config_json, state = read(TINY)
+    state["model.layers.3.mlp.up_proj.weight"][7, 5] = torch.nan
+    with pytest.raises(ValueError, match="model.layers.3.mlp.up_proj.weight holds nan"):
+        load(config_json, state, quantization=QuantizationConfig("int4"))
+
+
+# -- bits ----------------------------------------------------------------------------------------------------------------------
+
+
+@on_kernels
+@pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "fp8"])
+def test_a_sequence_has_the_same_tokens_and_logits_in_every_company(quantization) -> None:
+    model, rows = tiny(quantization), prompts(40, 3, 70, 17, 200)
+    alone = [model.generate(row, GREEDY).generated_token_ids[0] for row in rows]
+    assert model.generate(rows, GREEDY).generated_token_ids == alone
+    assert model.generate(rows[::-1], GREEDY).generated_token_ids == alone[::-1]
+    together = model.score(rows)
+    assert all(torch.equal(model.score(row)[0], scores) for row, scores in zip(rows, together))
+    with model.session() as session:  # token by token, and in chunks of 3
+        logits = [session.append([token]) for token in rows[2]]
+        session.truncate(0)
+        assert torch.equal(torch.cat(logits), session.append(rows[2], logits="all"))
+        session.truncate(0)
+        chunks = [session.append(rows[2][start : start + 3], logits="all") for start in range(0, len(rows[2]), 3)]
+        assert torch.equal(torch.cat(logits), torch.cat(chunks))
+
+
+@on_kernels
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_programs_eager_kernels_and_threads_have_the_same_bits(quantization) -> None:
+    rows = prompts(30, 50)
+    expected = tiny(quantization).score(rows)
+    for options in ({"backend": "native-eager"}, {"num_threads": 1}, {"num_threads": 3}):
+        with LLMModel(TINY, quantization=quantization, progress=False, **options) as other:
+            assert all(map(torch.equal, other.score(rows), expected)), options
+
+
+@on_kernels
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_drafts_change_no_token(quantization) -> None:
+    rows = prompts(40, 17)
+    for config in (PromptLookupConfig(), DraftModelConfig(TINY_DRAFT)):
+        with LLMModel(TINY, quantization=quantization, spec_config=config, progress=False) as drafting:
+            out = drafting.generate(rows, GREEDY)
+            drafting._engine.check_idle()
+            report = drafting.memory_report()
+        assert out.generated_token_ids == tiny(quantization).generate(rows, GREEDY).generated_token_ids
+    assert out.metrics.num_drafted_tokens > 0
+    assert report.compression("draft GatedMLP") > (1.8 if quantization == "int8" else 3)
+
+
+def test_a_draft_model_has_the_format_without_what_is_said_of_modules() -> None:
+    config = QuantizationConfig("int4", overrides={"model.layers.4.*": None})
+    with LLMModel(TINY, quantization=config, spec_config=DraftModelConfig(TINY_DRAFT), backend="torch", progress=False) as model:
+        draft = model._engine.drafter.source.model.model
+        assert draft.quantization == QuantizationConfig("int4")
+        assert {matrix.weight.storage for matrix in draft.matrices()} == {Int8().storage, Int4().storage}
+
+
+@on_kernels
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_an_int8_cache_prefixes_and_beams(quantization) -> None:
+    (row,) = prompts(90)
+    beams = SamplingConfig(num_beams=3, max_new_tokens=12, num_return_sequences=2)
+    with LLMModel(TINY, quantization=quantization, kv_cache_dtype="int8", progress=False) as model, LLMModel(
+        TINY, quantization=quantization, kv_cache_dtype="int8", prefix_cache_bytes=0, progress=False
+    ) as without:
+        first, second = (model.generate(row + [7, 8], GREEDY) for _ in range(2))
+        fresh = without.generate(row + [7, 8], GREEDY)
+        assert second.metrics.num_reused_tokens >= 80 and fresh.metrics.num_reused_tokens == 0
+        assert first.generated_token_ids == second.generated_token_ids == fresh.generated_token_ids
+        several = model.generate([row, row[:20]], beams)
+        assert [*several.generated_token_ids[2:]] == without.generate(row[:20], beams).generated_token_ids
+        model._engine.check_idle()
+
+
+# -- memory --------------------------------------------------------------------------------------------------------------------
+
+
+@on_kernels
+@pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
+def test_memory_is_what_was_planned(quantization) -> None:
+    config_json, state = read(TINY)
+    config = QuantizationConfig(**quantization) if isinstance(quantization, dict) else QuantizationConfig(quantization)
+    model = make(config_json, native, torch.bfloat16, config)
+    planned = model.planned_nbytes(native, torch.bfloat16)
+    model.load_weights(TensorDict(state))
+    assert model.nbytes == planned
+    ideal = sum(
+        matrix.n * matrix.k * ((Int8() if isinstance(matrix, Embedding) and config.format.storage.code == "int4" else config.format).bits_per_weight(matrix.k) / 8)
+        for matrix in model.matrices()
+    )
+    vectors = 4 * (model.num_weights - sum(matrix.n * matrix.k for matrix in model.matrices()))
+    assert ideal <= planned - vectors <= 1.03 * ideal, "headers, and rows padded to panels"
+
+
+@on_kernels
+def test_what_does_not_fit_is_refused_by_its_quantised_size(monkeypatch) -> None:
+    config_json, state = read(TINY)
+    size = make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).planned_nbytes(native, torch.bfloat16)
+    monkeypatch.setattr("pace.llm.models.base_model.available_memory_bytes", lambda: size)
+    make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).load_weights(TensorDict(state))
+    with pytest.raises(MemoryError, match="as bfloat16.*quantization='int4', which takes a quarter"):
+        make(config_json, native, torch.bfloat16).load_weights(TensorDict(state))
+    monkeypatch.setattr("pace.llm.models.base_model.available_memory_bytes", lambda: size - 1)
+    with pytest.raises(MemoryError, match="as they are quantised"):
+        make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).load_weights(TensorDict(state))
+
+
+@on_kernels
+def test_the_report_tells_bytes_by_part_and_how_many_times_smaller_they_are() -> None:
+    report = tiny("int4").memory_report()
+    assert report.compression("GatedMLP") == pytest.approx(16 / 4.25, rel=0.02) and report.compression("Embedding", 32) == pytest.approx(4, rel=0.02)
+    assert report.compression() == pytest.approx(sum(report.weight_counts.values()) * 2 / sum(report.weights.values()))
+    plain = tiny(None).memory_report()
+    assert plain.weight_counts == report.weight_counts and plain.compression("Attention") == pytest.approx(1, rel=0.01)
+    lines = {line.split("  ")[0]: line.split() for line in str(report).splitlines()}
+    assert lines["weights: GatedMLP"][-1] == f"{report.compression('GatedMLP'):.2f}" and lines["all weights"][-2] == f"{report.compression(bits=32):.2f}"
+
+
+# -- what users type -----------------------------------------------------------------------------------------------------------
+
+
+def test_synonyms_and_mistakes() -> None:
+    with LLMModel(TINY, load_in_4bit=True, backend="torch", progress=False) as model:
+        assert model._model.quantization == QuantizationConfig("nf4")
+    for arguments, told in (({"quantization": "int5"}, "int8"), ({"quantization": "int4", "load_in_8bit": True}, "both"), ({"quantization": {"overrides": {"*.qproj": None}}}, "'*.q_proj'")):
+        with pytest.raises(ValueError, match=told.replace("*", r"\*")):
+            LLMModel(TINY, progress=False, **arguments)
+
+
+def test_the_command_line(capsys) -> None:
+    arguments = ["generate", "Once upon a time", "--max-new-tokens", "8", "--json", "--backend", "torch"]
+    texts = {}
+    for quantization in ("int8", '{"format": "int4", "group": 32, "lm_head": null}'):
+        assert main([*arguments, "--quantization", quantization]) == 0
+        texts[quantization] = json.loads(capsys.readouterr().out)["generated_token_ids"]
+        given = json.loads(quantization) if quantization.startswith("{") else quantization
+        with LLMModel(TINY, quantization=given, backend="torch", progress=False) as model:
+            assert texts[quantization] == model.generate("Once upon a time", SamplingConfig(max_new_tokens=8)).generated_token_ids
+    with pytest.raises(SystemExit):
+        main([*arguments, "--quantization", "int3"])
+    assert "did you mean 'int8'" in capsys.readouterr().err
