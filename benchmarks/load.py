@@ -1,6 +1,6 @@
 """Loading time and peak memory of a random checkpoint of Qwen2.5-0.5B's shape, for every combination asked for.
 
-    python benchmarks/load.py [--stored bfloat16 float16 float32] [--dtype bfloat16] [--kinds safetensors] [--layers 24] [--model DIR]
+    python benchmarks/load.py [--stored bfloat16 float16 float32] [--dtype bfloat16 int4] [--kinds safetensors] [--layers 24] [--model DIR]
 
 Each load runs in a process of its own. Printed are a table and, as the last line, one JSON object. `bound` is the promise:
 1.1 times the resident weights + 300 MB; `above start` is peak resident memory less what the process had after its imports.
@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 DTYPES = ("bfloat16", "float16", "float32")
+FORMATS = ("int8", "int4", "nf4", "fp4", "mxfp4", "mxfp8", "fp8")
 KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-legacy")
 ALLOWED_FACTOR, ALLOWED_BYTES = 1.1, 300_000_000
 
@@ -65,7 +66,7 @@ def write_checkpoint(folder: Path, stored: torch.dtype, kind: str, **changes: in
 
 
 def measure(folder: Path, dtype: str, num_threads: int | None = None) -> dict:
-    """Loads in a new process; bytes and seconds."""
+    """Loads in a new process, in a dtype or a format of `quantization=`; bytes and seconds."""
     command = [sys.executable, __file__, "--load", str(folder), "--dtype", dtype]
     if num_threads:
         command += ["--threads", str(num_threads)]
@@ -80,7 +81,8 @@ def load_here(folder: str, dtype: str, num_threads: int | None) -> dict:
 
     start_bytes = memory("VmRSS")
     began, cpu_began = time.perf_counter(), time.process_time()
-    model = load_model(folder, dtype, progress=False, num_threads=num_threads)
+    kind = {"dtype": dtype} if dtype in DTYPES else {"quantization": dtype}
+    model = load_model(folder, **kind, progress=False, num_threads=num_threads)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     weights = sum(model.resident_bytes().values())
     stored = sum(path.stat().st_size for path in Path(folder).iterdir())
@@ -105,7 +107,7 @@ def memory(field: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stored", nargs="+", choices=DTYPES, default=list(DTYPES), help="dtype of the checkpoint")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="dtype to load as")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES + FORMATS, default=["bfloat16"], help="dtype to load as, or format to quantise to")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["safetensors"])
     parser.add_argument("--layers", type=int, default=QWEN["num_hidden_layers"])
     parser.add_argument("--threads", type=int)

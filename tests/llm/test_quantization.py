@@ -26,17 +26,6 @@ GREEDY = SamplingConfig(max_new_tokens=40, ignore_eos=True)
 FORMATS_AND_MORE = [*FORMATS, {"format": "int4", "symmetric": False}, {"format": "int8", "group": 32}]
 
 
-def _kernels_are_there() -> bool:
-    try:
-        native.weight_nbytes(16, 32, Int8().storage)
-        return True
-    except NotImplementedError:
-        return False
-
-
-on_kernels = pytest.mark.skipif(not _kernels_are_there(), reason="the kernels cannot multiply quantised weights yet")
-
-
 def make(config_json: dict, ops=reference, dtype=torch.float32, quantization=None):
     """A model without weights."""
     model_class, config = read_config(config_json)
@@ -88,7 +77,6 @@ def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
     assert not torch.equal(found, prefill(load(config_json, state), reference, ids))
 
 
-@on_kernels
 @pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
 def test_kernels_are_as_near_as_quantised_inputs_allow(quantization) -> None:
     """Each product of integers rounds its input to max / 127 of a group, a relative error of peak / (127 sqrt 12) with peaks of 2 to 4 times
@@ -100,7 +88,7 @@ def test_kernels_are_as_near_as_quantised_inputs_allow(quantization) -> None:
     found = prefill(load(config_json, state, ops=native, quantization=config), native, ids)
     relative = ((found - expected).norm() / expected.norm()).item()
     products = 4 * config_json["num_hidden_layers"] + 1
-    bound = 4 / (127 * math.sqrt(12)) * math.sqrt(products) if config.format.storage.code != "float8" else 1e-4
+    bound = 4 / (127 * math.sqrt(12)) * math.sqrt(products) if config.format.storage.code != "float8" else 1e-5
     assert relative <= bound
 
 
@@ -207,10 +195,17 @@ def test_what_comes_quantised_stays_as_it_is() -> None:
     assert torch.equal(prefill(model, reference, ids), prefill(load(config_json, values), reference, ids))
 
 
-def test_what_is_quantised_already_is_not_quantised_again() -> None:
+def test_what_is_quantised_already_is_not_quantised_again(caplog) -> None:
+    """A config has what is left in floats; where nothing is, it cannot be meant."""
     config_json, state = quantized_checkpoint()
-    model = make(config_json, quantization=QuantizationConfig("int8"))
-    with pytest.raises(ValueError, match=r"quantised already \(model.layers.0.*, and 35 more tensors\).*quantization=None"):
+    model = make(config_json, quantization=QuantizationConfig("int4"))
+    with caplog.at_level(logging.WARNING, logger="pace"):
+        model.load_weights(QuantizedReader(state))
+    assert "36 tensors of this checkpoint are quantised already and stay as they are" in caplog.text
+    assert storages(model)["model.embed_tokens"] == Int8().storage and storages(model)["model.layers.0.self_attn.o_proj"].codebook == "nf4"
+    state["model.embed_tokens.weight"] = Int8().quantize(state["model.embed_tokens.weight"])
+    model = make(config_json, quantization=QuantizationConfig("int4"))
+    with pytest.raises(ValueError, match=r"quantised already \(model.*, and 36 more tensors\).*quantization=None"):
         model.load_weights(QuantizedReader(state))
     assert model.nbytes == 0
 
@@ -237,7 +232,6 @@ def test_weights_that_cannot_be_quantised_are_named() -> None:
 # -- bits ----------------------------------------------------------------------------------------------------------------------
 
 
-@on_kernels
 @pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "fp8"])
 def test_a_sequence_has_the_same_tokens_and_logits_in_every_company(quantization) -> None:
     model, rows = tiny(quantization), prompts(40, 3, 70, 17, 200)
@@ -255,7 +249,6 @@ def test_a_sequence_has_the_same_tokens_and_logits_in_every_company(quantization
         assert torch.equal(torch.cat(logits), torch.cat(chunks))
 
 
-@on_kernels
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_programs_eager_kernels_and_threads_have_the_same_bits(quantization) -> None:
     rows = prompts(30, 50)
@@ -265,7 +258,6 @@ def test_programs_eager_kernels_and_threads_have_the_same_bits(quantization) -> 
             assert all(map(torch.equal, other.score(rows), expected)), options
 
 
-@on_kernels
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_drafts_change_no_token(quantization) -> None:
     rows = prompts(40, 17)
@@ -287,7 +279,6 @@ def test_a_draft_model_has_the_format_without_what_is_said_of_modules() -> None:
         assert {matrix.weight.storage for matrix in draft.matrices()} == {Int8().storage, Int4().storage}
 
 
-@on_kernels
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_an_int8_cache_prefixes_and_beams(quantization) -> None:
     (row,) = prompts(90)
@@ -307,7 +298,6 @@ def test_an_int8_cache_prefixes_and_beams(quantization) -> None:
 # -- memory --------------------------------------------------------------------------------------------------------------------
 
 
-@on_kernels
 @pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
 def test_memory_is_what_was_planned(quantization) -> None:
     config_json, state = read(TINY)
@@ -324,7 +314,6 @@ def test_memory_is_what_was_planned(quantization) -> None:
     assert ideal <= planned - vectors <= 1.03 * ideal, "headers, and rows padded to panels"
 
 
-@on_kernels
 def test_what_does_not_fit_is_refused_by_its_quantised_size(monkeypatch) -> None:
     config_json, state = read(TINY)
     size = make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).planned_nbytes(native, torch.bfloat16)
@@ -337,7 +326,6 @@ def test_what_does_not_fit_is_refused_by_its_quantised_size(monkeypatch) -> None
         make(config_json, native, torch.bfloat16, QuantizationConfig("int4")).load_weights(TensorDict(state))
 
 
-@on_kernels
 def test_the_report_tells_bytes_by_part_and_how_many_times_smaller_they_are() -> None:
     report = tiny("int4").memory_report()
     assert report.compression("GatedMLP") == pytest.approx(16 / 4.25, rel=0.02) and report.compression("Embedding", 32) == pytest.approx(4, rel=0.02)

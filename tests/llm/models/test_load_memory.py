@@ -22,6 +22,10 @@ OVERHEAD_BYTES = 48 << 20
         ("bin", torch.float32, "bfloat16"),
         ("bin-legacy", torch.float32, "bfloat16"),
         ("safetensors", torch.bfloat16, "float32"),
+        ("safetensors", torch.bfloat16, "int8"),
+        ("safetensors", torch.float32, "int4"),
+        ("bin", torch.bfloat16, "nf4"),
+        ("safetensors-sharded", torch.bfloat16, "fp8"),
     ],
 )
 def test_peak_memory_is_the_weights_and_little_more(kind, stored, dtype, tmp_path):
