@@ -72,6 +72,15 @@ def test_speculative(run):
         assert sampling or "  Every morning Ludwig waters his seven cactus plants before breakfast.\n" in output
 
 
+def test_quantized(run):
+    """Fewer bits are less memory, and likelihood, which the first text has most of in the model that wrote it."""
+    output = run("pace_llm_quantized.py")
+    found = re.findall(r"^(.+): [\d.]+ MiB of weights, ([\d.]+) times less.*log-probability of the first text (-[\d.]+)$", output, re.MULTILINE)
+    times, likelihood = ({name: float(row[column]) for name, *row in found} for column in (0, 1))
+    assert times["bfloat16"] == 1 < 1.9 < times["fp8"] < times["int8"] < 2 < times["int4, but int8 down"] < times["int4"] == times["nf4"]
+    assert all(abs(value - likelihood["bfloat16"]) < (0.02 if name in ("int8", "fp8") else 0.1) for name, value in likelihood.items())
+
+
 def test_beam(run):
     lines = run("pace_llm_beam.py", "--num-beams", "3", "--num-return-sequences", "2").splitlines()
     numbers = [float(re.search(r"log-probability +(-[\d.]+) in 16 tokens", line)[1]) for line in lines[1:4]]

@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md, docs/decoding.md and docs/cache.md tell the truth: every code block and command runs, every name exists.
+"""README.md, CONTRIBUTING.md, docs/decoding.md, docs/cache.md and docs/quantization.md tell the truth: every code block and command runs, every name exists.
 
 A block is fenced and says its language. `bash` and `python` blocks run here, in order; `text` is output, and nothing to run.
 The Python blocks are one program. `make demo` runs for real where that is quick, which is when the tests run in the environment
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-DECODING, CACHE = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("decoding.md", "cache.md"))
+DECODING, CACHE, QUANTIZATION = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("decoding.md", "cache.md", "quantization.md"))
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"make ([a-z-]+)")
 
@@ -54,6 +54,11 @@ def test_python_blocks_of_the_decoding_guide_run():
     result = subprocess.run([sys.executable, "-c", "\n".join(blocks(DECODING, "python"))], env=environment(), capture_output=True, text=True, timeout=250)
     assert result.returncode == 0, result.stderr
     assert result.stderr == "" and "Tokyo" in result.stdout and "cancelled" in result.stdout
+
+
+def test_python_blocks_of_the_guide_to_quantisation_run():
+    result = subprocess.run([sys.executable, "-c", "\n".join(blocks(QUANTIZATION, "python"))], env=environment(), capture_output=True, text=True, timeout=250)
+    assert (result.returncode, result.stderr) == (0, "") and "all weights" in result.stdout
 
 
 def test_python_blocks_of_the_cache_guide_run():
