@@ -130,6 +130,30 @@ def test_every_type_against_transformers(tmp_path, kind):
     assert relative_error(prefill(ours, ours.ops, ids), oracle(theirs, ids)) < TOLERANCE
 
 
+ACTIVATIONS = 2.3 / 127 / 12**0.5
+"""What the kernels' rounding of activations to int8 adds to a product, of its size: the largest of 32 normal numbers is about 2.3 times
+their spread, and the rounding to 127ths of it is uniform."""
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])
+def test_every_type_on_the_kernels(tmp_path, kind):
+    """Weights but for their scales and minima, of 11 bits when packed; logits but for that and the activations."""
+    path, theirs, held = quantised(tmp_path, "llama", kind)
+    ours = load(path)
+    with GgufCheckpoint(path) as reader:
+        for matrix in ours.matrices():
+            parts = [reader.read(f"{part}.weight") for part in matrix.parts]
+            values = torch.cat([rows.dequantize() for rows in parts])
+            minima = torch.cat([(torch.zeros_like(rows.scales) if rows.mins is None else rows.mins).repeat_interleave(rows.storage.group, 1) for rows in parts])
+            bound = ((values - minima).abs() + minima.abs()) * 2**-11 * 1.001 + 1e-9
+            assert ((ours.ops.unpack(matrix.weight) - values).abs() <= bound).all()
+    ids = ids_of(2)
+    expected = oracle(theirs, ids)
+    error = (prefill(ours, ours.ops, ids) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    # Nine products one after another, whose errors are independent; what lies between them at most doubles these, and a half for chance.
+    assert error < 2.5 * 9**0.5 * ACTIVATIONS
+
+
 MIXTURES = {
     "Q4_K_M": lambda name: "Q6_K" if "v_proj" in name or "down_proj" in name or "lm_head" in name else "Q4_K",
     "Q2_K": lambda name: "Q3_K" if "v_proj" in name or "o_proj" in name else "Q6_K" if "lm_head" in name else "Q2_K",
@@ -312,6 +336,40 @@ def test_greedy_texts_are_those_of_the_checkpoint(tiny_file, tmp_path):
     assert answers(tiny_file) == expected
     assert answers(tiny(tmp_path / "f32.gguf", "F32")) == expected
     assert answers(tiny(tmp_path / "bf16.gguf", "BF16"), "bfloat16") == answers(TINY, "bfloat16")
+
+
+@pytest.fixture(scope="module", params=["Q8_0", "Q4_0"])
+def tiny_quantised(request, tmp_path_factory):
+    """The bundled model quantised, and a checkpoint of the Hub with the weights that the file then holds."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp(request.param)
+    held = write_gguf(TINY, folder / "tiny.gguf", request.param, lambda writer: add_tokenizer(writer, load_tokenizer(TINY), "gpt-2"))
+    hub = folder / "hub"
+    hub.mkdir()
+    for file in TINY.glob("*.json*"):
+        (hub / file.name).write_bytes(file.read_bytes())
+    (hub / "chat_template.jinja").write_bytes((TINY / "chat_template.jinja").read_bytes())
+    save_file(held, hub / "model.safetensors")
+    return folder / "tiny.gguf", hub
+
+
+def test_quantised_texts_are_those_of_the_weights(tiny_quantised):
+    path, hub = tiny_quantised
+    assert answers(path, backend="torch") == answers(hub, backend="torch")
+
+
+def test_quantised_texts_on_the_kernels(tiny_quantised):
+    """Their rounding of activations moves a greedy text only where two tokens are about as likely."""
+    path, hub = tiny_quantised
+    with LLMModel(path, num_threads=1, progress=False) as ours, LLMModel(hub, dtype="float32", num_threads=1, progress=False) as exact:
+        ids = exact.generate("Once upon a time", GREEDY).output_token_ids[0].tolist()
+        [found], [expected] = (model.score([ids]) for model in (ours, exact))
+        assert (found - expected).abs().mean() < 0.02 and found.mean() > -0.5
+        report = ours.memory_report()
+        assert report.weights.keys() == exact.memory_report().weights.keys()
+        assert sum(report.weights.values()) < sum(exact.memory_report().weights.values()) / (3.4 if "Q8" in str(path) else 5.5)
+        assert "Tokyo" in ours.generate(ours.tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of Japan?"}], tokenize=False, add_generation_prompt=True).removeprefix("<|bos|>"), GREEDY).texts[0]
 
 
 def test_the_torch_backend_too(tiny_file):
