@@ -487,5 +487,8 @@ def make_case(seed: int, checkpoints: dict[str, Files]) -> tuple[Files, str]:
     rng = random.Random(seed)
     base = sorted(checkpoints)[seed % len(checkpoints)]
     files = dict(checkpoints[base])
-    mutation = rng.choices([m for m, _ in MUTATIONS], [weight for _, weight in MUTATIONS])[0]
+    mutations = MUTATIONS
+    if base.startswith("gguf"):
+        from tests.fuzz.gguf_cases import MUTATIONS as mutations
+    mutation = rng.choices([m for m, _ in mutations], [weight for _, weight in mutations])[0]
     return files, f"{base}: {mutation.__name__}: {mutation(rng, files)}"

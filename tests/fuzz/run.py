@@ -10,6 +10,7 @@ checkpoint, or if code of the checkpoint ran. The last line is one JSON object; 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_utils import load_model
+from pace.ops.storage import CODES, QuantizedRows, Storage
 from tests.fuzz.mutate import healthy_checkpoints, make_case, write
 
 DOCUMENTED = (ValueError, TypeError, FileNotFoundError, NotImplementedError, PermissionError)
@@ -42,7 +44,7 @@ MAX_GROWTH_BYTES = 300 << 20
 # The engine reserves address space for its cache, up to half of the machine's memory. Beyond twice all memory, an allocation
 # fails instead of taking the machine down.
 ADDRESS_SPACE_BYTES = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-NAMES_A_CAUSE = ("config.json", "checkpoint", "tokenizer", ".safetensors", ".bin", ".json", "tensor", "case-", "architecture", "eos_token_id", "the weights")
+NAMES_A_CAUSE = ("config.json", "checkpoint", "tokenizer", ".safetensors", ".bin", ".gguf", ".json", "tensor", "case-", "architecture", "eos_token_id", "the weights")
 
 
 def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
@@ -94,7 +96,7 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
             if isinstance(layer, Vectors) and layer.values is not None:
                 layer.values.fill_(poison)
             elif isinstance(layer, Linear):
-                ops.pack_rows_(layer.weight, torch.full((layer.weight.n, layer.weight.k), poison), 0)
+                poison_matrix(ops, layer.weight, poison)
 
     BaseModelForCausalLM.allocate = allocate_poisoned
     try:
@@ -104,6 +106,16 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
     vectors = [layer.values for layer in all_layers(model) if isinstance(layer, Vectors) and layer.values is not None]
     matrices = [model.ops.unpack(layer.weight) for layer in all_layers(model) if isinstance(layer, Linear)]
     return [tensor.contiguous().numpy().tobytes() for tensor in vectors + matrices]
+
+
+def poison_matrix(ops, weight, poison: float) -> None:
+    """Fills a weight with `poison`, or, if it is quantised, with scales and minima of it."""
+    storage, shape = weight.storage, (weight.n, weight.k)
+    if not isinstance(storage, Storage):
+        return ops.pack_rows_(weight, torch.full(shape, poison), 0)
+    groups = torch.full((weight.n, storage.num_groups(weight.k)), poison)
+    codes = torch.ones(shape, dtype=CODES[storage.code])
+    ops.pack_quantized_(weight, QuantizedRows(storage, codes, groups, groups if storage.has_mins else None, weight.order), 0)
 
 
 def all_layers(layer: Layer) -> list[Layer]:
@@ -153,10 +165,15 @@ def run_cases(seeds: list[int], checkpoints: dict, folder: Path, verbose: bool =
     return outcomes, failures
 
 
-def prepare(folder: Path) -> dict:
-    """The healthy checkpoints, all of which load; what they need is imported before any child is forked."""
+def prepare(folder: Path, only: str = "") -> dict:
+    """The healthy checkpoints, or those whose names begin with `only`; they all load. What they need is imported before any child is forked."""
     torch.set_num_threads(1)
     checkpoints = healthy_checkpoints(folder)
+    if importlib.util.find_spec("gguf"):  # what writes the files
+        from tests.fuzz import gguf_cases
+
+        checkpoints |= gguf_cases.healthy_checkpoints(folder)
+    checkpoints = {name: files for name, files in checkpoints.items() if name.startswith(only)}
     for name, files in checkpoints.items():
         case = folder / name.replace("/", "-")
         write(files, case)
@@ -187,12 +204,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", default="", metavar="NAME", help="only the checkpoints whose names begin so, such as gguf")
     parser.add_argument("--verbose", action="store_true", help="print every case")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = prepare(Path(folder))
+        checkpoints = prepare(Path(folder), options.only)
         seeds = list(range(options.first, options.first + options.cases))
         outcomes, failures = run_cases(seeds, checkpoints, Path(folder), options.verbose)
     for failure in failures:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace.llm.models.checkpoint import row_ranges
 from pace.llm.models.gguf_file import GgufFile, GgufTensor, Metadata
 from pace.llm.models.safetensors_file import TensorInfo, copy_in_own_pages
 from pace.ops.storage import QuantizedRows, Storage
@@ -184,9 +185,7 @@ class GgufCheckpoint:
         shape = self.tensors[name].shape
         if len(shape) < 2 or shape[0] == 0:
             return [(0, shape[0] if shape else 1)]
-        # Multiples of 16 rows: a panel of packed weights is filled by one piece.
-        rows = max(16, piece_elements // max(1, prod(shape[1:])) // 16 * 16)
-        return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+        return row_ranges(shape[0], prod(shape[1:]), piece_elements)
 
     @property
     def total_bytes(self) -> int:
@@ -287,7 +286,9 @@ def read_config(metadata: Metadata, architecture: str, shapes: dict[str, tuple[i
     for field in ("intermediate_size", "num_attention_heads"):
         metadata.required(key(next(name for name, other in PER_LAYER_KEYS.items() if other == field)), fields[field])
     for name, field in REFUSED_KEYS.items():
-        if (value := metadata.get(key(name))) is False or value:  # 0 means that there is no such thing
+        value = metadata.get(key(name))
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        if value is False or value:  # 0 means that there is no such thing
             fields[field] = value
     fields["rms_norm_eps"] = _shortest(metadata.required(key("attention.layer_norm_rms_epsilon"), metadata.number(key("attention.layer_norm_rms_epsilon"))))
     fields["head_dim"] = _head_dim(metadata, key, fields)

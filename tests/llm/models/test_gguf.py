@@ -425,6 +425,7 @@ def put(key, value, kind):
         (put("llama.attention.value_length", 4, "uint32"), NotImplementedError, "key_length and attention.value_length differ"),
         (put("llama.attention.layer_norm_rms_epsilon", float("nan"), "float32"), ValueError, "rms_norm_eps must be a number"),
         (put("llama.expert_count", 8, "uint32"), NotImplementedError, "num_experts = 8 is not implemented"),
+        (put("llama.expert_count", [8, 0], "array"), NotImplementedError, r"num_experts = \[8, 0\] is not implemented"),
         (put("llama.logit_scale", 0.5, "float32"), NotImplementedError, "logit_scale = 0.5"),
         (put("llama.attention.causal", False, "bool"), NotImplementedError, "is_causal = False"),
         (put("llama.rope.dimension_count", 4, "uint32"), NotImplementedError, "partial_rotary_factor = 0.5"),

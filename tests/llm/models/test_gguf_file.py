@@ -12,29 +12,7 @@ import torch
 
 from pace.llm.models.gguf_file import GgufFile, is_gguf
 from pace.quant.ggml import BLOCK_TYPES
-
-U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
-
-
-def text(value: str | bytes) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(data)) + data
-
-
-def entry(key: str | bytes, kind: int, value: bytes) -> bytes:
-    return text(key) + struct.pack("<I", kind) + value
-
-
-def tensor(name: str, shape: tuple[int, ...], number: int, offset: int) -> bytes:
-    """`shape` in torch's order."""
-    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], number, offset)
-
-
-def whole(entries: list[bytes] = [], tensors: list[bytes] = [], data: bytes = b"", version: int = 3, alignment: int = 32, **counts: int) -> bytes:
-    header = b"GGUF" + struct.pack("<IQQ", version, counts.get("num_tensors", len(tensors)), counts.get("num_entries", len(entries)))
-    header += b"".join(entries) + b"".join(tensors)
-    return header + b"\0" * (-len(header) % alignment) + data
-
+from tests.gguf_bytes import ARRAY, BOOL, F32, STRING, U8, U32, entry, tensor, text, whole
 
 def opened(folder: Path, content: bytes) -> GgufFile:
     path = folder / "model.gguf"

@@ -1,0 +1,200 @@
+"""GGUF files for the fuzz: small ones of every architecture, and the ways in which a case damages them."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from pathlib import Path
+
+import gguf
+
+from tests.fuzz import mutate
+from tests.fuzz.mutate import Files, Mutation, Special
+from tests.gguf_bytes import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, U64, entry, name_of, taken_apart, tensor, text, whole
+from tests.gguf_files import write_gguf
+from tests.llm.models.variants import longrope, save_tiny
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+HEALTHY = [
+    # (model_type, types of matrices, tensors in a shard, config fields)
+    ("llama", "F32", 0, {"tie_word_embeddings": True}),
+    ("llama", lambda name: "Q6_K" if "v_proj" in name else "Q4_K", 0, WIDE),
+    ("mistral", "Q4_0", 12, {"sliding_window": 7}),
+    ("qwen2", "Q8_0", 0, {"intermediate_size": 64}),
+    ("qwen3", "F16", 12, {}),
+    ("phi3", "Q5_1", 0, {"intermediate_size": 64, "rope_parameters": {"rope_theta": 1e4, **longrope(4)}, "original_max_position_embeddings": 50}),
+]
+
+
+def healthy_checkpoints(folder: Path) -> dict[str, Files]:
+    """`"gguf/architecture and number"` -> files; half of them with a byte-level vocabulary, half with a sentencepiece one."""
+    checkpoints = {}
+    for number, (model_type, types, tensors_a_shard, fields) in enumerate(HEALTHY):
+        name = f"gguf-{model_type}-{number}"
+        save_tiny(folder / "gguf" / name / "hub", model_type, {"num_key_value_heads": 4, "head_dim": None, **fields} if types == "Q4_0" else fields)
+        target = folder / "gguf" / name / "file"
+        target.mkdir()
+        write_gguf(folder / "gguf" / name / "hub", target / "model.gguf", types if callable(types) else _where_it_fits(types), (_add_byte_level, _add_pieces)[number % 2], tensors_a_shard)
+        checkpoints[name] = {path.name: path.read_bytes() for path in target.iterdir()}
+    return checkpoints
+
+
+def _where_it_fits(kind: str):
+    """Rows of attention's output and of the MLP are not all of whole blocks."""
+    return lambda name: kind if kind.startswith("F") or not ("o_proj" in name or "down_proj" in name) else "F16"
+
+
+LETTERS = [chr(97 + index) for index in range(26)]
+
+
+def _add_byte_level(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(["<unk>", "</s>", *LETTERS, "he", "hel"])
+    writer.add_token_types([3, 3] + [1] * 28)
+    writer.add_token_merges(["h e", "he l"])
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{{ messages[0].content }}")
+
+
+def _add_pieces(writer: gguf.GGUFWriter) -> None:
+    tokens = ["<unk>", "</s>", "▁", *LETTERS, "he", "▁hel"]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types([2, 3] + [1] * (len(tokens) - 2))
+    writer.add_token_scores([-float(index) for index in range(len(tokens))])
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(False)
+
+
+# ------------------------------------------------------------------------------------------------------------- mutations
+
+
+def flip_header(rng: random.Random, files: Files) -> str:
+    """A few bits of what comes before the data."""
+    name = mutate.pick_file(rng, files, ".gguf")
+    data = bytearray(files[name])
+    count = rng.choice([1, 1, 2, 8])
+    for _ in range(count):
+        data[rng.randrange(len(data) - len(taken_apart(files[name]).data))] ^= 1 << rng.randrange(8)
+    files[name] = bytes(data)
+    return f"{name} with {count} bits of its header flipped"
+
+
+HUGE = [0, 1, 2**31, 2**32 - 1, 2**62, 2**64 - 1]
+
+
+def random_value(rng: random.Random) -> tuple[int, bytes]:
+    """Any value and its type."""
+    array = struct.pack("<IQ", U32, 3) + struct.pack("<III", 1, 2, 3)
+    choices = [
+        (U32, struct.pack("<I", rng.choice([0, 1, 2, 3, 7, 64, 2**31, 2**32 - 1]))),
+        (I32, struct.pack("<i", -1)),
+        (U64, struct.pack("<Q", rng.choice(HUGE))),
+        (F32, struct.pack("<f", rng.choice([0.0, -1.0, 0.5, 1e30, math.nan, math.inf]))),
+        (F64, struct.pack("<d", rng.choice([0.0, 1e300, math.nan]))),
+        (BOOL, bytes([rng.choice([0, 1, 2])])),
+        (STRING, text(rng.choice(["", "x", "llama", "gpt2", "yarn", "longrope", "é" * 500, "{{ 1 / 0 }}"]))),
+        (ARRAY, array),
+        (ARRAY, struct.pack("<IQ", STRING, 2) + text("a") + text("a")),
+        (ARRAY, struct.pack("<IQ", rng.choice([STRING, U8, F64]), 0)),
+        (ARRAY, struct.pack("<IQ", rng.choice([STRING, U8, F64, ARRAY, 99]), rng.choice(HUGE))),
+        (rng.choice([13, 2**31]), bytes(8)),
+    ]
+    return rng.choice(choices)
+
+
+ADDED_KEYS = ["rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "attention.key_length", "expert_count", "attention.causal", "something"]
+
+
+def edit_metadata(rng: random.Random, files: Files) -> str:
+    """Values of other types and sizes, keys that are missing, renamed, added or given twice."""
+    name = mutate.pick_file(rng, files, ".gguf")
+    parts = taken_apart(files[name])
+    done = []
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        index = rng.randrange(len(parts.entries))
+        key, rest = name_of(parts.entries[index])
+        action = rng.choice(["set", "set", "set", "remove", "rename", "twice", "add"])
+        if action == "set":
+            parts.entries[index] = entry(key, *random_value(rng))
+        elif action == "remove" and len(parts.entries) > 1:
+            del parts.entries[index]
+        elif action == "twice":
+            parts.entries.append(parts.entries[index])
+        elif action == "add":
+            key = f"llama.{rng.choice(ADDED_KEYS)}"
+            parts.entries.append(entry(key, *random_value(rng)))
+        else:
+            parts.entries[index] = text(key + "_") + rest
+        done.append(f"{action} {key}")
+    files[name] = whole(*parts)
+    return f"{name}: {'; '.join(done)}"
+
+
+def edit_tokens(rng: random.Random, files: Files) -> str:
+    """A vocabulary whose tokens, types, scores or merges do not fit together."""
+    name = sorted(files)[0]
+    parts = taken_apart(files[name])
+    where = {key: index for index, part in enumerate(parts.entries) if (key := name_of(part)[0]).startswith("tokenizer.")}
+    key = rng.choice(sorted(where))
+    part = parts.entries[where[key]]
+    other = parts.entries[where[rng.choice(sorted(where))]]
+    parts.entries[where[key]] = text(key) + rng.choice([name_of(other)[1], name_of(part)[1].replace(b"h", b"j"), struct.pack("<I", ARRAY) + struct.pack("<IQ", STRING, 1) + text("x")])
+    files[name] = whole(*parts)
+    return f"{name}: {key} is something else"
+
+
+def edit_tensors(rng: random.Random, files: Files) -> str:
+    """A tensor of another name, shape, type or place, one that is missing or there twice, and data of any bytes."""
+    name = mutate.pick_file(rng, files, ".gguf")
+    parts = taken_apart(files[name])
+    index = rng.randrange(len(parts.tensors))
+    source, rest = name_of(parts.tensors[index])
+    num_dimensions = struct.unpack_from("<I", rest)[0]
+    *sizes, number, offset = struct.unpack_from(f"<{num_dimensions}QIQ", rest, 4)
+    shape = tuple(sizes[::-1])
+    what = rng.choice(["name", "shape", "type", "offset", "missing", "twice", "data", "data"])
+    if what == "name":
+        source = rng.choice([source + "x", "rope_freqs.weight", "rope_factors_long.weight", "output.weight", "blk.9.attn_q.weight", "blk.99999999999999999999.ffn_up.weight", ""])
+    elif what == "shape":
+        shape = rng.choice([(), (0,), shape[::-1], shape[:-1], (*shape, 1), (2**40, 2**40), (2**63, 2), (1,) * 5, (shape[0] * 2, *shape[1:])])
+    elif what == "type":
+        number = rng.choice([0, 1, 2, 3, 8, 12, 14, 16, 28, 30, 39, 99, 2**31])
+    elif what == "offset":
+        offset = rng.choice([0, 1, offset + 32, 2**62, 2**64 - 32])
+    elif what == "data":
+        data = bytearray(parts.data)
+        begin = rng.randrange(len(data))
+        data[begin : begin + 1000] = rng.choice([rng.randbytes(1000), b"\xff" * 1000, b"\0" * 1000, b"\0\x7c" * 500])[: len(data) - begin]
+        parts = parts._replace(data=bytes(data))
+    parts.tensors[index] = tensor(source, shape, number, offset)
+    if what == "missing":
+        del parts.tensors[index]
+    elif what == "twice":
+        parts.tensors.append(parts.tensors[index])
+    files[name] = whole(*parts)
+    return f"{name}: {what} of tensor {source}"
+
+
+def swap_shards(rng: random.Random, files: Files) -> str:
+    if len(files) < 2:
+        return edit_metadata(rng, files)
+    return mutate.swap_files(rng, files)
+
+
+def another_file(rng: random.Random, files: Files) -> str:
+    """A second model, or something that is none, beside the first."""
+    name = rng.choice(["other.gguf", "model-00001-of-00002.gguf", "model-00003-of-00003.gguf", "config.json", "tokenizer.json", "model.safetensors"])
+    files[name] = rng.choice([b"", b"GGUF", b"{}", files[sorted(files)[0]], Special("fifo"), Special("link", "/dev/zero")])
+    return f"{name} beside it"
+
+
+MUTATIONS: list[tuple[Mutation, int]] = [
+    (mutate.truncate, 3), (mutate.append_bytes, 1), (mutate.flip_bits, 3), (flip_header, 6), (mutate.splice, 3), (mutate.remove_file, 1),
+    (mutate.replace_file, 2), (edit_metadata, 10), (edit_tokens, 5), (edit_tensors, 10), (swap_shards, 2), (another_file, 2),
+]  # fmt: skip
+"""Each with how often it is drawn."""
