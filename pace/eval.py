@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from pace.llm.inputs import read_prompts
 from pace.llm.llm import LLMModel
 from pace.llm.models.model_utils import progress_bar
 from pace.llm.session import Session
+from pace.ops.storage import Storage
 
 CONTEXT = 512
 """Tokens of a window, where nobody says otherwise."""
@@ -80,12 +82,12 @@ def _text_of(line: str, where: str) -> str:
     return text
 
 
-def read_rows(texts: Sequence[str], model: LLMModel) -> list[list[int]]:
-    """Token ids of each text that is not empty. A text that brings its own beginning-of-text token gets no second one."""
+def encode(texts: Sequence[str] | Sequence[list[int]], tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Token ids of each text that is not empty; token ids as they are. A text that brings its own beginning-of-text token gets no second one."""
     texts = [text for text in texts if text]
-    rows = read_prompts(texts, model.tokenizer, model.config.vocab_size).rows if texts else []
-    bos = model.tokenizer.bos_token_id
-    return [row[1:] if row[:2] == [bos, bos] else row for row in rows]
+    rows = read_prompts(texts, tokenizer, vocab_size).rows if texts else []
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return [row[1:] if isinstance(text, str) and row[:2] == [bos, bos] else row for text, row in zip(texts, rows)]
 
 
 def windows(rows: Sequence[list[int]], context: int) -> Iterator[list[int]]:
@@ -97,9 +99,13 @@ def windows(rows: Sequence[list[int]], context: int) -> Iterator[list[int]]:
 
 
 def evaluate(
-    model: LLMModel, texts: Sequence[str], reference: LLMModel | None = None, context: int | None = None, progress: bool = True
+    model: LLMModel,
+    texts: Sequence[str] | Sequence[list[int]],
+    reference: LLMModel | None = None,
+    context: int | None = None,
+    progress: bool = True,
 ) -> Evaluation:
-    """Of `texts`, cut into windows of `context` tokens (default: 512, or what the models take); a token is predicted from those
+    """Of `texts`, or rows of token ids, cut into windows of `context` tokens (default: 512, or what the models take); a token is predicted from those
     before it in its window.
 
     `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal only.
@@ -114,7 +120,7 @@ def evaluate(
     context = min(CONTEXT, longest) if context is None else context
     if not 2 <= context <= longest:
         raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
-    rows = read_rows(texts, model)
+    rows = encode(texts, model.tokenizer, model.config.vocab_size)
     if reference is not None:
         _check_comparable(model, reference, texts, rows)
     num_tokens = sum(len(row) - 1 for row in rows)
@@ -131,6 +137,11 @@ def evaluate(
                 parts.append(compare(logits, targets))
                 report(len(targets))
     return _summary(torch.cat(parts, dim=1))
+
+
+def is_quantized(model: LLMModel) -> bool:
+    """Whether any matrix is, from its checkpoint or by request."""
+    return any(isinstance(matrix.weight.storage, Storage) for matrix in model._open.engine.model.model.matrices())
 
 
 def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
@@ -161,9 +172,9 @@ def _summary(values: Tensor) -> Evaluation:
     return Evaluation(values.shape[1], math.exp(loss), divergence, values[2].max().item(), agreement, math.exp(reference_loss))
 
 
-def _check_comparable(model: LLMModel, reference: LLMModel, texts: Sequence[str], rows: list[list[int]]) -> None:
+def _check_comparable(model: LLMModel, reference: LLMModel, texts: Sequence[str] | Sequence[list[int]], rows: list[list[int]]) -> None:
     sizes = model.config.vocab_size, reference.config.vocab_size
     if sizes[0] != sizes[1]:
         raise ValueError(f"the model has {sizes[0]} tokens and the reference {sizes[1]}: their predictions cannot be compared")
-    if reference.tokenizer is not None and read_rows(texts, reference) != rows:
+    if reference.tokenizer is not None and encode(texts, reference.tokenizer, sizes[1]) != rows:
         raise ValueError("the tokenizers of the model and the reference turn the text into different tokens: their predictions cannot be compared")

@@ -12,7 +12,7 @@ import torch
 from pace import eval as evaluation
 from pace.assets import TINY, TINY_DRAFT
 from pace.cli import main
-from pace.eval import compare, evaluate, read_texts, windows
+from pace.eval import compare, encode, evaluate, read_texts, windows
 from pace.llm import LLMModel
 from tests.llm.models.variants import save_tiny
 
@@ -43,6 +43,7 @@ def test_compare_is_the_formula():
 def test_perplexity_is_that_of_scores():
     result = evaluate(model(), TEXTS, progress=False)
     scores = torch.cat(model().score(TEXTS)).double()
+    assert evaluate(model(), encode(TEXTS, model().tokenizer, 2048), progress=False) == result
     assert result.num_tokens == len(scores) and result.perplexity == pytest.approx(math.exp(-scores.mean()), rel=1e-6)
     assert (result.kl_divergence, result.kl_max, result.top1_agreement, result.reference_perplexity) == (None,) * 4
 
@@ -84,7 +85,7 @@ def test_pieces_change_nothing_and_bound_the_logits(monkeypatch):
 
 
 def test_a_text_with_its_own_beginning_gets_no_second_one():
-    [row] = evaluation.read_rows(["<|bos|>Hello"], model())
+    [row] = encode(["<|bos|>Hello"], model().tokenizer, 2048)
     assert row == model().tokenizer("Hello")["input_ids"] and row[0] == model().tokenizer.bos_token_id
 
 

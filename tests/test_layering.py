@@ -22,6 +22,7 @@ LAYERS: list[list[str]] = [
     ["pace.llm.engine", "pace.llm.batching", "pace.llm.speculation"],
     ["pace.llm.beam_search", "pace.llm.generator", "pace.llm.requests", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
     ["pace.bench", "pace.eval"],
+    ["pace.calibrate"],
     ["pace.cli", "pace.server", "pace.__main__"],
 ]
 STRANGERS = ["pace.llm.scheduler", "pace.llm.cache", "pace.llm.drafter", "pace.llm.sampler", "pace.llm.streamer"] + [

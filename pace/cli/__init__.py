@@ -23,6 +23,7 @@ COMMANDS = {
     "bench": ("pace.cli.bench", "how fast a model runs here, beside the machine's limits"),
     "eval": ("pace.cli.eval", "how well a model predicts a text, and how far it is from another model there"),
     "plan": ("pace.cli.plan", "what a model needs and how fast it would be, before it is loaded"),
+    "quantize": ("pace.cli.quantize", "write a checkpoint in int8 or int4, calibrated on a text"),
     "env": ("pace.cli.environment", "what pace found on this machine, what it chose, and why"),
 }
 """Name of the sub-command: the module that runs it, and its line in `pace --help`."""

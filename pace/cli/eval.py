@@ -30,11 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_reference(arguments: argparse.Namespace):
+    from pace.eval import is_quantized
     from pace.llm.models.model_utils import DTYPES
 
     if arguments.against is None:
         return None
     plain = {"quantization": None, "kv_cache_dtype": "auto"}
     if arguments.against in DTYPES:
-        return load_model(arguments, dtype=arguments.against, **plain)
+        reference = load_model(arguments, dtype=arguments.against, **plain)
+        if is_quantized(reference):
+            raise ValueError(f"{arguments.model} is quantised as it is stored, so --against {arguments.against} would compare it with itself; give the original checkpoint")
+        return reference
     return load_model(arguments, model=arguments.against, dtype="bfloat16", tokenizer_name_or_path=None, revision=None, **plain)

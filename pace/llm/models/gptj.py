@@ -108,6 +108,9 @@ class GPTJLayer(Layer):
             config.activation_function,
         )
 
+    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
+        return [(self.norm, [self.attention.qkv, self.mlp.up])]
+
     def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
         normed = self.norm(ops, x)
         x = self.attention(ops, normed, angles, batch, kv, residual=x)

@@ -146,6 +146,9 @@ class LlamaLayer(Layer):
             config.hidden_act,
         )
 
+    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
+        return [(self.input_norm, [self.attention.qkv]), (self.mlp_norm, [self.mlp.gate_up])]
+
     def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
         x = self.attention(ops, self.input_norm(ops, x), angles, batch, kv, residual=x)
         return self.mlp(ops, self.mlp_norm(ops, x), residual=x)

@@ -113,6 +113,9 @@ class OPTLayer(Layer):
             config.activation_function,
         )
 
+    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
+        return [(self.attention_norm, [self.attention.qkv]), (self.mlp_norm, [self.mlp.up])]
+
     def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
         x = self.attention(ops, self.attention_norm(ops, x), angles, batch, kv, residual=x)
         return self.mlp(ops, self.mlp_norm(ops, x), residual=x)
@@ -120,6 +123,9 @@ class OPTLayer(Layer):
 
 class OPTPostNormLayer(OPTLayer):
     """`norm(x + attention(x))`, then `norm(x + mlp(x))`."""
+
+    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
+        return []  # what the norms give is the residual stream, too
 
     def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
         x = self.attention_norm(ops, self.attention(ops, x, angles, batch, kv, residual=x))

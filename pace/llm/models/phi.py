@@ -78,6 +78,9 @@ class PhiLayer(Layer):
             config.hidden_act,
         )
 
+    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
+        return [(self.norm, [self.attention.qkv, self.mlp.up])]
+
     def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
         normed = self.norm(ops, x)
         x = self.attention(ops, normed, angles, batch, kv, residual=x)

@@ -1,0 +1,76 @@
+"""How a quantised model is written: tensors and `quantization_config` as compressed-tensors has them, so that other tools know them, too.
+
+    int4    weight_packed int32 [N, ceil(K / 8)], eight codes a word along K, the lowest bits first; weight_shape int64 [2] = N, K
+    int8    weight int8 [N, K]
+    both    weight_scale [N, groups], bfloat16 of groups and float32 of rows
+
+Source: https://github.com/vllm-project/compressed-tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pace.llm.models.safetensors_file import TensorInfo
+from pace.ops.storage import QuantizedRows, Storage
+
+LAYOUTS = {"int4": "pack-quantized", "int8": "int-quantized"}
+
+
+def planned(module: str, shape: tuple[int, int], storage: Storage) -> dict[str, TensorInfo]:
+    """The tensors that hold the matrix `{module}.weight` of a shape."""
+    n, k = shape
+    scales = TensorInfo(torch.float32 if storage.group is None else torch.bfloat16, (n, storage.num_groups(k)))
+    if storage.code == "int8":
+        return {f"{module}.weight": TensorInfo(torch.int8, (n, k)), f"{module}.weight_scale": scales}
+    return {
+        f"{module}.weight_packed": TensorInfo(torch.int32, (n, -(-k // 8))),
+        f"{module}.weight_scale": scales,
+        f"{module}.weight_shape": TensorInfo(torch.int64, (2,)),
+    }
+
+
+def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
+    """Rows of those tensors; without `weight_shape`, which is none of rows."""
+    scales = rows.scales if rows.storage.group is None else rows.scales.bfloat16()
+    if rows.storage.code == "int8":
+        return {f"{module}.weight": rows.codes, f"{module}.weight_scale": scales}
+    codes = functional.pad(rows.codes, (0, -rows.shape[1] % 8), value=8)
+    return {f"{module}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int32), f"{module}.weight_scale": scales}
+
+
+def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[str]) -> dict[str, Any]:
+    """`modules`: how each matrix is stored, None for floats. The storage of most is that of "Linear" modules; others are named."""
+    storages = [storage for storage in modules.values() if storage]
+    usual = max(dict.fromkeys(storages), key=storages.count)
+    groups: dict[str, Any] = {}
+    for index, storage in enumerate(sorted(set(storages), key=lambda storage: (storage != usual, str(storage)))):
+        named = [name for name, found in modules.items() if found == storage and (storage != usual or name in embeddings)]
+        groups[f"group_{index}"] = _group(storage, ["Linear"] * (storage == usual) + named)
+    layouts = {group["format"] for group in groups.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": [name for name, storage in modules.items() if storage is None],
+    }
+
+
+def _group(storage: Storage, targets: list[str]) -> dict[str, Any]:
+    by_row = storage.group is None
+    weights = {
+        "num_bits": int(storage.code.removeprefix("int")),
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel" if by_row else "group",
+        "group_size": None if by_row else storage.group,
+        "dynamic": False,
+    }
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True} if storage.code == "int8" else None
+    return {"format": LAYOUTS[storage.code], "targets": targets, "weights": weights, "input_activations": inputs, "output_activations": None}

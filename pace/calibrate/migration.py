@@ -1,0 +1,155 @@
+"""Scales of channels that are moved from where they are made into where they are read, so that both can be rounded better.
+
+    (x / s) (W s)' = x W'      for every s [K] > 0
+
+x / s comes at no cost where x is the output of something linear: a norm's weight, the rows of a matrix. The float model stays what it
+is; its rounded one does not. AWQ (arXiv 2306.00978) chooses s to make the columns that matter large, SmoothQuant (arXiv 2211.10438)
+to make the inputs' channels alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pace.calibrate.recording import InputStatistics
+from pace.calibrate.rounding import LEVELS, fit_scales, importance, round_to_nearest
+from pace.llm.layers import Attention, GatedMLP, Layer, Linear, PlainMLP
+from pace.ops.storage import Storage
+
+STRENGTHS = tuple(i / 10 for i in range(1, 11))
+"""Of a migration that are tried, besides none."""
+
+MAX_ROWS = 1024
+"""Of a matrix on which strengths are compared, spread evenly."""
+
+INPUT_GROUP = 128
+"""Neighbours of an input that the kernels quantise with one scale, where the weight's groups are no smaller (pace.ops)."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A place where channels may be scaled: what makes them, and the products that read them, all of them."""
+
+    readers: Sequence[Linear]
+    divide: Callable[[Tensor], object]
+    """`divide(s [K])` has the channels come out divided by s."""
+    channels: Callable[[Tensor], Tensor] = lambda s: s
+    """Of scales `[K]` by channel that would be good, some that `divide` can do exactly."""
+
+
+def migrations(layer: Layer) -> Iterator[Migration]:
+    """Of a decoder layer, in the order of its forward."""
+    for norm, readers in layer.norm_readers():
+        vectors = [vectors for vectors in (norm.weight, getattr(norm, "bias", None)) if vectors is not None and vectors.values is not None]
+        if vectors:
+            yield Migration(readers, lambda s, vectors=vectors: [v.values.div_(s) for v in vectors])
+    for part in layer.children():
+        if isinstance(part, Attention):
+            yield _of_values(part)
+        elif isinstance(part, GatedMLP):
+            hidden = part.down.k
+            yield Migration([part.down], lambda s, part=part, hidden=hidden: divide_rows(part.gate_up, hidden, s))
+        elif isinstance(part, PlainMLP) and part.activation == "relu":  # relu(x / s) = relu(x) / s
+            yield Migration([part.down], lambda s, part=part: divide_rows(part.up, 0, s))
+
+
+def _of_values(attention: Attention) -> Migration:
+    """From the rows of the values to the columns that read the heads' contexts. Query heads of a group share their values, and so a scale."""
+    kv_heads, dim = attention.num_kv_heads, attention.head_dim
+    group = attention.num_heads // kv_heads
+    first = (attention.num_heads + kv_heads) * dim
+
+    def shared(s: Tensor) -> Tensor:
+        means = s.log().view(kv_heads, group, dim).mean(1, keepdim=True).exp()
+        return means.expand(kv_heads, group, dim).flatten()
+
+    def divide(s: Tensor) -> None:
+        divide_rows(attention.qkv, first, s.view(kv_heads, group, dim)[:, 0].flatten())
+
+    return Migration([attention.output], divide, shared)
+
+
+def divide_rows(product: Linear, first: int, s: Tensor) -> None:
+    """Rows `first ..` of a product's weight and bias, by s."""
+    rows = slice(first, first + len(s))
+    product.weight.matrix[rows] /= s[:, None]
+    if product.bias.values is not None:
+        product.bias.values[rows] /= s
+
+
+def apply(migration: Migration, s: Tensor) -> None:
+    """To a layer whose weights are floats; its outputs stay the same."""
+    migration.divide(s)
+    for reader in migration.readers:
+        reader.weight.matrix.mul_(s)
+
+
+# ---------------------------------------------------------------------------------------------------------------- choosing
+
+
+def awq(strength: float, inputs: InputStatistics, weight: Tensor) -> Tensor:
+    """`(mean |x|)^strength`: s of a channel, before it is centred."""
+    return (inputs.magnitudes / inputs.count) ** strength
+
+
+def smoothquant(strength: float, inputs: InputStatistics, weight: Tensor) -> Tensor:
+    """`max|x|^strength / max|W|^(1 - strength)`."""
+    return inputs.largest**strength / weight.abs().amax(0).clamp_(min=1e-8) ** (1 - strength)
+
+
+KINDS = {"awq": awq, "smoothquant": smoothquant}
+
+
+def choose(migration: Migration, kind: str, inputs: InputStatistics, storages: Sequence[Sequence[tuple[slice, Storage]]]) -> Tensor | None:
+    """The scales `[K]` with the least squared error of the readers' products on the samples, weights and inputs rounded; None where
+    none does better than to leave all as it is. `storages`: of each reader, the rows that are quantised, and how."""
+    weights, parts = [], []
+    for reader, quantised in zip(migration.readers, storages):
+        for rows, storage in quantised:
+            weight = reader.weight.matrix[rows]
+            weights.append(weight[:: -(-len(weight) // MAX_ROWS)])
+            parts.append(storage)
+    if not weights:
+        return None
+    x = inputs.samples
+    exact = [x @ weight.t() for weight in weights]
+    best, least = None, _error(x, weights, parts, exact, inputs, torch.ones(x.shape[1]))
+    together = torch.cat(weights)
+    for strength in STRENGTHS:
+        s = migration.channels(centred(KINDS[kind](strength, inputs, together)))
+        error = _error(x, weights, parts, exact, inputs, s)
+        if error < least:
+            best, least = s, error
+    return best
+
+
+def centred(s: Tensor) -> Tensor:
+    """Over the geometric mean of its ends, and no further than a thousandth and a thousandfold from 1; channels that are never used stay."""
+    used = s > 0
+    if not used.any():
+        return torch.ones_like(s)
+    low, high = s[used].aminmax()
+    return torch.where(used, s / (low * high).sqrt(), 1.0).clamp_(1e-3, 1e3)
+
+
+def _error(x: Tensor, weights: list[Tensor], storages: list[Storage], exact: list[Tensor], inputs: InputStatistics, s: Tensor) -> float:
+    total = 0.0
+    mean_squares = importance(inputs.squares / inputs.count) / s.square()
+    for weight, storage, wanted in zip(weights, storages, exact):
+        scaled = weight * s
+        rounded = round_to_nearest(scaled, storage, fit_scales(scaled, storage, mean_squares)).dequantize()
+        total += (quantised_inputs(x / s, storage) @ rounded.t() - wanted).double().square().sum().item()
+    return total
+
+
+def quantised_inputs(x: Tensor, storage: Storage) -> Tensor:
+    """As the kernels round them: -127 to 127, by the largest of a group."""
+    group = min(storage.group or INPUT_GROUP, INPUT_GROUP)
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    scales = padded.abs().amax(-1, keepdim=True) / LEVELS["int8"][1]
+    rounded = (padded / torch.where(scales == 0, 1.0, scales)).round_() * scales
+    return rounded.flatten(1)[:, : x.shape[1]]

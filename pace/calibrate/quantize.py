@@ -1,0 +1,386 @@
+"""A checkpoint of floats and a text in, a quantised checkpoint out: `quantize_checkpoint`.
+
+Decoder layer by decoder layer, in fp32: load, migrate scales, round one product after the
+other to what its inputs ask for, write, run the text through what became of the layer, and go on. No more than one layer is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pace
+from pace.calibrate import layout, migration
+from pace.calibrate.recording import CalibrationText, InputStatistics
+from pace.calibrate.report import Report, compare_models
+from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
+from pace.eval import CONTEXT, encode, windows
+from pace.llm.layers import Embedding, Layer, Linear, LMHead
+from pace.llm.layers.base import Vectors
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.checkpoint import CheckpointReader
+from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
+from pace.llm.models.model_utils import make_model, progress_bar, use_threads
+from pace.llm.models.safetensors_file import TensorInfo
+from pace.llm.models.safetensors_writer import SafetensorsWriter
+from pace.ops import reference
+from pace.ops.storage import QuantizedRows, Storage
+from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
+
+MAX_TOKENS = 32768
+"""Of the text, where nobody says otherwise; twice as many gain little (arXiv 2210.17323 takes 262144, 2306.00978 less)."""
+
+MIN_TOKENS = 256
+"""A shorter text says too little of what channels are like."""
+
+REPORT_SHARE, REPORT_TOKENS = 8, 8192
+"""Every eighth window is kept from calibration for the report, up to so many tokens."""
+
+COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+"""Endings of the small files that make a checkpoint: tokenizer, chat template, generation config."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How weights become codes: scales of channels migrated first (a name of `migration.KINDS`) or not, then rounded each to the
+    nearest, or column by column (GPTQ)."""
+
+    migration: str | None = None
+    rounding: str = "rtn"
+    act_order: bool = True
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self.migration is not None or self.rounding == "gptq"
+
+    def __str__(self) -> str:
+        return "+".join(filter(None, (self.migration, self.rounding)))
+
+
+METHODS = ("rtn", "gptq", "awq", "smoothquant", "awq+gptq", "smoothquant+gptq")
+DEFAULT_METHODS = {"int4": "awq+gptq", "int8": "smoothquant"}
+
+
+def read_method(name: str, act_order: bool = True) -> Method:
+    """Raises ValueError for an unknown name."""
+    if name not in METHODS:
+        raise ValueError(f"there is no method {name!r}; known are {', '.join(METHODS)}")
+    first, _, second = name.partition("+")
+    kind = first if first in migration.KINDS else None
+    return Method(kind, "gptq" if "gptq" in (first, second) else "rtn", act_order)
+
+
+def quantize_checkpoint(
+    model_name_or_path: str | Path,
+    out: str | Path,
+    quantization: Any = "int4",
+    calibrate: Sequence[str] | None = None,
+    *,
+    method: str | None = None,
+    act_order: bool = True,
+    context: int | None = None,
+    max_tokens: int = MAX_TOKENS,
+    tokenizer_name_or_path: str | Path | None = None,
+    num_threads: int | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    progress: bool = True,
+    report: bool = True,
+) -> Report:
+    """Writes the directory `out`: the checkpoint with its matrices as int4 or int8, in the layout of compressed-tensors, for `LLMModel(out)`.
+
+    `quantization`: "int4" or "int8", or a QuantizationConfig of these, as `LLMModel` takes it at load.
+    `calibrate`: texts like those that the model is for. Not needed by the method "rtn" alone.
+    `method`: "gptq" rounds column by column, so that later columns make up for earlier ones' errors (`act_order`: the most used first); "awq" and
+    "smoothquant" scale channels first, where the layer before can undo it exactly, and then round to the nearest; "awq+gptq" and "smoothquant+gptq" do both;
+    "rtn" does neither. Default: "awq+gptq" for int4, "smoothquant" for int8.
+    `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes), `max_tokens` in all, evenly
+    spread. Every eighth window is kept for the report.
+    `report`: compare the result, and the same formats at load, with bfloat16 on that text.
+
+    The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's hidden states
+    (4 bytes for each token and channel), for GPTQ up to 28 bytes for each pair of inputs of a product, and for the report two models.
+
+    Raises ValueError or TypeError for arguments that make no sense, a text of fewer than 256 tokens, formats other than int4 and int8, a checkpoint that is
+    quantised already, and what `LLMModel` raises of a checkpoint; FileExistsError where `out` exists. Nothing is left of `out` where it fails."""
+    out = Path(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists already; give a new directory")
+    config = read_quantization(quantization)
+    if config is None:
+        raise ValueError("say what the checkpoint is to become: quantization='int4' or 'int8'")
+    _check_formats(config)
+    chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
+    if type(max_tokens) is not int or max_tokens < MIN_TOKENS:
+        raise ValueError(f"max_tokens must be at least {MIN_TOKENS}; got {max_tokens!r}")
+    if calibrate is None and chosen.is_calibrated:
+        raise ValueError(f"the method {chosen} needs a text to calibrate on; give one, or method='rtn'")
+    use_threads(num_threads)
+    hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
+    directory = find_checkpoint(model_name_or_path, **hub)
+    raw = read_config_json(directory)
+    if raw.get("quantization_config") is not None:
+        raise ValueError(f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint")
+    model = make_model(directory, torch.float32, reference)
+    seen, kept = [], []
+    if calibrate is not None:
+        found = directory if tokenizer_name_or_path is None else find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
+        seen, kept = _windows(calibrate, load_tokenizer(found, model.vocab_size), model, context, max_tokens)
+    with CheckpointReader(directory) as reader, _new_directory(out) as folder:
+        job = _Job(model, reader, config, chosen, folder)
+        with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
+            job.run(seen, done)
+        _copy_small_files(directory, folder)
+        described = {**raw, "quantization_config": layout.quantization_config(job.storages, job.embeddings)}
+        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return Report(
+        out=out,
+        format=str(config.format),
+        method=str(chosen),
+        num_tokens=sum(map(len, seen)),
+        bytes_before=reader.total_bytes,
+        bytes_after=(out / "model.safetensors").stat().st_size,
+        quality=compare_models(directory, out, config, kept, tokenizer_name_or_path, progress) if report and kept else None,
+    )
+
+
+class _Job:
+    """One checkpoint on its way to `folder`."""
+
+    def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader, config: QuantizationConfig, method: Method, folder: Path):
+        self.model, self.reader, self.method = model, reader, method
+        self.sources: dict[str, str] = {}
+        """Name in the model -> name in the checkpoint, of every tensor that is needed."""
+        names, slots = model.match_names(reader), model.slots()
+        model.check_coverage(reader, names, slots)
+        self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
+        model.quantize(config)  # raises for patterns that match nothing
+        matrices = list(model.matrices())
+        self.formats: dict[str, Format] = {part: matrix.plan.formats[part] for matrix in matrices for part in matrix.parts if part in matrix.plan.formats}
+        self.storages = {part: self.formats[part].storage if part in self.formats else None for matrix in matrices for part in matrix.parts}
+        if not self.formats:
+            raise ValueError("everything is left as floats; there is nothing to quantise")
+        _check_formats_of(self.formats)
+        model.quantize(None)
+        self.embeddings = {part for matrix in matrices if isinstance(matrix, Embedding) for part in matrix.parts}
+        tensors: dict[str, TensorInfo] = {}
+        inside = {name for layer in model.layers for name in layer.slots()}
+        for name, source in self.sources.items():
+            info, module = reader.tensors[source], name.removesuffix(".weight")
+            if module in self.formats:
+                tensors |= layout.planned(module, info.shape, self.storages[module])
+            else:
+                # What a migration has divided is written as it was computed.
+                scaled = method.migration is not None and name in inside and len(info.shape) == 1
+                tensors[name] = TensorInfo(torch.float32, info.shape) if scaled else info
+        self.writer = SafetensorsWriter(folder / "model.safetensors", tensors, {"quantized_by": f"pace {pace.__version__}, {method}"})
+
+    def run(self, seen: Sequence[list[int]], progress: Callable[[int], object]) -> None:
+        model = self.model
+        outside = [child for child in model.children() if child not in model.layers]
+        text = None
+        with self.writer, torch.no_grad():
+            for child in outside:
+                self.copy(child)
+            if seen:
+                front = [child for child in outside if not isinstance(child, LMHead)]
+                for child in front:
+                    self.load(child, self.stored_dtype(child))
+                text = CalibrationText(model, seen)
+                for child in front:
+                    _unload(child)
+            while model.layers:
+                layer = model.layers.pop(0)
+                self.load(layer, torch.float32)
+                self.quantize_layer(layer, text)
+                progress(1)
+
+    # ----------------------------------------------------------------------------------------------------------- one layer
+
+    def quantize_layer(self, layer: Layer, text: CalibrationText | None) -> None:
+        products = [product for product in layer.matrices() if any(part in self.formats for part in product.parts)]
+        known: dict[int, InputStatistics] = {}
+        if self.method.migration:
+            known = self.migrate(layer, text, self.method.migration)
+        for product in products:
+            inputs = known.get(id(product))
+            if self.method.rounding == "gptq":
+                [inputs] = text.record(layer, [product], with_hessian=True)
+            for part, rows in part_rows(product):
+                if part in self.formats:
+                    self.quantize_part(product, part, rows, inputs)
+        if text:
+            text.advance(layer)
+        self.write_floats(layer)
+
+    def migrate(self, layer: Layer, text: CalibrationText, kind: str) -> dict[int, InputStatistics]:
+        """Scales channels of the layer where that helps; returns the products' inputs as they are then."""
+        products = list(layer.matrices())
+        known = {id(product): inputs for product, inputs in zip(products, text.record(layer, products, with_hessian=False))}
+        for place in migration.migrations(layer):
+            quantised = [[(rows, self.storages[part]) for part, rows in part_rows(reader) if part in self.formats] for reader in place.readers]
+            s = migration.choose(place, kind, known[id(place.readers[0])], quantised)
+            if s is not None:
+                migration.apply(place, s)
+                for reader in place.readers:
+                    known[id(reader)].rescale(1 / s)
+        return known
+
+    def quantize_part(self, product: Linear, part: str, rows: slice, inputs: InputStatistics | None) -> None:
+        weight, storage = product.weight.matrix[rows], self.storages[part]
+        mean_squares = torch.ones(product.k) if inputs is None else importance(inputs.squares)
+        scales = fit_scales(weight, storage, mean_squares)
+        if self.method.rounding == "gptq":
+            rounded = gptq(weight, storage, scales, inputs.hessian, self.method.act_order)
+        else:
+            rounded = round_to_nearest(weight, storage, scales)
+        self.write_rows(part, rounded)
+        product.weight.matrix[rows] = rounded.dequantize()
+
+    # -------------------------------------------------------------------------------------------------- reading and writing
+
+    def load(self, layer: Layer, dtype: torch.dtype) -> None:
+        """Gives a layer its weights, as floats."""
+        layer.allocate(reference, dtype)
+        for name, slot in layer.slots().items():
+            for start, piece in self.pieces(name):
+                slot.fill(piece, start)
+
+    def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """First rows and rows of a tensor, all of it."""
+        source = self.sources[name]
+        for start, stop in self.reader.row_ranges(source):
+            yield start, self.reader.read(source, start, stop)
+            self.reader.release(source, start, stop)
+
+    def stored_dtype(self, layer: Layer) -> torch.dtype:
+        return next((self.reader.tensors[self.sources[name]].dtype for name in layer.slots()), torch.float32)
+
+    def copy(self, layer: Layer) -> None:
+        """Writes tensors as the checkpoint has them, and those of formats rounded to the nearest."""
+        for name in layer.slots():
+            module = name.removesuffix(".weight")
+            for start, piece in self.pieces(name):
+                if module in self.formats:
+                    storage, floats = self.storages[module], piece.float()
+                    rounded = round_to_nearest(floats, storage, fit_scales(floats, storage, torch.ones(floats.shape[1])))
+                    self.write_rows(module, rounded, start)
+                else:
+                    self.writer.write(name, piece, start)
+
+    def write_rows(self, module: str, rows: QuantizedRows, start: int = 0) -> None:
+        for name, part in layout.encode(module, rows).items():
+            self.writer.write(name, part, start)
+        shape = f"{module}.weight_shape"
+        if start == 0 and shape in self.writer.tensors:
+            self.writer.write(shape, torch.tensor(self.reader.tensors[self.sources[f"{module}.weight"]].shape))
+
+    def write_floats(self, layer: Layer) -> None:
+        """Of a loaded layer what was not written yet: vectors, and matrices that stay floats."""
+        for leaf in _leaves(layer):
+            if isinstance(leaf, Vectors):
+                start = 0
+                for name, length in leaf.lengths.items():
+                    self.writer.write(name, leaf.values[start : start + length].to(self.writer.tensors[name].dtype))
+                    start += length
+        for product in layer.matrices():
+            for part, rows in part_rows(product):
+                if part not in self.formats:
+                    name = f"{part}.weight"
+                    self.writer.write(name, product.weight.matrix[rows].to(self.writer.tensors[name].dtype))
+
+
+def part_rows(product: Linear) -> Iterator[tuple[str, slice]]:
+    """The parts of a product, and their rows."""
+    start = 0
+    for part, count in product.parts.items():
+        yield part, slice(start, start + count)
+        start += count
+
+
+def _leaves(layer: Layer) -> Iterator[Layer]:
+    yield layer
+    for child in layer.children():
+        yield from _leaves(child)
+
+
+def _unload(layer: Layer) -> None:
+    for leaf in _leaves(layer):
+        if isinstance(leaf, Vectors):
+            leaf.values = None
+        elif isinstance(leaf, Linear):
+            leaf.weight = None
+
+
+def _check_formats(config: QuantizationConfig) -> None:
+    chosen = [config.format, *(choice for choice in (config.embedding, config.lm_head, *config.overrides.values()) if isinstance(choice, Format))]
+    _check_formats_of({format.name: format for format in chosen})
+
+
+def _check_formats_of(formats: dict[str, Format]) -> None:
+    for format in formats.values():
+        if not isinstance(format, (Int4, Int8)):
+            raise ValueError(f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with quantization={format.name!r}")
+        if isinstance(format, Int4) and not format.symmetric:
+            raise ValueError("zero points are not calibrated; leave int4 symmetric, or load the original with symmetric=False")
+
+
+def _windows(
+    texts: Sequence[str], tokenizer: Any, model: BaseModelForCausalLM, context: int | None, max_tokens: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Windows to calibrate on, and those that are kept for the report. Raises ValueError for too few tokens."""
+    longest = model.max_position_embeddings
+    context = min(CONTEXT, longest) if context is None else context
+    if not 2 <= context <= longest:
+        raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
+    found = list(windows(encode(texts, tokenizer, model.vocab_size), context))
+    kept = found[REPORT_SHARE - 1 :: REPORT_SHARE]
+    seen = [window for index, window in enumerate(found) if index % REPORT_SHARE != REPORT_SHARE - 1]
+    if (count := sum(map(len, seen))) < MIN_TOKENS:
+        raise ValueError(f"the text to calibrate on has {count} tokens; at least {MIN_TOKENS} are needed, and some thousands are better")
+    return _spread(seen, max_tokens), _spread(kept, REPORT_TOKENS)
+
+
+def _spread(found: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Windows of at most `max_tokens` in all, evenly spread."""
+    step = -(-sum(map(len, found)) // max_tokens)
+    return found[::step] if step > 1 else found
+
+
+@contextmanager
+def _new_directory(out: Path) -> Iterator[Path]:
+    """A directory beside `out` that becomes `out` at the end, and nothing where an exception ends the block."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield folder
+        folder.chmod(0o777 & ~_umask())
+        os.rename(folder, out)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _copy_small_files(source: Path, target: Path) -> None:
+    for path in sorted(source.iterdir()):
+        is_small = path.name.endswith(COPIED) and not path.name.endswith(".index.json") and path.name != "config.json"
+        if path.is_file() and (is_small or path.name.upper().startswith(("LICENSE", "NOTICE"))):
+            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,122 @@
+"""From a matrix of floats and what is known of its inputs to codes: round to nearest with fitted scales, and GPTQ.
+
+    W [N, K], H = sum over tokens of x x' [K, K]          error of the product: tr((Q - W) H (Q - W)')
+
+Groups are of neighbouring columns and their scales are fixed before the first column is rounded, so that columns may be rounded in
+any order, and stored in theirs. Source of GPTQ: arXiv 2210.17323.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pace.ops.storage import CODES, QuantizedRows, Storage
+
+LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
+"""Least and greatest level of a code; what int4 stores is 8 more."""
+
+DAMPING = 0.01
+"""Of the mean of H's diagonal, added to it: columns that the calibration text hardly uses keep their weights, and H an inverse."""
+
+BLOCK = 32
+"""Columns whose errors reach the rest of the matrix in one product."""
+
+STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0, 10.0)
+"""Of a group's int4 scales that are tried: the weight of largest magnitude is so many steps from zero, on the side of level -8."""
+
+
+def importance(hessian_diagonal: Tensor) -> Tensor:
+    """Weights `[K]` of squared errors by column, from the mean squares of the inputs; all positive."""
+    mean = hessian_diagonal.mean()
+    return hessian_diagonal + DAMPING * mean if mean > 0 else torch.ones_like(hessian_diagonal)
+
+
+def fit_scales(weight: Tensor, storage: Storage, weights: Tensor) -> Tensor:
+    """float32 `[N, G]` for `weight [N, K]`: of the candidates the scale, fitted by least squares to the levels that it gives, with the
+    least `sum of weights[k] * error^2`; of int8 the largest / 127. Groups' scales are rounded to bfloat16, as they are stored; 0 for groups of zeros."""
+    group, count = storage.group or weight.shape[1], storage.num_groups(weight.shape[1])
+    padding = (0, count * group - weight.shape[1])
+    x = functional.pad(weight, padding).unflatten(1, (count, group))
+    if storage.code == "int8":
+        scales = x.abs().amax(-1) / 127
+        return scales if storage.group is None else _stored(scales)
+    weights = functional.pad(weights, padding).unflatten(0, (count, group))
+    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
+    x = x / torch.where(largest == 0, 1.0, largest)
+    scales, least = torch.zeros(x.shape[:-1]), torch.zeros(x.shape[:-1])
+    for steps in STEPS_TO_LARGEST:
+        levels = (x * -steps).round_().clamp_(-8, 7)
+        weighted = levels * weights
+        squares, products = (levels * weighted).sum(-1), (x * weighted).sum(-1)
+        fitted = products / squares.clamp_(min=torch.finfo(torch.float32).tiny)
+        error = -fitted * products  # less what is the same for all
+        better = error < least
+        scales, least = torch.where(better, fitted, scales), torch.where(better, error, least)
+    return _stored(scales * largest[..., 0])
+
+
+def _stored(scales: Tensor) -> Tensor:
+    return scales.bfloat16().float()
+
+
+def round_to_nearest(weight: Tensor, storage: Storage, scales: Tensor) -> QuantizedRows:
+    """Every weight by itself."""
+    spread = scales.repeat_interleave(storage.group or weight.shape[1], dim=1)[:, : weight.shape[1]]
+    levels = (weight / torch.where(spread == 0, 1.0, spread)).round_().clamp_(*LEVELS[storage.code])
+    return _rows(storage, levels, scales)
+
+
+def gptq(weight: Tensor, storage: Storage, scales: Tensor, hessian: Tensor, act_order: bool = True) -> QuantizedRows:
+    """Column by column; what the columns still to come can make up of a column's error, they do.
+
+    `hessian [K, K]` in float32, any multiple of the sum of x x'. `act_order` rounds the columns with the largest inputs first, while
+    there are most to make up for them.
+
+    **Numerics**: Cholesky in float64, the rest in float32. Where H is too near to singular, its diagonal is raised tenfold until it is not."""
+    k = weight.shape[1]
+    low, high = LEVELS[storage.code]
+    diagonal = hessian.diagonal()
+    order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(k)
+    feedback = _feedback(hessian[order][:, order], importance(diagonal)[order] - diagonal[order])
+    # Transposed, a column is one run of memory.
+    remaining, scales_of = weight.t()[order], scales.t()[order // (storage.group or k)]
+    divisors, levels = torch.where(scales_of == 0, 1.0, scales_of), torch.empty_like(remaining)
+    for start in range(0, k, BLOCK):
+        stop = min(start + BLOCK, k)
+        errors, upper = remaining[start:stop], feedback[start:stop, start:]
+        for i in range(stop - start):
+            column, level = errors[i], levels[start + i]
+            torch.div(column, divisors[start + i], out=level).round_().clamp_(low, high)
+            column.addcmul_(level, scales_of[start + i], value=-1).div_(upper[i, i])
+            errors[i + 1 :].addr_(upper[i, i + 1 : stop - start], column, alpha=-1)
+        remaining[stop:].addmm_(upper[:, stop - start :].t(), errors, alpha=-1)
+    return _rows(storage, torch.empty_like(levels).index_copy_(0, order, levels).t().contiguous(), scales)
+
+
+def _feedback(hessian: Tensor, damping: Tensor) -> Tensor:
+    """U `[K, K]` in float32, upper triangular, with U' U the inverse of `hessian` + diag(damping): `U[i, j] / U[i, i]` is what an error in column i
+    is best made up by in column j > i."""
+    hessian = hessian.double()
+    damping = damping.double()
+    identity = torch.eye(len(hessian), dtype=torch.float64)
+    while True:
+        factor, failed = torch.linalg.cholesky_ex(hessian + torch.diag(damping))
+        if not failed:
+            inverse, failed = torch.cholesky_solve(identity, factor), 0
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not failed:
+                return upper.float()
+        damping = damping * 10
+
+
+def _rows(storage: Storage, levels: Tensor, scales: Tensor) -> QuantizedRows:
+    codes = levels + 8 if storage.code == "int4" else levels
+    return QuantizedRows(storage, codes.to(CODES[storage.code]), scales)
+
+
+def output_error(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
+    """`tr((Q - W) H (Q - W)')`: the squared error of the products with all inputs."""
+    difference = (rounded - weight).double()
+    return ((difference @ hessian.double()) * difference).sum().item()

@@ -1,0 +1,67 @@
+"""Writing one `.safetensors` file piece by piece: what it holds is said first, the data come in any order."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pace.llm.models.safetensors_file import DTYPES, TensorInfo
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class SafetensorsWriter:
+    """A new file of the tensors that `tensors` announces, each of which `write` fills.
+
+        with SafetensorsWriter(path, {"a.weight": TensorInfo(torch.int8, (64, 32))}) as writer:
+            writer.write("a.weight", rows, start)
+
+    Data are aligned for their dtypes, so that readers can map them. Memory: none but the pieces given. Raises FileExistsError where the
+    path exists, and, at the end of a `with` block that no exception ends, ValueError where bytes of a tensor were never written."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str] | None = None):
+        self.tensors = dict(tensors)
+        self._begin: dict[str, int] = {}
+        header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+        end = 0
+        # The widest elements first: then each begins at a multiple of its size.
+        for name, info in sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+            self._begin[name] = end
+            header[name] = {"dtype": NAMES[info.dtype], "shape": list(info.shape), "data_offsets": [end, end + info.nbytes]}
+            end += info.nbytes
+        encoded = json.dumps(header).encode()
+        encoded += b" " * (-(8 + len(encoded)) % 64)
+        self._missing = {name: info.nbytes for name, info in self.tensors.items()}
+        self._data_start = 8 + len(encoded)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        _write_all(self._descriptor, memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
+
+    def write(self, name: str, rows: Tensor, start: int = 0) -> None:
+        """Rows `start ..` of a tensor, of its dtype; each row once. Raises ValueError for others."""
+        info = self.tensors[name]
+        if rows.dtype != info.dtype or tuple(rows.shape[1:]) != info.shape[1:] or start < 0 or start + len(rows) > info.shape[0]:
+            raise ValueError(f"cannot write {rows.dtype} of shape {tuple(rows.shape)} at row {start} of {name}, {info.dtype} of shape {info.shape}")
+        begin = self._data_start + self._begin[name] + start * prod(info.shape[1:]) * info.dtype.itemsize
+        _write_all(self._descriptor, memoryview(rows.contiguous().flatten().view(torch.uint8).numpy()), begin)
+        self._missing[name] -= rows.nbytes
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(self, kind: type | None, *rest: object) -> None:
+        os.close(self._descriptor)
+        unfinished = [name for name, num_bytes in self._missing.items() if num_bytes]
+        if kind is None and unfinished:
+            raise ValueError(f"not all rows of {', '.join(unfinished[:10])} were written, or some twice")
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

@@ -1,0 +1,215 @@
+"""`quantize_checkpoint` and `pace quantize`: what is written is what is loaded, for every architecture, and better than without a text."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pace.assets import TINY
+from pace.calibrate import METHODS, quantize
+from pace.calibrate.rounding import fit_scales, round_to_nearest
+from pace.cli import main
+from pace.eval import evaluate, read_texts
+from pace.llm import LLMModel, QuantizationConfig, SamplingConfig
+from pace.llm.models.model_utils import load_model as load_layers
+from pace.ops import reference
+from pace.ops.storage import Storage
+from tests.llm.models.variants import IDS, VARIANTS, save_tiny
+from tests.support import prefill
+
+pytest.importorskip("transformers")
+quantize_checkpoint = functools.partial(quantize.quantize_checkpoint, progress=False, report=False)
+HELDOUT = Path(__file__).parents[1] / "data" / "tiny_heldout.jsonl"
+
+
+@functools.cache
+def texts(first: int, count: int) -> tuple[str, ...]:
+    """Of the held-out file; those that calibrate and those that judge are different ones."""
+    return tuple(read_texts(HELDOUT)[first : first + count])
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """What went into the float model of each part that was written: module -> its weight as it was multiplied from then on."""
+    found = {}
+
+    def quantize_part(self, product, part, rows, inputs, original=quantize._Job.quantize_part):
+        original(self, product, part, rows, inputs)
+        found[part] = product.weight.matrix[rows].clone()
+
+    monkeypatch.setattr(quantize._Job, "quantize_part", quantize_part)
+    return found
+
+
+def tokens(count: int, length: int, seed: int = 0) -> list[list[int]]:
+    return torch.randint(2, 99, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+# -- every architecture ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
+@pytest.mark.parametrize("method", ["awq+gptq", "smoothquant"])
+def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
+    """What is loaded has, bit for bit, the weights that calibration went on with, and the logits of a float model with these."""
+    model_type, _, fields = VARIANTS[variant]
+    save_tiny(tmp_path / "float", model_type, fields)
+    monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
+    code = "int4" if method == "awq+gptq" else "int8"
+    config = QuantizationConfig(code, group=16) if code == "int4" else QuantizationConfig(code)
+    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 40), method=method)
+    assert report.num_tokens == 11 * 40 and report.bytes_after < report.bytes_before
+
+    loaded = load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False)
+    inside = [matrix for layer in loaded.layers for matrix in layer.matrices()]
+    assert {part for matrix in inside for part in matrix.parts} == written.keys()
+    for matrix in inside:
+        assert matrix.weight.quantized.code == code
+        for part, rows in quantize.part_rows(matrix):
+            assert torch.equal(matrix.weight.matrix[rows], written[part])
+    ids = torch.tensor(tokens(1, 30, seed=1)[0])
+    logits = prefill(loaded, reference, ids)
+    float_model = load_layers(tmp_path / "float", dtype="float32", backend="torch", progress=False)
+    exact = prefill(float_model, reference, ids)
+    assert 0 < (logits - exact).norm() < (0.05 if code == "int8" else 0.5) * exact.norm()  # a scale that is forgotten moves them further
+
+    native = LLMModel(tmp_path / "out", dtype="float32", progress=False)
+    text = native.generate([tokens(1, 9)[0]], SamplingConfig(max_new_tokens=5, ignore_eos=True))
+    assert len(text.generated_token_ids[0]) == 5
+
+
+# -- the bundled model -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_what_other_tools_read(tmp_path):
+    quantize_checkpoint(TINY, tmp_path / "out", QuantizationConfig("int4", group=32), texts(300, 60), method="gptq")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    described = config.pop("quantization_config")
+    assert config == json.loads((TINY / "config.json").read_text())
+    assert described["quant_method"] == "compressed-tensors" and described["format"] == "mixed-precision"
+    four, eight = described["config_groups"].values()
+    assert four["targets"] == ["Linear"] and four["format"] == "pack-quantized" and four["weights"]["group_size"] == 32
+    assert eight["targets"] == ["model.embed_tokens"] and eight["format"] == "int-quantized" and eight["weights"]["strategy"] == "channel"
+
+    stored, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(TINY / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj"
+    assert stored[f"{name}.weight_shape"].tolist() == [256, 256] and stored[f"{name}.weight_scale"].dtype == torch.bfloat16
+    words, scales = stored[f"{name}.weight_packed"], stored[f"{name}.weight_scale"].float()
+    codes = torch.stack([words >> shift & 15 for shift in range(0, 32, 4)], dim=-1).flatten(1) - 8
+    values = codes * scales.repeat_interleave(32, dim=1)
+    assert (values - original[f"{name}.weight"].float()).abs().max() < 4 * scales.abs().max()
+    assert torch.corrcoef(torch.stack([values.flatten(), original[f"{name}.weight"].float().flatten()]))[0, 1] > 0.98
+    embedding = stored["model.embed_tokens.weight"].float() * stored["model.embed_tokens.weight_scale"]
+    assert (embedding - original["model.embed_tokens.weight"].float()).abs().max() < stored["model.embed_tokens.weight_scale"].max()
+    assert torch.equal(stored["model.norm.weight"], original["model.norm.weight"])
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (TINY / "tokenizer.json").read_bytes()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in TINY.iterdir()}
+
+
+def test_calibration_loses_less(tmp_path):
+    """The whole point: KL to bf16, on text that nobody looked at, of each method against the same format at load."""
+    config = QuantizationConfig("int4", group=64)
+    judged = texts(0, 40)
+    with LLMModel(TINY, progress=False) as exact:
+        found = {}
+        for method in ("awq+gptq", "gptq", "rtn"):
+            quantize_checkpoint(TINY, tmp_path / method, config, texts(150, 150), method=method)
+            found[method] = evaluate(LLMModel(tmp_path / method, progress=False), judged, exact, progress=False).kl_divergence
+        found["at load"] = evaluate(LLMModel(TINY, quantization=config, progress=False), judged, exact, progress=False).kl_divergence
+    uncalibrated = min(found["rtn"], found["at load"])
+    assert found["awq+gptq"] < 0.6 * uncalibrated and found["gptq"] < 0.6 * uncalibrated, found
+
+
+def test_the_same_arguments_give_the_same_file(tmp_path):
+    for name in ("a", "b"):
+        quantize_checkpoint(TINY, tmp_path / name, "int4", texts(200, 20))
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+
+def test_without_a_text_weights_are_rounded_to_the_nearest(tmp_path):
+    report = quantize_checkpoint(TINY, tmp_path / "out", QuantizationConfig("int8", overrides={"*.down_proj": None}), method="rtn")
+    assert report.quality is None and report.num_tokens == 0 and report.method == "rtn"
+    stored, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(TINY / "model.safetensors")
+    name, storage = "model.layers.0.mlp.up_proj", Storage("int8", None)
+    weight = original[f"{name}.weight"].float()
+    rows = round_to_nearest(weight, storage, fit_scales(weight, storage, torch.ones(256)))
+    assert torch.equal(stored[f"{name}.weight"], rows.codes) and torch.equal(stored[f"{name}.weight_scale"], rows.scales)
+    kept = "model.layers.0.mlp.down_proj.weight"
+    assert torch.equal(stored[kept], original[kept])
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"] == [f"model.layers.{i}.mlp.down_proj" for i in range(5)]
+
+
+def test_the_command(tmp_path, capsys):
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(200, 64)), encoding="utf-8")
+    out = str(tmp_path / "out")
+    assert main(["quantize", str(TINY), out, "--calibrate", str(text), "--group", "32", "--method", "gptq", "--keep", "*.o_proj", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["out"] == out and report["method"] == "gptq" and report["bytes_after"] < 0.5 * report["bytes_before"]
+    calibrated, uncalibrated = report["quality"]["calibrated"], report["quality"]["uncalibrated"]
+    assert 0 < calibrated["kl_divergence"] < uncalibrated["kl_divergence"] and calibrated["num_tokens"] == uncalibrated["num_tokens"] > 100
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert "model.layers.0.self_attn.o_proj.weight" in stored and stored["model.layers.0.mlp.up_proj.weight_scale"].shape[1] == 8
+    assert main(["quantize", str(TINY), str(tmp_path / "eight"), "--format", "int8", "--calibrate", str(text)]) == 0
+    shown = capsys.readouterr().out
+    assert "smoothquant" in shown and "quantised at load" in shown and "KL divergence" in shown
+    assert main(["generate", "--model", out, "--chat", "What is the capital of Japan?"]) == 0
+    assert "Tokyo" in capsys.readouterr().out
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"calibrate": None}, ValueError, "needs a text to calibrate on"),
+        ({"calibrate": ["Once upon a time"]}, ValueError, "has 0 tokens; at least 256|has . tokens; at least 256"),
+        ({"calibrate": [""]}, ValueError, "at least 256"),
+        ({"quantization": "nf4"}, ValueError, "nf4 needs no calibration"),
+        ({"quantization": "int5"}, ValueError, "no format 'int5'"),
+        ({"quantization": None}, ValueError, "say what the checkpoint is to become"),
+        ({"quantization": QuantizationConfig("int4", symmetric=False)}, ValueError, "zero points"),
+        ({"quantization": QuantizationConfig("int4", lm_head="fp8")}, ValueError, "fp8 needs no calibration"),
+        ({"quantization": QuantizationConfig("int4", overrides={"*.nothing": None})}, ValueError, "no module matches"),
+        ({"quantization": QuantizationConfig("int4", embedding=None, overrides={"*": None})}, ValueError, "nothing to quantise"),
+        ({"method": "magic"}, ValueError, "no method 'magic'; known are rtn"),
+        ({"max_tokens": 10}, ValueError, "max_tokens must be at least 256"),
+        ({"context": 5000}, ValueError, "context must be from 2 to the 1024"),
+        ({"out": "taken"}, FileExistsError, "taken exists already"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(arguments, error, message, tmp_path):
+    (tmp_path / "taken").mkdir()
+    arguments = {"quantization": "int4", "calibrate": texts(0, 20), "out": "out", **arguments}
+    out = tmp_path / arguments.pop("out")
+    with pytest.raises(error, match=message):
+        quantize_checkpoint(TINY, out, **arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"], "nothing is left behind"
+
+
+def test_quantised_checkpoints_are_refused(tmp_path):
+    quantize_checkpoint(TINY, tmp_path / "once", "int8", method="rtn")
+    with pytest.raises(ValueError, match="quantised already"):
+        quantize_checkpoint(tmp_path / "once", tmp_path / "twice", "int8", method="rtn")
+    assert main(["eval", str(tmp_path / "once"), "--text", str(HELDOUT), "--against", "bf16"]) == 1
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quantize._Job, "quantize_part", fail)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 20))
+    assert not list(tmp_path.iterdir())
+
+
+def test_methods():
+    assert [str(quantize.read_method(name)) for name in METHODS] == ["rtn", "gptq", "awq+rtn", "smoothquant+rtn", "awq+gptq", "smoothquant+gptq"]
