@@ -24,7 +24,7 @@ from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
 from pace.llm.models.op_by_op import OpByOpModel
-from pace.llm.models.quantized_checkpoint import QuantizedCheckpoint
+from pace.llm.models.quantized_checkpoint import QuantizedCheckpoint, check_not_quantized
 from pace.llm.operators import OperatorConfig, read_backend
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig, read_quantization
@@ -110,7 +110,10 @@ def open_checkpoint(path: Path, method: Method | None) -> CheckpointReader | Ggu
     if is_gguf(path):
         return GgufCheckpoint(path)
     reader = CheckpointReader(path)
-    return QuantizedCheckpoint(reader, method) if method else reader
+    if method is None:
+        check_not_quantized(reader)
+        return reader
+    return QuantizedCheckpoint(reader, method)
 
 
 @contextmanager

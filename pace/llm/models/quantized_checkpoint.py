@@ -16,6 +16,19 @@ CACHE_SCALES = re.compile(r".*\.([qkv]_scale|prob_scale|[kv]_proj\.(output|[kv])
 """Scales of keys and values in 8 bits, made by calibration; the cache here makes its own for each token (`kv_cache_dtype`)."""
 
 
+PARTS_OF_QUANTIZED = (".qweight", ".SCB", ".weight.absmax", ".weight_packed", ".weight_scale", ".weight_scale_inv", "_blocks")
+"""Endings of tensors that no checkpoint of floats has."""
+
+
+def check_not_quantized(reader: CheckpointReader) -> None:
+    """Raises ValueError for a quantised checkpoint whose config.json does not say so."""
+    if name := next((name for name in reader.tensors if name.endswith(PARTS_OF_QUANTIZED)), None):
+        raise ValueError(
+            f"the weights in {reader.directory} are quantised (they have a tensor {name}), but its config.json has no quantization_config, which says how; "
+            "take both from the same place"
+        )
+
+
 class QuantizedCheckpoint:
     """The tensors of a `CheckpointReader`, where `{module}.weight` stands for all that make up a quantised matrix: its dtype is a
     Storage, and `read` gives QuantizedRows; or it is float32, where no storage has such groups. Threads may share one object.

@@ -94,8 +94,8 @@ class GPTQMatrix(IntegerMatrix):
     def _read_groups(self, method: GPTQ, count: int) -> Groups:
         k = self.shape[1]
         size = method.group_size or k
-        if not method.uniform or self.has("groups"):
-            size = size if -(-k // size) == count else -(-k // count)
+        if not method.uniform and -(-k // size) != count:
+            size = -(-k // count)
         if -(-k // size) != count:
             raise ValueError(f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {-(-k // size)} of {k} inputs")
         if not self.has("groups"):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.llm.models.variants import save_tiny
 from tests.quant.checkpoints import packers
@@ -47,31 +51,43 @@ KINDS: dict[str, tuple[dict[str, Any], Pack]] = {
         lambda n, k: packers.float8(n, k, (1, k), name="weight_scale"),
     ),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "static"}, lambda n, k: packers.float8(n, k, (32, 32))),
-    "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, lambda n, k: packers.mxfp4(n, k, exponents=(117, 122))),
+    "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, packers.mxfp4),
 }
 """Name -> quantization_config, and what packs a module."""
 
 
-def save_quantized(folder: Path, kind: str, model_type: str = "llama", change: Callable[[dict, dict], None] = lambda state, config: None, **fields: Any) -> Path:
-    """Writes `folder/quantized` and `folder/floats`, which mean the same, and returns the first: linear layers are of the kind, embedding, head and
-    norms floats. `change` may spoil the quantised tensors and the config."""
+@functools.cache
+def tensors_of(kind: str, model_type: str, fields: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """config.json without quantisation, the tensors of the quantised checkpoint, and those of its weights as floats."""
     random.seed(0)
     torch.manual_seed(0)
-    quantization, pack = KINDS[kind]
-    floats, quantized = folder / "floats", folder / "quantized"
-    save_tiny(floats, model_type, SIZES | fields)
-    state, expected = {}, load_file(floats / "model.safetensors")
-    for name, tensor in list(expected.items()):
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny(Path(folder), model_type, SIZES | dict(fields))
+        config = json.loads((Path(folder) / "config.json").read_text())
+        floats = load_file(Path(folder) / "model.safetensors")
+    state = {}
+    for name, tensor in list(floats.items()):
         if not name.endswith("_proj.weight"):
             state[name] = tensor
             continue
-        packed, weight = pack(*tensor.shape)
+        packed, weight = KINDS[kind][1](*tensor.shape)
         state |= {name.removesuffix("weight") + part.removeprefix("m."): value for part, value in packed.items()}
-        expected[name] = weight.float()
-    config = json.loads((floats / "config.json").read_text()) | {"quantization_config": json.loads(json.dumps(quantization))}
+        floats[name] = weight.float()
+    return config, state, floats
+
+
+def save_quantized(folder: Path, kind: str, model_type: str = "llama", change: Callable[[dict, dict], object] = lambda state, config: None, **fields: Any) -> Path:
+    """Writes `folder/quantized` and `folder/floats`, which mean the same, and returns the first: linear layers are of the kind, embedding, head and
+    norms floats. `change` may spoil the quantised tensors and the config."""
+    config, state, floats = tensors_of(kind, model_type, tuple(sorted(fields.items())))
+    save(folder / "floats", config, floats)
+    state, config = dict(state), config | {"quantization_config": copy.deepcopy(KINDS[kind][0])}
     change(state, config)
-    save_file(expected, floats / "model.safetensors", metadata={"format": "pt"})
-    quantized.mkdir()
-    (quantized / "config.json").write_text(json.dumps(config))
-    save_file(state, quantized / "model.safetensors", metadata={"format": "pt"})
-    return quantized
+    save(folder / "quantized", config, state)
+    return folder / "quantized"
+
+
+def save(folder: Path, config: dict[str, Any], state: dict[str, Tensor]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,7 +1,7 @@
 """Quantised matrices written out as published formats lay them out, one element after the other, and the weights that they mean.
 
-Every function gives `(tensors, weight)`: what a checkpoint has for a module `m`, and float64 `[N, K]`. The numbers are random: that
-they are no model's is no matter here."""
+Every function gives `(tensors, weight)`: what a checkpoint has for a module `m`, and float64 `[N, K]`. The numbers are random, of about
+0.2 in size as in a small model."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def integers(n: int, k: int, bits: int) -> list[list[int]]:
     return rows
 
 
-def scales(n: int, groups: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    return (torch.rand(n, groups) * 0.02 + 0.001).to(dtype)
+def scales(n: int, groups: int, bits: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return ((torch.rand(n, groups) + 0.5) * 0.6 / 2**bits).to(dtype)
 
 
 def values(codes: list[list[int]], zeros: list[list[int]], scale: Tensor, group_of: list[int]) -> Tensor:
@@ -82,7 +82,7 @@ def gptq(n: int, k: int, bits: int, group: int = -1, symmetric: bool = True, ord
     group = k if group == -1 else group
     group_of = groups_of(k, group, order)
     count = -(-k // group)
-    codes, scale = integers(n, k, bits), scales(n, count)
+    codes, scale = integers(n, k, bits), scales(n, count, bits)
     middle = 1 << (bits - 1)
     # Version 1 holds zero - 1 in as many bits, so 0 is stored as the largest: on its own that is what a reader makes of it.
     zeros = [[middle if symmetric else random.randrange(1 if version == 1 else 0, 1 << bits) for _ in range(count)] for _ in range(n)]
@@ -101,7 +101,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 def awq(n: int, k: int, group: int = -1) -> Packed:
     group = k if group == -1 else group
     count = -(-k // group)
-    codes, scale = integers(n, k, 4), scales(n, count)
+    codes, scale = integers(n, k, 4), scales(n, count, 4)
     zeros = integers(n, count, 4)
 
     def interleaved(column: list[int]) -> list[int]:
@@ -126,15 +126,15 @@ def bitsandbytes_4bit(n: int, k: int, kind: str = "nf4", block: int = 64, nested
     tensors = {"m.weight": octets.view(stored_as)[:, None], "m.weight.quant_map": levels}
     if nested:
         nested_block = 256
-        offset = 0.0123
+        offset = 0.3123
         nested_levels = torch.sort(torch.rand(256) * 2 - 1).values
-        outer = torch.rand(-(-blocks // nested_block)) * 0.01
+        outer = torch.rand(-(-blocks // nested_block)) * 0.1
         inner = torch.randint(0, 256, (blocks,), dtype=torch.uint8)
         absmax = [float(nested_levels[int(inner[i])]) * float(outer[i // nested_block]) + offset for i in range(blocks)]
         state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": offset}
         tensors |= {"m.weight.absmax": inner, "m.weight.nested_absmax": outer, "m.weight.nested_quant_map": nested_levels}
     else:
-        scale = torch.rand(blocks) * 0.02
+        scale = torch.rand(blocks) * 0.2 + 0.2
         absmax = [float(value) for value in scale]
         tensors["m.weight.absmax"] = scale
     tensors[f"m.weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
@@ -145,7 +145,7 @@ def bitsandbytes_4bit(n: int, k: int, kind: str = "nf4", block: int = 64, nested
 
 def bitsandbytes_8bit(n: int, k: int) -> Packed:
     codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-    largest = torch.rand(n) + 0.1
+    largest = torch.rand(n) * 0.3 + 0.15
     tensors = {"m.weight": codes, "m.SCB": largest, "m.weight_format": torch.tensor(0, dtype=torch.uint8)}
     return tensors, codes.double() * largest.double()[:, None] / 127
 
@@ -158,7 +158,7 @@ def pack_quantized(
     count, middle = -(-k // group), 1 << (bits - 1)
     group_of = groups_of(k, group, order)
     codes = integers(n, k, bits)
-    scale = scales(n, count, torch.bfloat16)
+    scale = scales(n, count, bits, torch.bfloat16)
     if strategy == "tensor":
         scale = scale[:1].expand(n, 1)
     zeros = [[middle] * count for _ in range(n)] if symmetric else integers(n, count, bits)
@@ -190,19 +190,17 @@ def float8(n: int, k: int, block: tuple[int, int], scale_shape: tuple[int, ...] 
     """`scale_shape`: of the stored scales, where it is not that of the grid of blocks."""
     codes = (torch.randn(n, k) * 20).to(torch.float8_e4m3fn)
     grid = (-(-n // block[0]), -(-k // block[1]))
-    stored = torch.randint(110, 131, grid, dtype=torch.uint8) if exponents else torch.rand(grid) * 0.01 + 1e-4
+    stored = torch.randint(118, 123, grid, dtype=torch.uint8) if exponents else torch.rand(grid) * 0.008 + 0.004
     scale = [[2.0 ** (value - 127) if exponents else value for value in row] for row in stored.tolist()]
     rows = [[value * scale[i // block[0]][j // block[1]] for j, value in enumerate(row)] for i, row in enumerate(codes.float().tolist())]
     weight = torch.tensor(rows, dtype=torch.float64)
     return {"m.weight": codes, f"m.{name}": stored.reshape(scale_shape or grid)}, weight
 
 
-def mxfp4(
-    n: int, k: int, names: tuple[str, str] = ("m.weight_blocks", "m.weight_scales"), blocked: bool = True, exponents: tuple[int, int] = (100, 140)
-) -> Packed:
+def mxfp4(n: int, k: int, names: tuple[str, str] = ("m.weight_blocks", "m.weight_scales"), blocked: bool = True) -> Packed:
     codes = integers(n, k, 4)
     octets = [[row[i] | row[i + 1] << 4 for i in range(0, k, 2)] for row in codes]
-    powers = torch.randint(*exponents, (n, k // 32), dtype=torch.uint8)
+    powers = torch.randint(120, 126, (n, k // 32), dtype=torch.uint8)
     stored = torch.tensor(octets, dtype=torch.uint8)
     weight = [[E2M1[code] * 2.0 ** (int(powers[i, j // 32]) - 127) for j, code in enumerate(row)] for i, row in enumerate(codes)]
     return {names[0]: stored.view(n, k // 32, 16) if blocked else stored, names[1]: powers}, torch.tensor(weight, dtype=torch.float64)
