@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 
 from tests.llm.models.variants import save_tiny
+from tests.quant.checkpoints.models import KINDS as QUANTISED_KINDS
+from tests.quant.checkpoints.models import tensors_of
 
 ARCHITECTURES = [
     ("llama", {"tie_word_embeddings": True}),
@@ -67,7 +69,8 @@ def write(files: Files, folder: Path) -> None:
 
 
 def healthy_checkpoints(folder: Path) -> dict[str, Files]:
-    """`"architecture/kind"` -> files, for every architecture and storage kind; `folder` is used for what transformers writes."""
+    """`"architecture/kind"` -> files, for every architecture and storage kind, and Llama quantised in every way; `folder` is used for what
+    transformers writes."""
     checkpoints = {}
     for model_type, fields in ARCHITECTURES:
         save_tiny(folder / model_type, model_type, fields)
@@ -81,6 +84,11 @@ def healthy_checkpoints(folder: Path) -> dict[str, Files]:
         }
         for kind in KINDS:
             checkpoints[f"{model_type}/{kind}"] = common | weight_files(kind, state)
+    for kind, (quantization, _) in QUANTISED_KINDS.items():
+        config, state, _ = tensors_of(kind, "llama", ())
+        config |= {"bos_token_id": None, "eos_token_id": None, "quantization_config": quantization}
+        storage = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
+        checkpoints[f"quantised/{kind}"] = {"config.json": json.dumps(config, indent=1).encode(), **tokenizer_files(), **weight_files(storage, state)}
     return checkpoints
 
 
@@ -360,13 +368,7 @@ def swap_files(rng: random.Random, files: Files) -> str:
 def edit_state(rng: random.Random, files: Files) -> str:
     """The weights saved again with one tensor that is missing, extra, of another shape, dtype or kind."""
     name = pick_file(rng, files, *WEIGHTS)
-    if name.endswith(".safetensors"):
-        from safetensors.torch import load
-
-        kind, state = "safetensors", load(files[name])
-    else:
-        kind = "bin" if files[name].startswith(b"PK") else "bin-legacy"
-        state = torch.load(io.BytesIO(files[name]), weights_only=True)
+    kind, state = load_state(name, files[name])
     key = rng.choice(sorted(state))
     tensor = state[key]
     values = {
@@ -410,6 +412,58 @@ def edit_state(rng: random.Random, files: Files) -> str:
         state[key] = values[what]()
     files[name] = dump(kind, state)
     return f"{name}: {key} is {what}"
+
+
+def edit_quantization(rng: random.Random, files: Files) -> str:
+    """A quantised checkpoint whose config or tensors say something else: of another method, size or value."""
+    config = json.loads(files["config.json"])
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return edit_config(rng, files)
+    if rng.random() < 0.4:
+        path = rng.choice(json_paths(quantization))
+        new = rng.choice([*ABSURD, 2, 3, 4, 8, 16, 32, 64, 24, -1, "gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "mxfp4", "gemv", "gptq_v2", [32, 32], [1, 1]])
+        replace_at(quantization, path, lambda parent, key: parent.__setitem__(key, new))
+        files["config.json"] = json.dumps(config).encode()
+        return f"quantization_config {path} = {str(new)[:40]!r}"
+    name = pick_file(rng, files, *WEIGHTS)
+    kind, state = load_state(name, files[name])
+    names = sorted(key for key in state if "proj" in key or "quant" in key)
+    if not names:
+        return edit_state(rng, files)
+    key = rng.choice(names)
+    tensor = state[key].clone()
+    new_shapes = [lambda t: t[:-1], lambda t: t[..., :-1], lambda t: t.t() if t.ndim == 2 else t[None], lambda t: t.flatten(), lambda t: t[:0], lambda t: torch.cat([t, t])]
+    if tensor.ndim == 0:
+        new_shapes = [lambda t: t[None], lambda t: t.expand(3).clone()]
+    values = [0, 1, -1, 2, 127, -128, 2**31 - 1, -(2**31), 1e30, -1e30, 1e-40, torch.nan, torch.inf]
+    what = rng.choice(["shape", "value", "value", "all", "bytes", "missing", "duplicate", "type"])
+    if what == "shape":
+        tensor = rng.choice(new_shapes)(tensor).contiguous()
+    elif what in ("value", "all"):
+        value = rng.choice(values)
+        if not tensor.is_floating_point():
+            limits = torch.iinfo(tensor.dtype)
+            value = rng.choice([limits.min, limits.max, 0, 1, 2, 3])
+        (tensor.view(-1)[:1] if what == "value" else tensor).fill_(value)
+    elif what == "bytes":
+        octets = tensor.flatten().view(torch.uint8)
+        octets.copy_(torch.tensor([rng.randrange(256) for _ in range(len(octets))], dtype=torch.uint8))
+    elif what == "type":
+        tensor = tensor.to(rng.choice([torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float8_e4m3fn, torch.bool]))
+    if what == "missing":
+        del state[key]
+    else:
+        state[key + "x" if what == "duplicate" else key] = tensor
+    files[name] = dump(kind, state)
+    return f"{name}: {key}: {what}"
+
+
+def load_state(name: str, data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
+    """The kind of `dump`, and what it was given."""
+    if name.endswith(".safetensors"):
+        return "safetensors", load(data)
+    return "bin" if data.startswith(b"PK") else "bin-legacy", torch.load(io.BytesIO(data), weights_only=True)
 
 
 class CallsSystem:
@@ -478,6 +532,7 @@ def hostile_pickle(rng: random.Random, files: Files) -> str:
 MUTATIONS: list[tuple[Mutation, int]] = [
     (truncate, 4), (append_bytes, 1), (flip_bits, 5), (flip_header_bits, 8), (splice, 4), (remove_file, 2), (replace_file, 5),
     (edit_json, 6), (edit_config, 8), (edit_header, 8), (edit_index, 5), (swap_files, 2), (edit_state, 8), (hostile_pickle, 3),
+    (edit_quantization, 20),
 ]  # fmt: skip
 """Each with how often it is drawn."""
 
