@@ -53,6 +53,11 @@ def plan(
 
     Raises what reading the config raises, and ValueError for texts longer than the model's positions or an unknown `kv_cache_dtype`."""
     model_class, config = read_config(config_json)
+    if config.quantization_config:
+        raise NotImplementedError(
+            f"config.json: quantization_config: the checkpoint is quantised already ({config.quantization_config.name}), and its tensors alone tell what they take; "
+            "load it, and see memory_report()"
+        )
     model = model_class(config, torch.bfloat16, native)
     context = prompt if context is None else context
     if min(prompt, context, batch) < 1:

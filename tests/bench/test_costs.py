@@ -79,6 +79,12 @@ def test_random_weights_fill_a_model():
     assert reader.read("model.norm.weight").eq(1).all() and reader.read("model.embed_tokens.weight", 3, 7).shape == (4, 32)
 
 
+def test_a_plan_of_a_quantised_checkpoint_is_refused():
+    config = SHAPES["qwen2.5-0.5b"] | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    with pytest.raises(NotImplementedError, match="quantised already .GPTQ.*memory_report"):
+        plan(config, Limits("avx2", 2, 10.0, 100.0), 64 << 30)
+
+
 def test_a_plan_follows_memory_and_limits():
     config = SHAPES["qwen2.5-0.5b"]
     limits = Limits("avx2", 2, 10.0, 100.0)

@@ -369,12 +369,13 @@ def edit_state(rng: random.Random, files: Files) -> str:
     """The weights saved again with one tensor that is missing, extra, of another shape, dtype or kind."""
     name = pick_file(rng, files, *WEIGHTS)
     kind, state = load_state(name, files[name])
-    key = rng.choice(sorted(state))
+    key = rng.choice(sorted(name for name in state if state[name].ndim))
     tensor = state[key]
+    floats = tensor if tensor.is_floating_point() and tensor.itemsize > 1 else tensor.float()  # quantised tensors are whole numbers
     values = {
         "shape": lambda: tensor.reshape(-1)[:-1].clone(),
         "flat": lambda: tensor.reshape(-1),
-        "transposed": lambda: tensor.t().contiguous(),
+        "transposed": lambda: tensor.transpose(0, -1).contiguous(),
         "extra dimension": lambda: tensor[None],
         "float16": lambda: tensor.half(),
         "bfloat16": lambda: tensor.bfloat16(),
@@ -382,24 +383,24 @@ def edit_state(rng: random.Random, files: Files) -> str:
         "int8": lambda: tensor.to(torch.int8),
         "bool": lambda: tensor > 0,
         "float8": lambda: tensor.to(torch.float8_e4m3fn),
-        "nan": lambda: torch.full_like(tensor, torch.nan),
-        "infinite": lambda: torch.full_like(tensor, torch.inf),
-        "huge": lambda: torch.full_like(tensor, 1e30),
+        "nan": lambda: torch.full_like(floats, torch.nan),
+        "infinite": lambda: torch.full_like(floats, torch.inf),
+        "huge": lambda: torch.full_like(floats, 1e30),
         "empty": lambda: tensor[:0],
     }
     if kind != "safetensors":
         values |= {
-            "not contiguous": lambda: tensor.t().contiguous().t(),
+            "not contiguous": lambda: tensor.transpose(0, -1).contiguous().transpose(0, -1),
             "expanded": lambda: torch.zeros(1, dtype=tensor.dtype).expand(tensor.shape),
             "expanded to 2**40": lambda: torch.zeros(1).expand(2**20, 2**20),
             "sparse": lambda: tensor.to_sparse(),
             "meta": lambda: tensor.to("meta"),
-            "parameter": lambda: torch.nn.Parameter(tensor),
+            "parameter": lambda: torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()),
             "list": lambda: [1.0, 2.0],
             "dictionary": lambda: {"weight": tensor},
             "string": lambda: "x",
             "complex": lambda: tensor.to(torch.complex64),
-            "quantised": lambda: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+            "quantised": lambda: torch.quantize_per_tensor(floats.float(), 0.1, 0, torch.qint8),
         }
     what = rng.choice([*values, "missing", "added", "renamed"])
     if what == "missing":
@@ -445,7 +446,7 @@ def edit_quantization(rng: random.Random, files: Files) -> str:
         if not tensor.is_floating_point():
             limits = torch.iinfo(tensor.dtype)
             value = rng.choice([limits.min, limits.max, 0, 1, 2, 3])
-        (tensor.view(-1)[:1] if what == "value" else tensor).fill_(value)
+        (tensor.view(-1)[:1] if what == "value" else tensor).copy_(torch.tensor(value))
     elif what == "bytes":
         octets = tensor.flatten().view(torch.uint8)
         octets.copy_(torch.tensor([rng.randrange(256) for _ in range(len(octets))], dtype=torch.uint8))

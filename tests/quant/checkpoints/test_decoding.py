@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.checkpoints import read_quant_method
+from pace.quant.checkpoints.stored import power_of_two, unpack
 from tests.quant.checkpoints import packers
 
 N, K = 48, 96
@@ -167,3 +168,51 @@ def test_weights_are_those_of_the_packages_that_define_the_formats(name):
     # bitsandbytes dequantises int8 into float16.
     rounding = 2**-11 if expected.dtype == torch.float16 else 4 * 2**-24
     assert packers.relative_error(found, expected.double()) < rounding
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_zero_in_version_1_of_gptq(bits):
+    """GPTQModel takes 1 from every field of a word of its version 2, with borrows: reading undoes that."""
+    random.seed(0)
+    tensors, weight = packers.gptq(512, 32, bits, 16, symmetric=False, version=2)
+    assert any((word >> shift) % (1 << bits) == 0 for word in tensors["m.qzeros"].flatten().tolist() for shift in range(0, 32, bits))
+    ones = sum(1 << shift for shift in range(0, 32, bits))
+    tensors["m.qzeros"] = torch.tensor([[packers.signed((word - ones) % (1 << 32)) for word in row] for row in tensors["m.qzeros"].tolist()], dtype=torch.int32)
+    _, matrix = matrix_of({"quant_method": "gptq", "bits": bits, "group_size": 16}, tensors)
+    assert packers.relative_error(as_floats(matrix.read(0, 512)), weight) < 4 * 2**-24
+
+
+def test_what_writers_leave_in_g_idx_where_columns_are_in_order():
+    """Zeros, or nothing."""
+    torch.manual_seed(0)
+    tensors, weight = packers.gptq(32, 64, 4, 32)
+    for g_idx in (torch.zeros(64, dtype=torch.int32), None):
+        stored = {name: tensor for name, tensor in (tensors | {"m.g_idx": g_idx}).items() if tensor is not None}
+        _, matrix = matrix_of({"quant_method": "gptq", "bits": 4, "group_size": 32}, stored)
+        assert matrix.order is None and packers.relative_error(as_floats(matrix.read(0, 32)), weight) < 4 * 2**-24
+
+
+def test_static_groups_with_act_order_are_in_order():
+    """`static_groups`: columns are quantised by activation, but their groups are neighbours."""
+    tensors, _ = packers.gptq(32, 64, 4, 32)
+    _, matrix = matrix_of({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "static_groups": True}, tensors)
+    assert matrix.order is None
+
+
+def test_exponents_of_scales():
+    exponents = torch.arange(256, dtype=torch.uint8)
+    found = power_of_two(exponents)
+    assert found[:255].double().tolist() == [2.0 ** (exponent - 127) for exponent in range(255)] and found[255].isnan()
+    if hasattr(torch, "float8_e8m0fnu"):
+        assert torch.equal(power_of_two(exponents.view(torch.float8_e8m0fnu))[:255], found[:255])
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_fields_across_words(bits):
+    random.seed(bits)
+    values = [random.randrange(1 << bits) for _ in range(96)]
+    assert unpack(torch.tensor([packers.words(values, bits)] * 3, dtype=torch.int32), bits).tolist() == [values] * 3
+
+
+def test_a_method_that_is_null():
+    assert read_quant_method(None) is None
