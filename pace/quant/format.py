@@ -32,7 +32,7 @@ class Format(ABC):
     @abstractmethod
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """codes `[R, G, group]` of any dtype, scales `[R, G]` and, where the storage has them, mins `[R, G]`, of groups
-        `x [R, G, group]` in float32, all finite. The last group of a row comes by itself where it is shorter."""
+        `x [R, G, group]` in float32, all finite, not to be written to. The last group of a row comes by itself where it is shorter."""
 
     def _final_scales(self, scales: Tensor) -> Tensor:
         """What becomes of the scales `[R, groups]` of whole rows."""
@@ -59,7 +59,7 @@ class Format(ABC):
                     continue
                 part = x[:, columns]
                 found, scales[piece, groups_of], lows = self._quantize(part.unflatten(1, (-1, min(group, part.shape[1]))))
-                codes[piece, columns] = found.flatten(1).to(codes.dtype)
+                codes[piece, columns] = found.flatten(1)
                 if mins is not None:
                     mins[piece, groups_of] = lows
         scales = self._final_scales(scales)
@@ -85,7 +85,7 @@ class Format(ABC):
 
 def check_finite(x: Tensor, name: str) -> None:
     """Raises ValueError where an element is NaN or infinite."""
-    if not x.isfinite().all():
+    if not all(map(torch.isfinite, x.aminmax())):
         row, column = (~x.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"{name} holds {x[row, column].item()}, which cannot be quantised; load it with quantization=None, or leave it out by overrides={{...: None}}")
 

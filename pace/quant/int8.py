@@ -25,4 +25,4 @@ class Int8(Format):
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, largest = normalize(x)
-        return (x * 127).round_(), largest / 127, None
+        return x.mul_(127).round_(), largest / 127, None

@@ -28,7 +28,8 @@ class Microscaling(Format):
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         exponents = torch.frexp(x.abs().amax(-1)).exponent - 1  # x = m 2^e, 0.5 <= m < 1: the floor of log2 is e - 1
         exponents = (exponents - self.largest_exponent).clamp(*E8M0_RANGE)
-        return self._codes(torch.ldexp(x, -exponents[..., None])), torch.ldexp(torch.ones(exponents.shape), exponents), None
+        scales, inverses = (torch.ldexp(torch.ones(exponents.shape), powers) for powers in (exponents, -exponents))
+        return self._codes(x * inverses[..., None]), scales, None
 
     @staticmethod
     @abstractmethod

@@ -33,7 +33,8 @@ class Codebook(Format):
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scales = normalize(x)
         bounds, order = _ascending(self.name)
-        return order[count_below(x, bounds).int()], scales, None
+        below = count_below(x, bounds)
+        return below if order is None else order[below.int()], scales, None
 
     def _final_scales(self, scales: Tensor) -> Tensor:
         return nested(scales) if self.double_quantization else scales
@@ -52,12 +53,13 @@ class FP4(Codebook):
 
 
 @cache
-def _ascending(codebook: str) -> tuple[list[float], Tensor]:
-    """Bounds halfway between ascending levels, and the codes of these."""
+def _ascending(codebook: str) -> tuple[list[float], Tensor | None]:
+    """Bounds halfway between ascending levels, and the codes of these; None for 0 to 15."""
     levels = torch.tensor(CODEBOOKS[codebook])
     ascending = levels.unique()
     codes = torch.stack([(levels == level).nonzero()[0, 0] for level in ascending])
-    return ((ascending[:-1] + ascending[1:]) / 2).tolist(), codes.to(torch.uint8)
+    in_order = torch.equal(codes, torch.arange(len(levels)))
+    return ((ascending[:-1] + ascending[1:]) / 2).tolist(), None if in_order else codes.to(torch.uint8)
 
 
 def nested(scales: Tensor) -> Tensor:

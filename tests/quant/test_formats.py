@@ -205,6 +205,15 @@ def test_rows_do_not_know_each_other(format):
 
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
+def test_weights_are_left_as_they_are(format):
+    """float32 rows are looked at in place, perhaps in a mapped file."""
+    x = heavy_tailed(3, 300)
+    before = x.clone()
+    format.quantize(x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("format", EVERY, ids=repr)
 def test_zeros_stay_zeros(format):
     x = torch.zeros(3, 300)
     x[1, 7] = 1.0
