@@ -1,0 +1,59 @@
+"""What formats lose on the bundled model: bounds a little above what was measured, so that a format that gets worse is found out.
+
+Measured with `benchmarks/quality.py --texts 50`, the first texts of the held-out file; the bounds are a quarter above. docs/quantization.md has figures of the whole file."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from pace.assets import TINY
+from pace.calibrate import quantize_checkpoint
+from pace.eval import Evaluation, evaluate, read_texts
+from pace.llm import LLMModel, QuantizationConfig
+
+pytest.importorskip("transformers")
+HELDOUT, CALIBRATION = (Path(__file__).parent / "data" / name for name in ("tiny_heldout.jsonl", "tiny_calibration.jsonl"))
+
+KL_BOUNDS: dict[str, tuple[dict, float]] = {
+    "int8": ({}, 0.00037),
+    "fp8": ({}, 0.0015),
+    "mxfp8": ({}, 0.0021),
+    "int4 group 32": ({"group": 32}, 0.01),
+    "int4": ({}, 0.012),
+    "int4 group 128": ({"group": 128}, 0.016),
+    "int4 with zero points": ({"group": 32, "symmetric": False}, 0.0096),
+    "nf4": ({}, 0.012),
+    "fp4": ({}, 0.02),
+    "mxfp4": ({}, 0.026),
+}
+"""Name -> options, and what the mean KL divergence to bfloat16 stays below."""
+
+
+@functools.cache
+def quality(name: str) -> Evaluation:
+    format, options = name.split(" ")[0], KL_BOUNDS[name][0]
+    with LLMModel(TINY, progress=False) as exact, LLMModel(TINY, quantization=QuantizationConfig(format, **options), progress=False) as model:
+        return evaluate(model, read_texts(HELDOUT)[:50], exact, progress=False)
+
+
+@pytest.mark.parametrize("name", KL_BOUNDS)
+def test_no_format_got_worse(name):
+    bound, found = KL_BOUNDS[name][1], quality(name)
+    assert found.num_tokens == 4137 and bound / 3 < found.kl_divergence < bound, f"{name}: {found}"
+
+
+def test_what_is_promised_of_formats():
+    assert quality("int8").kl_divergence <= 0.005 and quality("int8").top1_agreement >= 0.98
+    assert quality("nf4").kl_divergence < quality("fp4").kl_divergence
+    assert quality("int4 group 32").kl_divergence < quality("int4").kl_divergence < quality("int4 group 128").kl_divergence
+
+
+def test_calibration_loses_a_quarter_less(tmp_path):
+    """At least; measured are three fifths, with so few tokens."""
+    quantize_checkpoint(TINY, tmp_path / "out", "int4", read_texts(CALIBRATION), max_tokens=4096, progress=False, report=False)
+    with LLMModel(TINY, progress=False) as exact, LLMModel(tmp_path / "out", progress=False) as model:
+        found = evaluate(model, read_texts(HELDOUT)[:50], exact, progress=False)
+    assert found.kl_divergence < 0.005 < 0.75 * quality("int4").kl_divergence and found.top1_agreement > 0.965
