@@ -116,7 +116,14 @@ def test_commands_in_the_prose_exist():
 def test_links_lead_somewhere():
     for text in (README, CONTRIBUTING):
         for target in re.findall(r"\]\(([^)]+)\)", text):
-            assert target.startswith("https://") or (ROOT / target).exists(), target
+            path, _, heading = target.partition("#")
+            assert target.startswith("https://") or (ROOT / path).exists(), target
+            assert not heading or heading in anchors((ROOT / path).read_text(encoding="utf-8")), target
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)}
 
 
 def test_every_model_has_a_row():
