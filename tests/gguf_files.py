@@ -110,7 +110,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
     dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    positions = config["max_position_embeddings"]
+    positions = config.get("max_position_embeddings", 32768)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(positions)
     writer.add_embedding_length(config["hidden_size"])
@@ -120,7 +120,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
     writer.add_rope_dimension_count(dim)
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if config.get("sliding_window") and config["model_type"] in ("mistral", "phi3"):

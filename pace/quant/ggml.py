@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.storage import CODES, QuantizedRows, Storage
+from pace.quant.format import CHUNK_ELEMENTS
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
 """Codes `[blocks, weights]`, scales and mins `[blocks, groups]`."""
@@ -40,11 +41,19 @@ class BlockType:
 
     def decode(self, rows: Tensor) -> QuantizedRows:
         """The rows in uint8 `[rows, row_bytes(k)]`."""
-        num_rows = rows.shape[0]
-        codes, scales, mins = self.parts(rows.reshape(-1, self.nbytes))
+        num_rows, blocks = rows.shape[0], rows.reshape(-1, self.nbytes)
+        groups = self.storage.num_groups(self.weights)
+        codes = torch.empty(len(blocks), self.weights, dtype=CODES[self.storage.code])
+        scales = torch.empty(len(blocks), groups)
+        mins = torch.empty(len(blocks), groups) if self.storage.has_mins else None
+        for start in range(0, len(blocks), step := CHUNK_ELEMENTS // self.weights):
+            piece = slice(start, start + step)
+            codes[piece], scales[piece], lows = self.parts(blocks[piece])
+            if mins is not None:
+                mins[piece] = lows
 
         def by_row(part: Tensor) -> Tensor:
-            return part.reshape(num_rows, rows.shape[1] // self.nbytes * part.shape[1])
+            return part.view(num_rows, rows.shape[1] // self.nbytes * part.shape[1])
 
         return QuantizedRows(self.storage, by_row(codes), by_row(scales), None if mins is None else by_row(mins))
 

@@ -80,9 +80,9 @@ END_TOKENS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|eom_id|
 CONTROL = 3
 """Of tokenizer.ggml.token_type."""
 
-PIECE_ELEMENTS = 1 << 21
-"""Weights are read, packed and released in pieces of so many. With codes of a byte each and what decoding holds besides, a loading
-thread takes about 10 MB."""
+PIECE_ELEMENTS = 1 << 20
+"""Weights are read, packed and released in pieces of so many: of those in blocks, a code is a byte, and scales and minima are up to
+half a byte each."""
 
 
 class GgufCheckpoint:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, read_at
+from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular
 from pace.llm.models.model_config import shown
 from pace.quant.ggml import BLOCK_TYPES, OTHER_TYPES, BlockType
 
@@ -121,12 +121,13 @@ class GgufFile:
         descriptor = open_regular(path)
         try:
             size = os.fstat(descriptor).st_size
-            header = _Header(path, read_at(descriptor, path, min(size, MAX_HEADER_BYTES)), size)
-            self.metadata, self.tensors = header.read()
             # A private, writable mapping: torch wants writable memory, and a stray write stays in this process.
-            self._mapping: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+            self._mapping: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) if size else None
         finally:
             os.close(descriptor)
+        header = _Header(path, self._mapping or b"", size)
+        self.metadata, self.tensors = header.read()
+        self._mapping.madvise(mmap.MADV_DONTNEED, 0, header.position)
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows [start, stop) of a tensor as they are stored, uint8 `[rows, row_bytes]`: a view, not to be written to. Raises ValueError
@@ -172,10 +173,11 @@ def is_gguf(path: Path) -> bool:
 
 
 class _Header:
-    """The header's bytes, read from the front."""
+    """The header, read from the front."""
 
-    def __init__(self, path: Path, data: bytes, size: int):
+    def __init__(self, path: Path, data: mmap.mmap | bytes, size: int):
         self.path, self.data, self.size = path, data, size
+        self.end = min(size, MAX_HEADER_BYTES)
         self.position = 0
 
     def read(self) -> tuple[Metadata, dict[str, GgufTensor]]:
@@ -204,9 +206,9 @@ class _Header:
 
     def _beginning(self) -> tuple[int, int]:
         """Number of tensors and of entries."""
-        if is_git_lfs_pointer(self.data):
+        if is_git_lfs_pointer(self.data[:64]):
             raise ValueError(git_lfs_message(self.path))
-        if len(self.data) < 24 or self._take(4) != MAGIC:
+        if self.size < 24 or self._take(4) != MAGIC:
             raise ValueError(f"{self.path} is not a GGUF file: it has {self.size} bytes and begins with {shown(self.data[:4])}; download or copy it again")
         version = self._number("<I")
         if version not in VERSIONS:
@@ -217,7 +219,7 @@ class _Header:
 
     def _take(self, count: int) -> bytes:
         begin, self.position = self.position, self.position + count
-        if self.position > len(self.data):
+        if self.position > self.end:
             if self.position > self.size:
                 raise ValueError(f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again")
             raise ValueError(f"{self.path} has a header of more than {MAX_HEADER_BYTES:,} bytes, which no valid file has")
@@ -228,7 +230,7 @@ class _Header:
         return value
 
     def _count(self, count: int, least_bytes: int, what: str) -> int:
-        if count * least_bytes > len(self.data) - self.position:
+        if count * least_bytes > self.end - self.position:
             raise ValueError(f"{self.path} announces {count:,} {what}, which the rest of its header cannot hold: it is truncated or damaged")
         return count
 
@@ -237,14 +239,14 @@ class _Header:
 
     def _strings(self, what: str, count: int) -> list[str]:
         """`count` of them in one loop: vocabularies have hundreds of thousands."""
-        data, position, length_at, parts = self.data, self.position, struct.Struct("<Q").unpack_from, []
+        data, position, end, length_at, parts = self.data, self.position, self.end, struct.Struct("<Q").unpack_from, []
         for _ in range(count):
-            if position + 8 > len(data):
-                break  # `_take` raises
-            [length] = length_at(data, position)
-            parts.append(data[position + 8 : position + 8 + length])
-            position += 8 + length
-        self._take(position - self.position + 8 * (count - len(parts)))
+            begin = position + 8
+            position = begin + (length_at(data, position)[0] if begin <= end else 0)
+            if position > end:
+                break
+            parts.append(data[begin:position])
+        self._take(position - self.position)  # raises where they go on beyond the end
         try:
             return [part.decode() for part in parts]
         except UnicodeDecodeError as error:

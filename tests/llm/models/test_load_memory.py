@@ -30,7 +30,22 @@ OVERHEAD_BYTES = 48 << 20
 )
 def test_peak_memory_is_the_weights_and_little_more(kind, stored, dtype, tmp_path):
     write_checkpoint(tmp_path / "model", stored, kind, **SIZES)
-    row = measure(tmp_path / "model", dtype, num_threads=2)
+    check_peak(tmp_path / "model", dtype)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "F16"])
+def test_peak_memory_of_gguf_files(kind, tmp_path):
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    from tests.gguf_files import write_gguf
+
+    write_checkpoint(tmp_path / "model", torch.bfloat16, "safetensors", **SIZES)
+    (tmp_path / "file").mkdir()
+    write_gguf(tmp_path / "model", tmp_path / "file" / "model.gguf", lambda name: "F16" if "down_proj" in name else kind)  # rows of 1200 are no whole blocks
+    check_peak(tmp_path / "file", "bfloat16")
+
+
+def check_peak(path, dtype):
+    row = measure(path, dtype, num_threads=2)
     assert row["peak_bytes"] <= row["bound_bytes"], "the promise: 1.1 times the weights + 300 MB"
     above_start = row["peak_bytes"] - row["start_bytes"]
     assert above_start <= 1.1 * row["weights_bytes"] + OVERHEAD_BYTES
