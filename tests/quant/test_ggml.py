@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,14 @@ def test_the_exponents_of_mxfp4():
     expected = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)], dtype=torch.float64)
     assert torch.equal(values[:255, 31].double(), expected) and torch.equal(values[:255, 0].double(), expected / 2)
     assert values[255].isnan().all()
+
+
+def test_the_page_tells_the_sizes_that_are():
+    page = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text(encoding="utf-8")
+    for kind in BLOCK_TYPES.values():
+        storage, k = kind.storage, 4096
+        here = (4 if storage.code == "int4" else 8) + 16 * (1 + storage.has_mins) / storage.group + 8 / k
+        assert f"| `{kind.name}` | {8 * kind.nbytes / kind.weights:.2f} | {storage} | {here:.2f} |\n" in page, kind.name
 
 
 def test_the_table():
