@@ -1,0 +1,261 @@
+// Quantised weights: on every table the bits that the definition gives (kernels/linear_quantized.inl, quantize_input.inl), over sizes
+// around all edges, at the ends of what codes can be, on misaligned rows with NaN between them.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "check.h"
+#include "pace/convert.h"
+#include "pace/ops.h"
+
+namespace {
+
+using namespace pace;
+
+constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
+
+// A packed weight and what it was packed from. Scales and minima are small integers times 2^-10, so that packing keeps them.
+struct Quantized {
+    int64_t n, k;
+    PackedFormat format;
+    int64_t groups;
+    std::vector<uint8_t> codes;       // [n][k]
+    std::vector<float> scales, mins;  // [n][groups]
+    std::unique_ptr<void, Free> memory;
+
+    Quantized(int64_t n, int64_t k, PackedFormat f, bool at_ends, uint32_t seed, bool glu = false)
+        : n(n), k(k), format(f), groups(f.group ? divide_up(k, f.group) : 1), codes(size_t(n * k)), scales(size_t(n * groups)),
+          mins(size_t(n * groups)) {
+        std::mt19937 random(seed);
+        for (uint8_t& code : codes) {
+            code = uint8_t(random());
+            if (f.code == Code::U4) code &= 15;
+            if (f.code == Code::F8 && (code & 0x7f) == 0x7f) code = 0x3c;
+            if (at_ends && f.code == Code::I8) code = random() % 2 ? 0x80 : 0x7f;
+            if (at_ends && f.code == Code::U4) code = random() % 2 ? 0 : 15;
+        }
+        for (float& scale : scales) scale = float(1 + random() % 1000) * 0x1p-10f;
+        for (float& min : mins) min = (float(random() % 2001) - 1000.0f) * 0x1p-10f;
+        const int64_t bytes = packed_bytes(n, k, f, glu);
+        memory.reset(std::aligned_alloc(64, size_t(round_up(bytes, 64))));
+        std::memset(memory.get(), 0, size_t(bytes));
+        init_packed(memory.get(), n, k, f, glu);
+        // In three pieces that cut panels, the last first.
+        const int64_t cuts[] = {0, n / 3, n - n / 4, n};
+        for (int piece = 2; piece >= 0; --piece) {
+            const int64_t first = cuts[piece];
+            PackQuantizedOp op = {memory.get(),  first, cuts[piece + 1] - first, codes.data() + first * k, k, scales.data() + first * groups,
+                                  mins.data() + first * groups, 0, 0};
+            execute(op);
+        }
+    }
+
+    int64_t group() const { return format.group ? format.group : k; }
+    float level(int64_t row, int64_t column) const {
+        const uint8_t code = codes[size_t(row * k + column)];
+        if (format.code == Code::F8) return float8_to_float(code);
+        if (format.code == Code::I8) return float(int8_t(code));
+        return float(format.levels ? format.levels[code] : int(code) - 8);
+    }
+    float scale(int64_t row, int64_t column) const { return scales[size_t(row * groups + column / group())]; }
+    float min(int64_t row, int64_t column) const { return format.has_mins ? mins[size_t(row * groups + column / group())] : 0.0f; }
+};
+
+// Rows of inputs, one float past alignment, with NaN before, between and behind them.
+struct Inputs {
+    int64_t rows, k, stride;
+    std::vector<float> memory;
+    Inputs(int64_t rows, int64_t k, bool at_ends, uint32_t seed)
+        : rows(rows), k(k), stride(k + 5), memory(size_t(rows * stride) + 1, check::kPoison) {
+        const std::vector<float> values = check::heavy_tailed(size_t(rows * k), seed);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < k; ++i) {
+                const float value = values[size_t(r * k + i)];
+                row(r)[i] = at_ends ? std::copysign(3.5f, r % 2 ? value : 1.0f) : value;
+            }
+    }
+    float* row(int64_t r) { return memory.data() + 1 + r * stride; }
+};
+
+std::vector<float> multiply(Inputs& x, const Quantized& w, const int32_t* order = nullptr) {
+    std::vector<float> out(size_t(x.rows * w.n), check::kPoison);
+    LinearOp op = {};
+    op.x = x.row(0);
+    op.x_stride = x.stride;
+    op.rows = x.rows;
+    op.weight = w.memory.get();
+    op.order = order;
+    op.out = out.data();
+    execute(op);
+    return out;
+}
+
+// One output, as DEFINITION of kernels/linear_quantized.inl says, `x` in the order of the columns of codes.
+float defined(const std::vector<float>& x, const Quantized& w, int64_t n) {
+    int64_t size = 128;
+    while (w.format.group % size) size /= 2;
+    float sum = 0.0f;
+    for (int64_t begin = 0; begin < w.k; begin += size) {
+        const int64_t end = std::min(w.k, begin + size);
+        float largest = 0.0f;
+        for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::fabs(x[size_t(k)]));
+        const float scale = largest / 127.0f;
+        int32_t dot = 0, codes = 0;
+        for (int64_t k = begin; k < end; ++k) {
+            const int32_t code = scale > 0 ? int32_t(std::nearbyint(std::min(127.0f, std::max(-127.0f, x[size_t(k)] / scale)))) : 0;
+            dot += code * int32_t(w.level(n, k));
+            codes += code;
+        }
+        sum = std::fma(float(dot), w.scale(n, begin) * scale, sum);
+        if (w.format.has_mins) sum = std::fma(w.min(n, begin) * scale, float(codes), sum);
+    }
+    return sum;
+}
+
+void check_definition(Inputs& x, const Quantized& w, const std::string& what) {
+    const std::vector<float> got = multiply(x, w);
+    bool same = true;
+    for (int64_t r = 0; r < x.rows; ++r) {
+        const std::vector<float> row(x.row(r), x.row(r) + x.k);
+        for (int64_t n = 0; n < w.n; ++n) same &= float_bits(got[size_t(r * w.n + n)]) == float_bits(defined(row, w, n));
+    }
+    if (!same) check::fail(__FILE__, __LINE__, what + " m " + std::to_string(x.rows) + " n " + std::to_string(w.n) + " k " + std::to_string(w.k));
+}
+
+struct Named {
+    const char* name;
+    PackedFormat format;
+};
+const PackedFormat kI8 = {.code = Code::I8}, kU4 = {.code = Code::U4}, kUnevenU4 = {.code = Code::U4, .levels = kUneven};
+
+Named with(const char* name, PackedFormat format, int64_t group, bool mins = false) {
+    format.group = group;
+    format.has_mins = mins;
+    return {name, format};
+}
+
+std::vector<Named> integer_formats() {
+    return {with("int8", kI8, 0),        with("int8 by 16 with minima", kI8, 16, true), with("int8 by 32", kI8, 32),
+            with("int8 by 128", kI8, 128), with("uint4", kU4, 0),                       with("uint4 by 16", kU4, 16),
+            with("uint4 by 32", kU4, 32),  with("uint4 by 48 with minima", kU4, 48, true), with("uint4 by 256", kU4, 256),
+            with("levels", kUnevenU4, 0),  with("levels by 32", kUnevenU4, 32)};
+}
+
+}  // namespace
+
+TEST_TABLES(quantized_products_have_the_bits_of_their_definition) {
+    const int64_t all_rows[] = {1, 2, 3, 4, 5, 6, 7, 9, 13, 17};
+    size_t turn = 0;
+    for (const Named& kind : integer_formats())
+        for (const int64_t n : {1, 16, 33, 50})
+            for (const int64_t k : {1, 15, 31, 33, 129, 300}) {
+                turn += 1;
+                const bool at_ends = turn % 4 == 0;
+                const Quantized w(n, k, kind.format, at_ends, uint32_t(turn));
+                Inputs x(all_rows[turn % 10], k, at_ends, uint32_t(turn));
+                check_definition(x, w, kind.name);
+            }
+}
+
+TEST_TABLES(quantized_products_over_several_blocks_of_k) {
+    for (const Named& kind : integer_formats()) {
+        const Quantized w(40, 2100, kind.format, false, 7);
+        Inputs x(9, 2100, false, 8);
+        check_definition(x, w, kind.name);
+    }
+}
+
+TEST_TABLES(float8_products_are_within_the_bound_of_their_sums) {
+    size_t turn = 0;
+    for (const int64_t group : {0, 16, 128})
+        for (const int64_t n : {1, 33, 70})
+            for (const int64_t k : {1, 15, 33, 300}) {
+                PackedFormat format = {.code = Code::F8};
+                format.group = group;
+                const int64_t rows[] = {1, 3, 8, 13};
+                const Quantized w(n, k, format, false, uint32_t(++turn));
+                Inputs x(rows[turn % 4], k, false, uint32_t(turn));
+                const std::vector<float> got = multiply(x, w);
+                std::vector<double> expected(got.size()), bounds(got.size());
+                for (int64_t r = 0; r < x.rows; ++r)
+                    for (int64_t c = 0; c < n; ++c) {
+                        double sum = 0, magnitude = 0;
+                        for (int64_t i = 0; i < k; ++i) {
+                            const double product = double(x.row(r)[i]) * double(w.level(c, i) * w.scale(c, i));
+                            sum += product;
+                            magnitude += std::fabs(product);
+                        }
+                        expected[size_t(r * n + c)] = sum;
+                        bounds[size_t(r * n + c)] = 2.0 * double(k + 1) * 0x1p-24 * magnitude + 1e-37;
+                    }
+                CHECK_CLOSE(got.data(), expected.data(), bounds.data(), got.size(), "group " + std::to_string(group) + " k " + std::to_string(k));
+            }
+}
+
+TEST_TABLES(quantized_rows_come_back_in_the_order_of_the_input) {
+    std::vector<Named> kinds = integer_formats();
+    kinds.push_back(with("float8 by 32", {.code = Code::F8}, 32));
+    for (const Named& kind : kinds)
+        for (const bool glu : {false, true}) {
+            const Quantized w(34, 130, kind.format, false, 5, glu);
+            std::vector<int32_t> order(130);
+            for (int32_t j = 0; j < 130; ++j) order[size_t(j)] = (j * 37 + 11) % 130;
+            std::vector<float> rows(34 * 130, check::kPoison);
+            GatherOp gather = {w.memory.get(), nullptr, 34, rows.data(), true, 0, order.data(), 0, 0};
+            execute(gather);
+            bool same = true;
+            for (int64_t r = 0; r < 34; ++r)
+                for (int64_t j = 0; j < 130; ++j)
+                    same &= rows[size_t(r * 130 + order[size_t(j)])] == w.level(r, j) * w.scale(r, j) + w.min(r, j);
+            CHECK(same);
+            if (glu) continue;
+            // x in another order against columns in another order is x against columns as they are.
+            Inputs x(5, 130, false, 6), moved(5, 130, false, 6);
+            for (int64_t r = 0; r < 5; ++r)
+                for (int64_t j = 0; j < 130; ++j) moved.row(r)[order[size_t(j)]] = x.row(r)[j];
+            const std::vector<float> expected = multiply(x, w), got = multiply(moved, w, order.data());
+            CHECK(std::memcmp(expected.data(), got.data(), got.size() * sizeof(float)) == 0);
+        }
+}
+
+TEST_TABLES(inputs_that_are_not_finite_or_tiny_follow_their_definition) {
+    const Quantized w(20, 70, with("", kU4, 32, true).format, false, 3);
+    Inputs x(6, 70, false, 4);
+    const std::vector<float> before = multiply(x, w);
+    x.row(0)[3] = __builtin_nanf("");
+    x.row(1)[69] = HUGE_VALF;
+    std::fill_n(x.row(2), 70, 0.0f);
+    std::fill_n(x.row(3), 70, 1e-44f);
+    std::fill_n(x.row(4), 70, 3e38f);
+    const std::vector<float> got = multiply(x, w);
+    bool right = true;
+    for (int64_t n = 0; n < 20; ++n) {
+        right &= std::isnan(got[size_t(n)]) && std::isnan(got[size_t(20 + n)]) && got[size_t(40 + n)] == 0.0f;
+        right &= std::isfinite(got[size_t(60 + n)]) && got[size_t(100 + n)] == before[size_t(100 + n)];
+        const std::vector<float> large(70, 3e38f);
+        right &= float_bits(got[size_t(80 + n)]) == float_bits(defined(large, w, n));
+    }
+    CHECK(right);
+}
+
+TEST(mistakes_about_quantized_weights_are_refused) {
+    const auto refused = [](auto&& f) {
+        try {
+            f();
+        } catch (const std::invalid_argument&) {
+            return true;
+        }
+        return false;
+    };
+    const Quantized w(20, 32, kI8, false, 1);
+    float source[32] = {};
+    PackOp dense = {w.memory.get(), 0, 1, source, DType::F32, 32, 0, 0};
+    CHECK(refused([&] { execute(dense); }));
+    PackQuantizedOp outside = {w.memory.get(), 19, 2, w.codes.data(), 32, w.scales.data(), nullptr, 0, 0};
+    CHECK(refused([&] { execute(outside); }));
+    CHECK(refused([&] { packed_bytes(4, 32, with("", kI8, 24).format, false); }));
+}
