@@ -27,25 +27,30 @@
 // WHY THESE SIZES
 //   A tile is R rows x P panels: R * P * kVectors sums of integers, and as many of fp32, which a group's end alone needs. Decoded codes
 //   serve R rows, a broadcast serves P panels.
-//     generic  2 rows x 1 panel    4 vectors a panel in halves of 16 bits: from memory whatever we do
-//     avx2     4 rows x 1 panel    (8 sums, 4 decoded vectors, input, product, ones: 15 of 16 registers)
-//     avx512   6 rows x 2 panels   (12 sums and 12 in fp32 of 32 registers); 1 panel while weights come from memory, see linear.inl
+//     generic  2 rows x 1 panel   16 sums of pairs: some are in memory whatever we do
+//     avx2     4 rows x 1 panel   (8 sums, 4 weights and signs, input, product, ones: 15 of 16 registers)
+//     avx512   6 rows x 2 panels  (12 sums, and 12 in fp32, 4 weights, input: 29 of 32 registers)
+//   Up to kQuantizedRows rows, weights come from memory and pass by once, one panel at a time: see linear.inl.
 //   K blocks keep a tile's weights, 16 KB, in the first-level cache while all rows pass over them.
+
+// Rows of a tile, and its panels where it finds its weights in cache.
+constexpr int kQuantizedRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;
+constexpr int kQuantizedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 
 // ---- How each kind of code multiplies: a step is 64 bytes of a panel; each vector of them makes kFactors weights, of four k.
 
 struct CodesI8 {
-    static constexpr int kStep = 4, kFactors = 1;
+    static constexpr int kStep = 4, kFactors = 1, kSumK = kInputGroup;
     using Weight = Factor;
-    using Sum = I32;
+    using Sum = SignedSum;
     explicit CodesI8(const PackedHeader&) {}
     PACE_INLINE void decode(const CodesI8&, const uint8_t* p, Factor* w) { w[0] = of_signed(load_bytes(p)); }
 };
 
 struct CodesU4Levels {
-    static constexpr int kStep = 8, kFactors = 2;
+    static constexpr int kStep = 8, kFactors = 2, kSumK = kInputGroup;
     using Weight = Factor;
-    using Sum = I32;
+    using Sum = SignedSum;
     const Lookup levels;
     explicit CodesU4Levels(const PackedHeader& h) : levels(h.levels) {}
     PACE_INLINE void decode(const CodesU4Levels& codes, const uint8_t* p, Factor* w) {
@@ -57,7 +62,7 @@ struct CodesU4Levels {
 
 // Levels of c - 8.
 struct CodesU4 {
-    static constexpr int kStep = 8, kFactors = 2;
+    static constexpr int kStep = 8, kFactors = 2, kSumK = kNibbleSumK;
     using Weight = Nibbles;
     using Sum = NibbleSum;
     explicit CodesU4(const PackedHeader&) {}
@@ -68,17 +73,13 @@ struct CodesU4 {
     }
 };
 
-constexpr int kQuantizedRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;
-constexpr int kQuantizedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;  // of a tile that finds its weights in cache
-
 // ---- One tile.
 
 // `count` k of R rows and P panels, added to `sums`.
 template <class Codes, int R, int P>
-PACE_INLINE void add_steps(const Codes& codes, const int8_t* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes, int64_t count,
+PACE_INLINE void add_steps(const Codes& codes, const InputCode* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes, int64_t count,
                            typename Codes::Sum (&sums)[R][P * kVectors]) {
-    constexpr int kVectorBytes = 4 * kLanes;
-    constexpr int kPrefetchBytes = P == 1 ? 4096 : 2048;
+    constexpr int kVectorBytes = 4 * kLanes, kPrefetchBytes = P == 1 ? 4096 : 2048;
     for (int64_t k = 0; k < count; k += Codes::kStep) {
         typename Codes::Weight weights[P * kVectors][Codes::kFactors];
 #pragma GCC unroll 16
@@ -92,34 +93,37 @@ PACE_INLINE void add_steps(const Codes& codes, const int8_t* x, int64_t x_stride
         for (int q = 0; q < Codes::kFactors; ++q)
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                const Input input = broadcast_input(x + r * x_stride + 4 * q);
+                const auto input = broadcast_input(x + r * x_stride + 4 * q);
 #pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v][q], input);
+                for (int v = 0; v < P * kVectors; ++v) {
+                    sums[r][v] = dot(sums[r][v], weights[v][q], input);
+                    keep_order(sums[r][v]);
+                }
             }
         x += Codes::kStep;
         w += 64;
     }
 }
 
-// The same, added to `dots`, through sums that hold kShortK of k where the codes have such.
+// The same, added to `dots`, through sums that hold kSumK of k where the codes have such.
 template <class Codes, int R, int P>
-PACE_INLINE void add_dots(const Codes& codes, const int8_t* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes, int64_t count,
+PACE_INLINE void add_dots(const Codes& codes, const InputCode* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes, int64_t count,
                           I32 (&dots)[R][P * kVectors]) {
     if constexpr (std::is_same_v<typename Codes::Sum, I32>) {
         add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
     } else {
-        for (int64_t k = 0; k < count; k += kShortK) {
+        for (int64_t k = 0; k < count; k += Codes::kSumK) {
             typename Codes::Sum sums[R][P * kVectors];
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
                 for (int v = 0; v < P * kVectors; ++v) sums[r][v] = typename Codes::Sum{};
             add_steps<Codes, R, P>(codes, x + k, x_stride, w + k / Codes::kStep * 64, panel_bytes,
-                                   count - k < kShortK ? count - k : kShortK, sums);
+                                   count - k < Codes::kSumK ? count - k : Codes::kSumK, sums);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_pairs(dots[r][v], sums[r][v]);
+                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
         }
     }
 }
@@ -161,8 +165,14 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
     const int32_t* const starts = QuantizedInput::starts(x, w.h);
     const int64_t stride = x_stride / 4;  // of the three
 
-    for (int64_t g = first; g < end; ++g) {
-        const int64_t k = g * w.input_group;
+    // Counted, because a division for each group would take as long as a fifth of its products.
+    int64_t k = first * w.input_group, k_of_next_scale = w.group ? (k / w.group + 1) * w.group : w.h.k_padded;
+    const F16* scales = (const F16*)base + (w.group ? k / w.group * 16 : 0);
+    for (int64_t g = first; g < end; ++g, k += w.input_group) {
+        if (k == k_of_next_scale) {
+            scales += 16;
+            k_of_next_scale += w.group;
+        }
         const int64_t count = w.h.k_padded - k < w.input_group ? w.h.k_padded - k : w.input_group;
         I32 dots[R][kSums];
 #pragma GCC unroll 16
@@ -171,10 +181,9 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
 #pragma GCC unroll 16
             for (int v = 0; v < kSums; ++v) dots[r][v] = start;
         }
-        add_dots<Codes, R, P>(codes, (const int8_t*)x + k, x_stride, (const uint8_t*)base + w.codes_offset + k * codes_of_k,
+        add_dots<Codes, R, P>(codes, (const InputCode*)x + k, x_stride / int64_t(sizeof(InputCode)), (const uint8_t*)base + w.codes_offset + k * codes_of_k,
                               w.panel_bytes, count, dots);
 
-        const F16* const scales = (const F16*)base + (w.group ? k / w.group * 16 : 0);
 #pragma GCC unroll 16
         for (int p = 0; p < P; ++p)
 #pragma GCC unroll 16

@@ -1,6 +1,7 @@
 // Inputs of quantised weights: from a row of fp32 to int8 codes and a scale for each group of them.
 //
-// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes, and for each group of `weight.input_group()` inputs a scale,
+// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes (int8, or int16 where
+//             the table multiplies those), and for each group of `weight.input_group()` inputs a scale,
 //             the sum of its codes, and what a table begins sums of products with.
 // DEFINITION  for each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even
 // NUMERICS    As int8 keys and values (kv_cache.inl): a group of zeros, or so small that its scale is zero, has a scale of zero and
@@ -10,7 +11,7 @@
 //             maximum over all its lanes, some 20 cycles; the processor overlaps those of neighbouring groups.
 
 // Codes of one group; returns their sum.
-static float quantize_group(const float* x, int64_t count, float scale, int8_t* codes) {
+static float quantize_group(const float* x, int64_t count, float scale, InputCode* codes) {
     F32 sum = zero();
     for (int64_t k = 0; k < count; k += kLanes) {
         const int n = count - k < kLanes ? int(count - k) : kLanes;
@@ -22,10 +23,10 @@ static float quantize_group(const float* x, int64_t count, float scale, int8_t* 
 }
 
 static void quantize_input(const float* x, const PackedHeader& h, void* row) {
-    int8_t* const codes = (int8_t*)row;
-    float* const scales = (float*)(codes + h.k_padded);
-    float* const sums = scales + h.input_groups();
-    int32_t* const starts = (int32_t*)(sums + h.input_groups());
+    InputCode* const codes = (InputCode*)row;
+    float* const scales = (float*)QuantizedInput::scales(row, h);
+    float* const sums = (float*)QuantizedInput::sums(row, h);
+    int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
     const int32_t offset = h.layout == Layout::PanelU4 && h.has_even_levels() ? kNibbleOffset : kSignedOffset;
     const int64_t group = h.input_group();
     for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {

@@ -10,12 +10,12 @@
 // Types: F32 (kLanes floats), I32 (kLanes int32), Mask (kLanes booleans).
 // Names: `x_partial(.., n)` touches only the first n lanes in memory, 0 <= n <= kLanes; lanes past n load as zero.
 //   zero() broadcast(f) load(p) load_partial(p, n) store(p, v) store_partial(p, v, n)   p: float, BF16, F16 or int8_t,
-//   unaligned
+//   unaligned; store() also int16_t
 //   + - * /   fma(a, b, c) = a * b + c   min max sqrt   (min and max give b if either is NaN)
 //   less(a, b) less_equal(a, b) is_nan(a) -> Mask;  select(m, a, b) = m ? a : b;  any(m)
 //   bits(F32) -> I32, from_bits(I32) -> F32;  to_int (ties to even), to_f32;  I32: + - & |, shift_left<n>,
 //   shift_right<n> reduce_add(v), reduce_max(v): always the same tree, halves added first
-// Stores to BF16 and F16 round to nearest even and keep NaN. Stores to int8_t round to nearest even numbers that fit.
+// Stores to BF16 and F16 round to nearest even and keep NaN. Stores to integers round to nearest even numbers that fit.
 
 // The emulated tables serve tests alone. There calls are fast enough, and compile in a third of the time, under sanitizers
 // in a tenth.
@@ -47,13 +47,6 @@ PACE_INLINE F32 copy_sign(F32 magnitude, F32 sign) {
 
 // 2^n for integers n in [-126, 127].
 PACE_INLINE F32 power_of_two(I32 n) { return from_bits(shift_left<23>(n + broadcast_int(127))); }
-
-PACE_INLINE void store(int8_t* p, F32 a) {
-    const I32 rounded = to_int(a);
-    int32_t lanes[kLanes];
-    memcpy(lanes, &rounded, sizeof lanes);
-    for (int i = 0; i < kLanes; ++i) p[i] = int8_t(lanes[i]);
-}
 
 // Short elements of a partial vector go through a small buffer: tails are rare, and no byte past p[n - 1] is touched.
 template <class T>

@@ -88,3 +88,12 @@ PACE_INLINE void store(BF16* p, F32 a) {
 PACE_INLINE void store(F16* p, F32 a) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+PACE_INLINE __m128i to_shorts(F32 a) {
+    const __m256i v = to_int(a).v;
+    return _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+}
+PACE_INLINE void store(int16_t* p, F32 a) { _mm_storeu_si128((__m128i*)p, to_shorts(a)); }
+PACE_INLINE void store(int8_t* p, F32 a) {
+    const __m128i shorts = to_shorts(a);
+    _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(shorts, shorts));
+}

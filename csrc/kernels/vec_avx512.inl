@@ -83,3 +83,5 @@ PACE_INLINE void store(BF16* p, F32 a) {
 PACE_INLINE void store(F16* p, F32 a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+PACE_INLINE void store(int8_t* p, F32 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(to_int(a).v)); }
+PACE_INLINE void store(int16_t* p, F32 a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(to_int(a).v)); }

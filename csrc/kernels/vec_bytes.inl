@@ -2,20 +2,21 @@
 //
 //   Bytes      4 kLanes bytes; a lane is four k of one output
 //              load_bytes(p); low_nibbles, high_nibbles: 0..15;  Lookup(table)(b) = table[b] for bytes b of 0..15
-//   Input      broadcast_input(p): the four bytes at p, -127..127, for every lane
-//   Factor     what weights are multiplied as: of_signed(Bytes), any int8; Nibbles: of_nibbles(Bytes), 0..15
-//   dot(acc, Factor, Input)   acc + the sum of (w + kSignedOffset) x over the four
-//   dot(sum, Nibbles, Input)  sum + the sum of w x, and as levels are w - 8, kNibbleOffset is 8: a sum that begins at
-//              -offset * (sum of x) becomes that of the weights themselves
-//   NibbleSum  I32, or Shorts of 16 bits, which hold kShortK of k: they begin as zeros and end as add_pairs(acc, shorts)
+//   load_signed(p), of_signed(Bytes): any int8, as a Factor that is multiplied
+//   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied
+//   broadcast_input(p): the four inputs at p, -127..127, for every lane; p is an InputCode*
+//   dot(sum, Factor, input)   SignedSum + the sum of (w + kSignedOffset) x over the four
+//   dot(sum, Nibbles, input)  NibbleSum + the sum of w x. As levels are w - 8, kNibbleOffset is 8: what begins at -offset * (sum of x)
+//              becomes the sum of levels
+//   add_lanes(acc, sum)       acc + what a sum holds, one number for each lane. A NibbleSum holds kNibbleSumK of k. Sums begin as zeros.
 //
 // NUMERICS     Exact for all of these numbers:
-//   level 0      16-bit products by pmaddwd
-//   level 1, 2   maddubs multiplies unsigned with signed bytes and adds two products in 16 bits: |w| times x with the sign of w
-//                makes at most 2 * 128 * 127 = 32512; nibbles 2 * 15 * 127, eight times (32 of k) 30480
-//   level 3+     vpdpbusd adds four products of unsigned and signed bytes in 32 bits: w + 128, or the nibble
+//   level 0      inputs and weights as 16 bits: pmaddwd adds two products in 32 bits, and a pair of 32-bit lanes makes an output
+//   level 1, 2   maddubs multiplies unsigned with signed bytes and adds two products in 16 bits: |w| times x with the sign of w makes
+//                2 * 128 * 127 = 32512 at most; nibbles 2 * 15 * 127, of which eight (32 of k) add up to 30480.
+//                (pmaddwd on 16 bits was tried for signed weights: 0.8 times as fast as maddubs with AVX2 on Zen 4.)
+//   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble
 constexpr int kNibbleOffset = 8;
-constexpr int kShortK = 32;
 constexpr int kSignedOffset = PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 3 ? 128 : 0;
 
 #if PACE_ISA_EMULATED
@@ -25,6 +26,7 @@ struct Bytes {
 };
 using Input = Bytes;
 using Factor = Bytes;
+using Nibbles = Bytes;
 
 PACE_INLINE Bytes load_bytes(const void* p) {
     Bytes result;
@@ -67,35 +69,34 @@ PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
 struct Bytes {
     __m512i v;
 };
-using Input = Bytes;
+using Nibbles = Bytes;
 
 PACE_INLINE Bytes load_bytes(const void* p) { return {_mm512_loadu_si512(p)}; }
 PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
-PACE_INLINE Bytes high_nibbles(Bytes a) {
-    return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
-}
+PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
 struct Lookup {
     __m512i table;
     explicit Lookup(const int8_t* levels) : table(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)levels))) {}
     Bytes operator()(Bytes a) const { return {_mm512_shuffle_epi8(table, a.v)}; }
 };
-PACE_INLINE Input broadcast_input(const int8_t* p) {
+PACE_INLINE Bytes broadcast_input(const int8_t* p) {
     int32_t four;
     memcpy(&four, p, sizeof four);
     return {_mm512_set1_epi32(four)};
 }
+PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
+
 #if PACE_ISA_LEVEL >= 3
 using Factor = Bytes;
 PACE_INLINE Factor of_signed(Bytes a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8((char)0x80))}; }
-PACE_INLINE Factor of_nibbles(Bytes a) { return a; }
-PACE_INLINE I32 dot(I32 acc, Factor w, Input x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+PACE_INLINE I32 dot(I32 acc, Factor w, Bytes x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
 #else
 struct Factor {
     __m512i magnitude;
     __mmask64 negative;
 };
 PACE_INLINE Factor of_signed(Bytes a) { return {_mm512_abs_epi8(a.v), _mm512_movepi8_mask(a.v)}; }
-PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
+PACE_INLINE I32 dot(I32 acc, Factor w, Bytes x) {
     const __m512i with_sign = _mm512_mask_sub_epi8(x.v, w.negative, _mm512_setzero_si512(), x.v);
     const __m512i pairs = _mm512_maddubs_epi16(w.magnitude, with_sign);
     return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
@@ -103,9 +104,8 @@ PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
 struct Shorts {
     __m512i v;
 };
-PACE_INLINE Bytes of_nibbles(Bytes a) { return a; }
-PACE_INLINE Shorts dot(Shorts acc, Bytes w, Input x) { return {_mm512_add_epi16(acc.v, _mm512_maddubs_epi16(w.v, x.v))}; }
-PACE_INLINE I32 add_pairs(I32 acc, Shorts a) { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))}; }
+PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) { return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v))}; }
+PACE_INLINE I32 add_lanes(I32 acc, Shorts a) { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))}; }
 #endif
 
 #elif PACE_ISA_LEVEL == 1
@@ -113,48 +113,50 @@ PACE_INLINE I32 add_pairs(I32 acc, Shorts a) { return {_mm512_add_epi32(acc.v, _
 struct Bytes {
     __m256i v;
 };
-using Input = Bytes;
+using Nibbles = Bytes;
+struct Factor {
+    __m256i magnitude, sign;
+};
+struct Shorts {
+    __m256i v;
+};
 
 PACE_INLINE Bytes load_bytes(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
 PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm256_and_si256(a.v, _mm256_set1_epi8(15))}; }
-PACE_INLINE Bytes high_nibbles(Bytes a) {
-    return {_mm256_and_si256(_mm256_srli_epi16(a.v, 4), _mm256_set1_epi8(15))};
-}
+PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm256_and_si256(_mm256_srli_epi16(a.v, 4), _mm256_set1_epi8(15))}; }
 struct Lookup {
     __m256i table;
     explicit Lookup(const int8_t* levels) : table(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels))) {}
     Bytes operator()(Bytes a) const { return {_mm256_shuffle_epi8(table, a.v)}; }
 };
-PACE_INLINE Input broadcast_input(const int8_t* p) {
+PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_abs_epi8(a.v), a.v}; }
+PACE_INLINE I32 dot(I32 acc, Factor w, Bytes x) {
+    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x.v, w.sign));
+    return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+}
+PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
+PACE_INLINE Bytes broadcast_input(const int8_t* p) {
     int32_t four;
     memcpy(&four, p, sizeof four);
     return {_mm256_set1_epi32(four)};
 }
-struct Factor {
-    __m256i magnitude, sign;
-};
-PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_abs_epi8(a.v), a.v}; }
-PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
-    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x.v, w.sign));
-    return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
-}
-struct Shorts {
-    __m256i v;
-};
-PACE_INLINE Bytes of_nibbles(Bytes a) { return a; }
-PACE_INLINE Shorts dot(Shorts acc, Bytes w, Input x) { return {_mm256_add_epi16(acc.v, _mm256_maddubs_epi16(w.v, x.v))}; }
-PACE_INLINE I32 add_pairs(I32 acc, Shorts a) { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, _mm256_set1_epi16(1)))}; }
+PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) { return {_mm256_add_epi16(sum.v, _mm256_maddubs_epi16(w.v, x.v))}; }
+PACE_INLINE I32 add_lanes(I32 acc, Shorts a) { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, _mm256_set1_epi16(1)))}; }
 
 #else
 
 struct Bytes {
     __m128i v;
 };
-struct Input {
-    __m128i v;  // 16 bits each, the four twice
+struct Wide {
+    __m128i v;  // four of 16 bits, twice
 };
 struct Factor {
-    __m128i low, high;  // 16 bits each, of lanes 0 and 1, and of 2 and 3
+    __m128i low, high;  // 16 bits, of lanes 0 and 1, and of 2 and 3
+};
+using Nibbles = Factor;
+struct PairSums {
+    __m128i low, high;
 };
 
 PACE_INLINE Bytes load_bytes(const void* p) { return {_mm_loadu_si128((const __m128i*)p)}; }
@@ -170,32 +172,48 @@ struct Lookup {
         return load_bytes(bytes);
     }
 };
-// Each byte with its sign, doubled into 16 bits and shifted back.
+// Each byte twice makes 16 bits, and shifted back keeps its sign.
 PACE_INLINE Factor of_signed(Bytes a) {
     return {_mm_srai_epi16(_mm_unpacklo_epi8(a.v, a.v), 8), _mm_srai_epi16(_mm_unpackhi_epi8(a.v, a.v), 8)};
 }
-PACE_INLINE Factor of_nibbles(Bytes a) { return of_signed(a); }
-PACE_INLINE Input broadcast_input(const int8_t* p) {
-    int32_t four;
-    memcpy(&four, p, sizeof four);
-    return {of_signed({_mm_set1_epi32(four)}).low};
+PACE_INLINE Nibbles of_nibbles(Bytes a) { return of_signed(a); }
+PACE_INLINE Wide broadcast_input(const int16_t* p) {
+    const __m128i four = _mm_loadl_epi64((const __m128i*)p);
+    return {_mm_unpacklo_epi64(four, four)};
 }
-PACE_INLINE I32 dot(I32 acc, Factor w, Input x) {
-    const __m128 low = _mm_castsi128_ps(_mm_madd_epi16(w.low, x.v)), high = _mm_castsi128_ps(_mm_madd_epi16(w.high, x.v));
-    const __m128i first = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88));   // of k and k + 1, of each lane
-    const __m128i second = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));  // of k + 2 and k + 3
-    return {_mm_add_epi32(acc.v, _mm_add_epi32(first, second))};
+PACE_INLINE PairSums dot(PairSums sum, Factor w, Wide x) {
+    return {_mm_add_epi32(sum.low, _mm_madd_epi16(w.low, x.v)), _mm_add_epi32(sum.high, _mm_madd_epi16(w.high, x.v))};
+}
+PACE_INLINE I32 add_lanes(I32 acc, PairSums a) {
+    const __m128 low = _mm_castsi128_ps(a.low), high = _mm_castsi128_ps(a.high);
+    const __m128i even = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88)), odd = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));
+    return {_mm_add_epi32(acc.v, _mm_add_epi32(even, odd))};
 }
 
 #endif
 
-#if !PACE_ISA_EMULATED && (PACE_ISA_LEVEL == 1 || PACE_ISA_LEVEL == 2)
-using Nibbles = Bytes;
-using NibbleSum = Shorts;
+#if PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 1
+using InputCode = int8_t;
+using SignedSum = I32;
 #else
-using Nibbles = Factor;
-using NibbleSum = I32;
+using InputCode = int16_t;
+using SignedSum = PairSums;
 #endif
+#if !PACE_ISA_EMULATED && (PACE_ISA_LEVEL == 1 || PACE_ISA_LEVEL == 2)
+using NibbleSum = Shorts;
+constexpr int kNibbleSumK = 32;
+#else
+using NibbleSum = SignedSum;
+constexpr int kNibbleSumK = 1 << 15;  // of 32 bits: more than a group
+#endif
+
+// g++ would compute many products before it adds up any, and then keeps sums in memory for want of the 16 registers.
+template <class Sum>
+PACE_INLINE void keep_order([[maybe_unused]] Sum& sum) {
+#if PACE_ISA_LEVEL == 1
+    __asm__ volatile("" : "+x"(sum.v));
+#endif
+}
 
 // kLanes bytes at p, as integers of 0..255.
 #if PACE_ISA_EMULATED

@@ -76,4 +76,13 @@ PACE_INLINE float reduce_max(F32 a) {
     return a.v[0];
 }
 
+PACE_INLINE void store(int8_t* p, F32 a) {
+    const I32 rounded = to_int(a);
+    for (int i = 0; i < 16; ++i) p[i] = int8_t(rounded.v[i]);
+}
+PACE_INLINE void store(int16_t* p, F32 a) {
+    const I32 rounded = to_int(a);
+    for (int i = 0; i < 16; ++i) p[i] = int16_t(rounded.v[i]);
+}
+
 #undef PACE_LANES

@@ -98,3 +98,12 @@ PACE_INLINE void store(F16* p, F32 a) {
     store(buffer, a);
     for (int i = 0; i < 4; ++i) from_float(buffer[i], p[i]);
 }
+PACE_INLINE void store(int16_t* p, F32 a) {
+    const __m128i v = to_int(a).v;
+    _mm_storel_epi64((__m128i*)p, _mm_packs_epi32(v, v));
+}
+PACE_INLINE void store(int8_t* p, F32 a) {
+    const __m128i v = to_int(a).v, shorts = _mm_packs_epi32(v, v);
+    const int32_t four = _mm_cvtsi128_si32(_mm_packs_epi16(shorts, shorts));
+    memcpy(p, &four, sizeof four);
+}
