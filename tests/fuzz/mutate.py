@@ -381,7 +381,7 @@ def edit_state(rng: random.Random, files: Files) -> str:
         "bfloat16": lambda: tensor.bfloat16(),
         "float64": lambda: tensor.double(),
         "int8": lambda: tensor.to(torch.int8),
-        "bool": lambda: tensor > 0,
+        "bool": lambda: floats > 0,
         "float8": lambda: tensor.to(torch.float8_e4m3fn),
         "nan": lambda: torch.full_like(floats, torch.nan),
         "infinite": lambda: torch.full_like(floats, torch.inf),

@@ -192,6 +192,19 @@ def test_what_writers_leave_in_g_idx_where_columns_are_in_order():
         assert matrix.order is None and packers.relative_error(as_floats(matrix.read(0, 32)), weight) < 4 * 2**-24
 
 
+def test_a_first_group_that_is_the_shorter_one():
+    """A Storage has its shorter group at the end, so that these are floats."""
+    random.seed(0)
+    tensors, _ = packers.gptq(32, 96, 4, 64)
+    index = [0] * 32 + [1] * 64
+    random.shuffle(index)
+    tensors["m.g_idx"] = torch.tensor(index, dtype=torch.int32)
+    _, matrix = matrix_of({"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}, tensors)
+    codes = torch.tensor([[int(word) >> shift & 15 for word in column for shift in range(0, 32, 4)] for column in tensors["m.qweight"].t()])
+    weight = (codes - 8).double() * tensors["m.scales"].t()[:, index].double()
+    assert matrix.dtype == torch.float32 and packers.relative_error(matrix.read(0, 32), weight) < 4 * 2**-24
+
+
 def test_static_groups_with_act_order_are_in_order():
     """`static_groups`: columns are quantised by activation, but their groups are neighbours."""
     tensors, _ = packers.gptq(32, 64, 4, 32)

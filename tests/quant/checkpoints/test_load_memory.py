@@ -1,0 +1,61 @@
+"""Peak memory of loading quantised checkpoints, measured in processes of their own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.load import measure, write_checkpoint
+
+# A matrix of 11 million weights in each layer: the largest of a model with 1 billion. Embedding and head are small.
+SIZES = {"vocab_size": 512, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 4}
+# Besides the weights: for each of the two threads the codes of a piece, a byte each (4 MB), its words, and what they are permuted through; the
+# codes' file pages are dropped with each piece. And what the first use of the kernels allocates.
+OVERHEAD_BYTES = 96 << 20
+
+
+def numbers(*shape):
+    return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
+
+
+def gptq(n, k):
+    groups = k // 128
+    index = (torch.arange(k) // 128)[torch.randperm(k, generator=torch.Generator().manual_seed(k))]
+    return {"qweight": numbers(k // 8, n), "qzeros": numbers(groups, n // 8), "scales": torch.rand(groups, n).half() * 0.01, "g_idx": index.int()}
+
+
+def awq(n, k):
+    return {"qweight": numbers(k, n // 8), "qzeros": numbers(k // 128, n // 8), "scales": torch.rand(k // 128, n).half() * 0.01}
+
+
+def packed(n, k):
+    return {"weight_packed": numbers(n, k // 8), "weight_scale": torch.rand(n, k // 128).half() * 0.01, "weight_shape": torch.tensor([n, k])}
+
+
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+KINDS = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, gptq),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, awq),
+    "compressed-tensors": ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {"weights": WEIGHTS}}}, packed),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peak_memory_is_the_quantised_weights_and_little_more(kind, tmp_path):
+    quantization, pack = KINDS[kind]
+    folder = tmp_path / "model"
+    write_checkpoint(folder, torch.bfloat16, "safetensors", **SIZES)
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if name.endswith("_proj.weight")]:
+        state |= {name.removesuffix("weight") + part: tensor for part, tensor in pack(*state.pop(name).shape).items()}
+    save_file(state, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    row = measure(folder, "bfloat16", num_threads=2)
+    above_start = row["peak_bytes"] - row["start_bytes"]
+    assert above_start <= 1.1 * row["weights_bytes"] + OVERHEAD_BYTES
+    assert above_start >= 0.9 * row["weights_bytes"], "this does not measure the load"
+    assert row["weights_bytes"] < 0.3 * 2 * 98e6, "it was loaded as floats"
