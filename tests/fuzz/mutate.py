@@ -371,7 +371,7 @@ def edit_state(rng: random.Random, files: Files) -> str:
     kind, state = load_state(name, files[name])
     key = rng.choice(sorted(name for name in state if state[name].ndim))
     tensor = state[key]
-    floats = tensor if tensor.is_floating_point() and tensor.itemsize > 1 else tensor.float()  # quantised tensors are whole numbers
+    floats = tensor.float()  # quantised tensors are whole numbers, or narrow ones
     values = {
         "shape": lambda: tensor.reshape(-1)[:-1].clone(),
         "flat": lambda: tensor.reshape(-1),
