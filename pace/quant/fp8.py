@@ -34,5 +34,5 @@ class FP8(Format):
 
 
 def e4m3_codes(x: Tensor) -> Tensor:
-    """Bits of the nearest E4M3 float, the even one of two; beyond the range the largest."""
+    """Bits of the nearest E4M3 float, the even one of two; beyond the range the largest, of which torch before 2.13 makes NaN."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)

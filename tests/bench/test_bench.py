@@ -232,3 +232,10 @@ def test_plan_reads_the_config_alone(tmp_path, capsys):
     assert main(["plan", "qwen2.5-0.5b", "--context", "33000"]) == 1 and "32768" in capsys.readouterr().err
     assert main(["plan", "qwen2.5-0.5b", "--kv-cache-dtype", "int8"]) == 0
     assert "6.4 KiB" in capsys.readouterr().out  # 12.0 in bfloat16
+
+
+def test_a_quantised_model_is_measured_by_its_own_bytes():
+    plain, small = measure.load(str(TINY)), measure.load(str(TINY), quantization="int4")
+    assert 3 < plain.costs.decode_weight_bytes / small.costs.decode_weight_bytes < 4
+    result = measure.measure(small, prompt=20, generated=4, repeats=1)
+    assert result.as_dict()["quantization"]["format"] == "int4" and " int4 (cache bfloat16), native" in report.table(result).splitlines()[0]

@@ -258,6 +258,18 @@ def test_programs_eager_kernels_and_threads_have_the_same_bits(quantization) -> 
             assert all(map(torch.equal, other.score(rows), expected)), options
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "mxfp8"])
+def test_any_operator_runs_on_torch(quantization) -> None:
+    """On unpacked weights: those of the kernels, whose nf4 levels are rounded to integers."""
+    rows = prompts(30)
+    with LLMModel(TINY, quantization=quantization, progress=False, backend="embedding=torch,projection=torch,mlp=torch,lm_head=torch") as mixed:
+        scores = mixed.score(rows)[0]
+        report = mixed.operator_report()
+        assert report["mlp"].implementation == "torch" and report["attention"].implementation == "native"
+    with LLMModel(TINY, quantization=quantization, progress=False, backend="torch") as reference:
+        assert (scores - reference.score(rows)[0]).abs().max() < (0.3 if quantization == "nf4" else 0.05)
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_drafts_change_no_token(quantization) -> None:
     rows = prompts(40, 17)
