@@ -201,6 +201,9 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     count = 8 * period // bits
     if bits == 8:
         return octets.flatten(-2)
+    if bits == 4:  # both fields of a byte at once, in a third of the time
+        pairs = octets.flatten(-2).to(torch.int16)
+        return (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
     fields = octets.new_empty(*octets.shape[:-1], count)
     for i in range(count):
         byte, shift = divmod(i * bits, 8)
