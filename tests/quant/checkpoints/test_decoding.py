@@ -153,7 +153,7 @@ def test_weights_are_what_the_layout_means(name):
 
 
 with safe_open(GOLDEN, "pt") as golden:
-    GOLDEN_CONFIGS = {name: json.loads(config) for name, config in golden.metadata().items() if name != "format"}
+    GOLDEN_CONFIGS = {name: json.loads(config) for name, config in sorted(golden.metadata().items()) if name != "format"}
 
 
 @pytest.mark.parametrize("name", GOLDEN_CONFIGS)
