@@ -98,6 +98,37 @@ TEST(sleeping_workers_and_a_sleeping_caller_are_woken) {
     CHECK(ran == 20 * 100);
 }
 
+// Phases of one chunk and of a few, in turn, while other threads take the processors away at any moment: also from a thread that
+// deals out the chunks of a phase which the others finish meanwhile. When that lost chunks, this hung within seconds.
+TEST(a_phase_may_end_while_its_chunks_are_being_dealt_out) {
+    std::atomic<bool> over{false};
+    std::vector<std::thread> busy;
+    for (int i = 0; i < 3; ++i)
+        busy.emplace_back([&] {
+            while (!over.load(std::memory_order_relaxed)) {
+            }
+        });
+    std::atomic<int> visits{0};
+    const auto visit = [&](int64_t, int) { visits.fetch_add(1, std::memory_order_relaxed); };
+    std::vector<pace::Phase> phases;
+    int expected = 0;
+    for (int p = 0; p < 64; ++p) {
+        phases.push_back(pace::make_phase(1 + p % 2, visit));
+        expected += 1 + p % 2;
+    }
+    for (const int threads : {2, 4}) {
+        pool().set_num_threads(threads);
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+        while (std::chrono::steady_clock::now() < end) {
+            visits = 0;
+            pool().run(phases.data(), int(phases.size()));
+            CHECK(visits == expected);
+        }
+    }
+    over = true;
+    for (std::thread& thread : busy) thread.join();
+}
+
 TEST(two_threads_really_run_at_the_same_time) {
     pool().set_num_threads(2);
     std::atomic<int> arrived{0};
