@@ -160,15 +160,14 @@ struct ThreadPool::State {
 
     // Deals out chunks: a single one to the thread that opens the phase, and is awake.
     //
-    // Empty ranges come first. Once the last chunk lies in its range, others may finish the phase and deal the next one, while this
-    // thread is held up: a range that it emptied only then would take that phase's chunks with it, and nobody would end the run.
+    // All ranges are empty here, and one that gets nothing must be left alone. Once the last chunk lies in its range, others may
+    // finish the phase and deal the next one while this thread is held up: a range that it emptied only then would take that
+    // phase's chunks with it, and nobody would end the run.
     void deal(int64_t chunks, int opener) {
         const int count = int(ranges.size());
-        for (const bool fills : {false, true}) {
-            for (int t = 0; t < count; ++t) {
-                const auto [first, end] = chunks == 1 ? std::pair<int64_t, int64_t>(0, t == opener) : share(chunks, t, count);
-                if ((first < end) == fills) ranges[t].bounds.store(uint64_t(first) | uint64_t(end) << 32);
-            }
+        for (int t = 0; t < count; ++t) {
+            const auto [first, end] = chunks == 1 ? std::pair<int64_t, int64_t>(0, t == opener) : share(chunks, t, count);
+            if (first < end) ranges[t].bounds.store(uint64_t(first) | uint64_t(end) << 32);
         }
     }
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from tests.llm.fake_model import OPS, FakeModel
@@ -43,9 +44,9 @@ class FakeTransformer(LlamaForCausalLM):
 def theirs(model: Any, prompt: list[int], fields: dict[str, Any], tokenizer: Any = None, copies: int = 1) -> tuple[Rows, list[float]]:
     """Generated tokens without padding, and the scores, of `fields` of GenerationConfig, best first; of a batch of `copies`."""
     defaults = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_scores": True}
-    model.generation_config = GenerationConfig(use_cache=not isinstance(model, FakeTransformer))  # what the caller does not say is not said
+    nothing_said = GenerationConfig(use_cache=not isinstance(model, FakeTransformer))  # what the caller does not say is not said
     ids = torch.tensor([prompt] * copies)
-    with torch.no_grad():
+    with torch.no_grad(), mock.patch.object(model, "generation_config", nothing_said):  # for this call: other tests share the model
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **{**defaults, **fields}, **({"tokenizer": tokenizer} if tokenizer else {}))
     lengths = (out.beam_indices >= 0).sum(dim=1).tolist()
     return [row[len(prompt) : len(prompt) + length] for row, length in zip(out.sequences.tolist(), lengths)], out.sequences_scores.tolist()
