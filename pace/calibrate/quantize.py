@@ -71,13 +71,17 @@ METHODS = ("rtn", "gptq", "awq", "smoothquant", "awq+gptq", "smoothquant+gptq")
 DEFAULT_METHODS = {"int4": "awq+gptq", "int8": "smoothquant"}
 
 
-def read_method(name: str, act_order: bool = True) -> Method:
-    """Raises ValueError for an unknown name."""
+def read_method(name: str, act_order: bool | None = None) -> Method:
+    """`act_order`: None for True. Raises ValueError for an unknown name, and for an order of columns where the method has none."""
     if name not in METHODS:
         raise ValueError(f"there is no method {name!r}; known are {', '.join(METHODS)}")
     first, _, second = name.partition("+")
     kind = first if first in migration.KINDS else None
-    return Method(kind, "gptq" if "gptq" in (first, second) else "rtn", act_order)
+    rounding = "gptq" if "gptq" in (first, second) else "rtn"
+    if act_order is not None and rounding != "gptq":
+        ordered = ", ".join(method for method in METHODS if "gptq" in method)
+        raise ValueError(f"act_order={act_order} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}")
+    return Method(kind, rounding, act_order is not False)
 
 
 def quantize_checkpoint(
@@ -87,9 +91,9 @@ def quantize_checkpoint(
     calibrate: Sequence[str] | None = None,
     *,
     method: str | None = None,
-    act_order: bool = True,
+    act_order: bool | None = None,
     context: int | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int | None = None,
     tokenizer_name_or_path: str | Path | None = None,
     num_threads: int | None = None,
     revision: str | None = None,
@@ -103,17 +107,17 @@ def quantize_checkpoint(
 
     `quantization`: "int4" or "int8", or a QuantizationConfig of these, as `LLMModel` takes it at load.
     `calibrate`: texts like those that the model is for. Not needed by the method "rtn" alone.
-    `method`: "gptq" rounds column by column, so that later columns make up for earlier ones' errors (`act_order`: the most used first); "awq" and
+    `method`: "gptq" rounds column by column, so that later columns make up for earlier ones' errors (`act_order`: the most used first, unless it is False); "awq" and
     "smoothquant" scale channels first, where the layer before can undo it exactly, and then round to the nearest; "awq+gptq" and "smoothquant+gptq" do both;
     "rtn" does neither. Default: "awq+gptq" for int4, "smoothquant" for int8.
-    `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes), `max_tokens` in all, evenly
-    spread. Every eighth window is kept for the report.
+    `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes), `max_tokens` in all (default: 32768),
+    evenly spread. Every eighth window is kept for the report.
     `report`: compare the result, and the same formats at load, with bfloat16 on that text.
 
     The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's hidden states
     (4 bytes for each token and channel), for GPTQ up to 28 bytes for each pair of inputs of a product, and for the report two models.
 
-    Raises ValueError or TypeError for arguments that make no sense, a text of fewer than 256 tokens, formats other than int4 and int8, a checkpoint that is
+    Raises ValueError or TypeError for arguments that make no sense or would have no effect, a text of fewer than 256 tokens, formats other than int4 and int8, a checkpoint that is
     quantised already, and what `LLMModel` raises of a checkpoint; FileExistsError where `out` exists. Nothing is left of `out` where it fails."""
     out = Path(out)
     if out.exists():
@@ -123,10 +127,12 @@ def quantize_checkpoint(
         raise ValueError("say what the checkpoint is to become: quantization='int4' or 'int8'")
     _check_formats(config)
     chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
-    if type(max_tokens) is not int or max_tokens < MIN_TOKENS:
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < MIN_TOKENS):
         raise ValueError(f"max_tokens must be at least {MIN_TOKENS}; got {max_tokens!r}")
-    if calibrate is None and chosen.is_calibrated:
-        raise ValueError(f"the method {chosen} needs a text to calibrate on; give one, or method='rtn'")
+    if calibrate is None:
+        _check_without_text(chosen, context=context, max_tokens=max_tokens, tokenizer_name_or_path=tokenizer_name_or_path)
+    elif not chosen.is_calibrated:
+        _check_text_of_report(chosen, report, max_tokens)
     use_threads(num_threads)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
     directory = find_checkpoint(model_name_or_path, **hub)
@@ -137,7 +143,9 @@ def quantize_checkpoint(
     seen, kept = [], []
     if calibrate is not None:
         found = directory if tokenizer_name_or_path is None else find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
-        seen, kept = _windows(calibrate, load_tokenizer(found, model.vocab_size), model, context, max_tokens)
+        seen, kept = _windows(calibrate, load_tokenizer(found, model.vocab_size), model, context, max_tokens or MAX_TOKENS)
+        if not chosen.is_calibrated:
+            seen = []
     with CheckpointReader(directory) as reader, _new_directory(out) as folder:
         job = _Job(model, reader, config, chosen, folder)
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
@@ -161,11 +169,10 @@ class _Job:
 
     def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader, config: QuantizationConfig, method: Method, folder: Path):
         self.model, self.reader, self.method = model, reader, method
-        self.sources: dict[str, str] = {}
-        """Name in the model -> name in the checkpoint, of every tensor that is needed."""
         names, slots = model.match_names(reader), model.slots()
         model.check_coverage(reader, names, slots)
         self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
+        """Name in the model -> name in the checkpoint, of every tensor that is needed."""
         model.quantize(config)  # raises for patterns that match nothing
         matrices = list(model.matrices())
         self.formats: dict[str, Format] = {part: matrix.plan.formats[part] for matrix in matrices for part in matrix.parts if part in matrix.plan.formats}
@@ -335,6 +342,22 @@ def _check_formats_of(formats: dict[str, Format]) -> None:
             raise ValueError(f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with quantization={format.name!r}")
         if isinstance(format, Int4) and not format.symmetric:
             raise ValueError("zero points are not calibrated; leave int4 symmetric, or load the original with symmetric=False")
+
+
+def _check_without_text(method: Method, **of_text: Any) -> None:
+    """Raises ValueError for a method that needs a text, and where something was said about reading one."""
+    if method.is_calibrated:
+        raise ValueError(f"the method {method} needs a text to calibrate on; give one, or method='rtn'")
+    if said := [name for name, value in of_text.items() if value is not None]:
+        raise ValueError(f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on, or leave this out")
+
+
+def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) -> None:
+    """Raises ValueError where a text for the report alone is too much, or too little is made of it."""
+    if not report:
+        raise ValueError(f"the text would have no effect: the method {method} looks at none, and the report is turned off; leave the text out, or take another method")
+    if max_tokens is not None:
+        raise ValueError(f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out")
 
 
 def _windows(

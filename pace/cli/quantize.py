@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", type=count, metavar="N", help="weights that share a scale, a multiple of 16 (default: 64 of int4, a row of int8)")
     parser.add_argument("--calibrate", metavar="FILE", help='a text like those that the model is for; of a .jsonl file each line is one, {"text": "..."}')
     parser.add_argument("--method", metavar="NAME", help="rtn, gptq, awq, smoothquant, awq+gptq (default of int4), smoothquant+gptq; of int8: smoothquant")
-    parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, default=True, help="gptq rounds the columns with the largest inputs first")
+    parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, help="gptq rounds the columns with the largest inputs first (default), or in their own order")
     parser.add_argument("--keep", action="append", default=[], metavar="PATTERN", help="modules to leave as floats, as *.down_proj or lm_head; may be given several times")
     parser.add_argument("--context", type=count, metavar="N", help="tokens of a window of the text (default: 512, or what the model takes)")
     parser.add_argument("--tokens", type=count, metavar="N", help="of the text to calibrate on (default: 32768)")
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         method=arguments.method,
         act_order=arguments.act_order,
         context=arguments.context,
-        **({"max_tokens": arguments.tokens} if arguments.tokens else {}),
+        max_tokens=arguments.tokens,
         tokenizer_name_or_path=arguments.tokenizer,
         num_threads=arguments.num_threads,
         revision=arguments.revision,

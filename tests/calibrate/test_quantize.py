@@ -167,6 +167,13 @@ def test_the_command(tmp_path, capsys):
         ({"method": "magic"}, ValueError, "no method 'magic'; known are rtn"),
         ({"max_tokens": 10}, ValueError, "max_tokens must be at least 256"),
         ({"context": 5000}, ValueError, "context must be from 2 to the 1024"),
+        ({"method": "awq", "act_order": False}, ValueError, "the method awq rounds all at once; leave it out, or take one of gptq, awq.gptq, smoothquant.gptq"),
+        ({"quantization": "int8", "act_order": True}, ValueError, "the method smoothquant rounds all at once"),
+        ({"method": "rtn", "calibrate": None, "act_order": False}, ValueError, "the method rtn rounds all at once"),
+        ({"method": "rtn", "calibrate": None, "context": 64}, ValueError, "^context would have no effect: there is no text to read"),
+        ({"method": "rtn", "calibrate": None, "max_tokens": 512, "tokenizer_name_or_path": TINY}, ValueError, "^max_tokens and tokenizer_name_or_path would"),
+        ({"method": "rtn"}, ValueError, "the text would have no effect: .* the report is turned off"),
+        ({"method": "rtn", "report": True, "max_tokens": 512}, ValueError, "max_tokens=512 would have no effect"),
         ({"out": "taken"}, FileExistsError, "taken exists already"),
     ],
     ids=str,
@@ -195,6 +202,21 @@ def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 20))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", [["--no-act-order"], ["--act-order"], ["--context", "64"], ["--tokens", "512"]], ids=str)
+def test_the_command_refuses_options_without_effect(option, tmp_path, capsys):
+    assert main(["quantize", str(TINY), str(tmp_path / "out"), "--method", "rtn", *option]) == 1
+    assert option[0].removeprefix("--no-").strip("-").replace("-", "_") in capsys.readouterr().err
+
+
+def test_the_order_of_columns_has_an_effect():
+    assert [quantize.read_method("gptq", order).act_order for order in (None, True, False)] == [True, True, False]
+
+
+def test_a_text_for_the_report_alone(tmp_path):
+    report = quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 20), method="rtn", report=True)
+    assert report.num_tokens == 0 and "calibrated on" not in str(report) and report.quality.calibrated.num_tokens > 50
 
 
 def test_methods():
