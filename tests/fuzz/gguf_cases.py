@@ -10,7 +10,8 @@ from pathlib import Path
 import gguf
 
 from tests.fuzz import mutate
-from tests.fuzz.mutate import Files, Mutation, Special
+from tests.fuzz.checkpoints import Files, Special
+from tests.fuzz.mutate import Mutation
 from tests.gguf_bytes import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, U64, entry, name_of, taken_apart, tensor, text, whole
 from tests.gguf_files import write_gguf
 from tests.llm.models.variants import longrope, save_tiny

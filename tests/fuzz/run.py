@@ -35,7 +35,8 @@ from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_utils import load_model
 from pace.ops.storage import CODES, QuantizedRows, Storage
-from tests.fuzz.mutate import healthy_checkpoints, make_case, write
+from tests.fuzz.checkpoints import healthy_checkpoints, write
+from tests.fuzz.mutate import make_case
 
 DOCUMENTED = (ValueError, TypeError, FileNotFoundError, NotImplementedError, PermissionError)
 CASE_SECONDS = 30

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.fuzz import mutate, run
+from tests.fuzz.checkpoints import dump
+from tests.llm.models.variants import save_tiny
 
 ROOT = Path(__file__).parents[2]
 CASES = 200
@@ -29,7 +32,7 @@ def test_damaged_checkpoints_give_one_clear_error_or_run():
 
 
 def test_the_same_seed_gives_the_same_case():
-    checkpoints = {"a": {"config.json": b'{"x": [1, 2]}', "model.safetensors": mutate.dump("safetensors", {"w": mutate.torch.ones(3)})}}
+    checkpoints = {"a": {"config.json": b'{"x": [1, 2]}', "model.safetensors": dump("safetensors", {"w": torch.ones(3)})}}
     checkpoints["a"] |= {"model-00001-of-00001.safetensors": checkpoints["a"]["model.safetensors"]}
     done = 0
     for seed in range(60):
@@ -65,7 +68,7 @@ def test_the_harness_notices(behaviour, expected, monkeypatch, tmp_path):
 
 
 def test_the_harness_notices_weights_that_are_not_filled(monkeypatch, tmp_path):
-    mutate.save_tiny(tmp_path / "llama", "llama", {})
+    save_tiny(tmp_path / "llama", "llama", {})
     from pace.llm.layers import Linear
 
     fill = Linear._fill

@@ -15,7 +15,7 @@ from pace.llm.models import files as files_module
 from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile
 from pace.llm.models.torch_file import TorchFile
-from tests.fuzz import mutate
+from tests.fuzz import checkpoints, hostile_pickles
 
 STATE = {
     "a.weight": torch.arange(60, dtype=torch.float32).reshape(12, 5) - 30,
@@ -27,7 +27,7 @@ STATE = {
 
 
 def write(folder, kind, state=None):
-    for name, data in mutate.weight_files(kind, state or STATE).items():
+    for name, data in checkpoints.weight_files(kind, state or STATE).items():
         (folder / name).write_bytes(data)
     return folder
 
@@ -43,7 +43,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-@pytest.mark.parametrize("kind", mutate.KINDS)
+@pytest.mark.parametrize("kind", checkpoints.KINDS)
 def test_reads_every_tensor_as_it_was_saved(kind, tmp_path):
     with CheckpointReader(write(tmp_path, kind)) as reader:
         assert {name: (info.dtype, info.shape) for name, info in reader.tensors.items()} == {
@@ -56,7 +56,7 @@ def test_reads_every_tensor_as_it_was_saved(kind, tmp_path):
             assert torch.equal(reader.read(name), tensor), "after release"
 
 
-@pytest.mark.parametrize("kind", mutate.KINDS)
+@pytest.mark.parametrize("kind", checkpoints.KINDS)
 def test_pieces_cover_every_row_once(kind, tmp_path):
     with CheckpointReader(write(tmp_path, kind)) as reader:
         for name, tensor in STATE.items():
@@ -295,13 +295,13 @@ def test_directories_without_weights_say_what_they_have(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
-@pytest.mark.parametrize("hostile", mutate.HOSTILE, ids=lambda hostile: hostile.__name__)
+@pytest.mark.parametrize("hostile", hostile_pickles.HOSTILE, ids=lambda hostile: hostile.__name__)
 def test_hostile_pickles(kind, hostile, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(mutate.dump(kind, {"w": torch.ones(2), "x": hostile()}))
+    (tmp_path / "pytorch_model.bin").write_bytes(checkpoints.dump(kind, {"w": torch.ones(2), "x": hostile()}))
     with pytest.raises(ValueError, match="pytorch_model.bin") as caught:
         CheckpointReader(tmp_path)
-    if hostile in (mutate.CallsSystem, mutate.Opens, mutate.Evaluates):
+    if hostile in (hostile_pickles.CallsSystem, hostile_pickles.Opens, hostile_pickles.Evaluates):
         assert "run code" in str(caught.value)
     assert "weights_only" not in str(caught.value), "torch's advice to switch the protection off"
     assert not (tmp_path / "hacked").exists()
@@ -320,7 +320,7 @@ def test_hostile_pickles(kind, hostile, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
 def test_other_contents_of_bin_files(kind, content, message, tmp_path):
     path = tmp_path / "pytorch_model.bin"
-    path.write_bytes(mutate.dump(kind, content))
+    path.write_bytes(checkpoints.dump(kind, content))
     with pytest.raises(ValueError, match=message):
         TorchFile(path)
     write(tmp_path, kind)
@@ -360,13 +360,13 @@ def test_legacy_tensors_that_share_a_storage(tmp_path):
 
 def test_damaged_legacy_files(tmp_path):
     path = tmp_path / "pytorch_model.bin"
-    data = mutate.dump("bin-legacy", {"w": torch.arange(7.0), "v": torch.ones(3, 2, dtype=torch.bfloat16)})
+    data = checkpoints.dump("bin-legacy", {"w": torch.arange(7.0), "v": torch.ones(3, 2, dtype=torch.bfloat16)})
     first_key = data.rindex(b"]q\0(X") + 9
     cases = {f"cut to {length} bytes": data[:length] for length in range(len(data))}
     cases |= {f"a storage of {n} elements": data.replace(b"\7" + bytes(7), n.to_bytes(8, "little", signed=True)) for n in (6, 8, -7, 2**62)}
     cases["a key that nothing names"] = data[:first_key] + b"x" + data[first_key + 1 :]
     cases["more elements than the storage has"] = data.replace(b"K\7\x85", b"K\x7f\x85")
-    shared = mutate.dump("bin-legacy", {"w": (base := torch.arange(7.0)), "view": base[:]})
+    shared = checkpoints.dump("bin-legacy", {"w": (base := torch.arange(7.0)), "view": base[:]})
     cases["a storage of two sizes"] = shared.replace(b"K\7Nt", b"K\x08Nt", 1)
     cases["a negative number of elements"] = data.replace(b"K\7Nt", b"J\xf9\xff\xff\xffNt")
     for what, content in cases.items():

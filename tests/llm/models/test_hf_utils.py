@@ -15,12 +15,12 @@ from pace.assets import TINY
 from pace.llm.models import hf_utils
 from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, needed_files, read_config_json, read_generation_config
-from tests.fuzz import mutate
+from tests.fuzz import checkpoints
 from tests.llm.models.fake_hub import FakeHub
 from tests.llm.tokenizer_zoo import ZOO
 
 STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
-TOKENIZER = mutate.tokenizer_files()
+TOKENIZER = checkpoints.tokenizer_files()
 COMMON = {"config.json": b"{}", "generation_config.json": b"{ }", "chat_template.jinja": b"x", **TOKENIZER}
 UNWANTED = {
     "README.md": b"x",
@@ -32,19 +32,19 @@ UNWANTED = {
     "original/params.json": b"{}",
 }
 REPOS = {
-    "org/single": {**COMMON, **UNWANTED, **mutate.weight_files("safetensors", STATE), **mutate.weight_files("bin", STATE)},
+    "org/single": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors", STATE), **checkpoints.weight_files("bin", STATE)},
     "org/sharded": {
         **COMMON,
         **UNWANTED,
-        **mutate.weight_files("safetensors-sharded", STATE),
-        **mutate.weight_files("bin-sharded", STATE),
+        **checkpoints.weight_files("safetensors-sharded", STATE),
+        **checkpoints.weight_files("bin-sharded", STATE),
         "model-00003-of-00003.safetensors": b"left over",
     },
-    "org/bin": {**COMMON, **UNWANTED, **mutate.weight_files("bin-sharded", STATE)},
+    "org/bin": {**COMMON, **UNWANTED, **checkpoints.weight_files("bin-sharded", STATE)},
     "org/gguf": {"config.json": b"{}", "model.gguf": b"x"},
     "org/empty": {"README.md": b"x"},
     "org/escapes": {**COMMON, "model.safetensors.index.json": b'{"weight_map": {"w": "../../secret"}}'},
-    "toplevel": {**COMMON, **mutate.weight_files("safetensors", STATE)},
+    "toplevel": {**COMMON, **checkpoints.weight_files("safetensors", STATE)},
 }
 
 

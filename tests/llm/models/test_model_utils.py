@@ -13,7 +13,7 @@ from pace import _C
 from pace.llm.models import model_utils
 from pace.llm.models.model_utils import load_model, parse_dtype, select_ops, use_threads
 from pace.ops import native, reference
-from tests.fuzz import mutate
+from tests.fuzz import checkpoints
 from tests.llm.models.variants import save_tiny
 from tests.support import prefill
 
@@ -33,7 +33,7 @@ def copy_as(tiny, folder, kind="safetensors", dtype=torch.float32, change=lambda
     """The tiny checkpoint stored otherwise."""
     source, _ = tiny
     state = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}
-    for name, data in mutate.weight_files(kind, change(state)).items():
+    for name, data in checkpoints.weight_files(kind, change(state)).items():
         (folder / name).write_bytes(data)
     (folder / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | config))
     return folder
@@ -58,7 +58,7 @@ def matrices(model):
     return [model.ops.unpack(layer.weight) for layer in all_layers(model) if hasattr(layer, "weight") and hasattr(layer, "parts")]
 
 
-@pytest.mark.parametrize("kind", mutate.KINDS)
+@pytest.mark.parametrize("kind", checkpoints.KINDS)
 def test_every_storage_gives_the_same_model(kind, tiny, tmp_path):
     model = load_model(copy_as(tiny, tmp_path, kind), "float32")
     expected = load_model(tiny[0], "float32")

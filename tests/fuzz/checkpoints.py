@@ -1,0 +1,132 @@
+"""Checkpoints as dictionaries of files: healthy ones, of every architecture and in every way of storing them.
+
+A checkpoint in memory is `{file name: bytes}`; a value may also be one of the `Special` files.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, load_file, save
+
+from tests.llm.models.variants import save_tiny
+from tests.quant.checkpoints.models import KINDS as QUANTISED_KINDS
+from tests.quant.checkpoints.models import tensors_of
+
+ARCHITECTURES = [
+    ("llama", {"tie_word_embeddings": True}),
+    ("mistral", {"sliding_window": 7}),
+    ("qwen2", {}),
+    ("qwen3", {}),
+    ("phi3", {}),
+    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    ("gptj", {}),
+    ("phi", {}),
+]
+KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-sharded", "bin-legacy")
+WEIGHTS = (".safetensors", ".bin")
+
+
+@dataclass(frozen=True)
+class Special:
+    """Something other than a regular file under a file's name."""
+
+    kind: str
+    target: str = ""
+
+    def create(self, path: Path) -> None:
+        if self.kind == "directory":
+            path.mkdir()
+        elif self.kind == "fifo":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(self.target)
+
+
+Files = dict[str, bytes | Special]
+
+
+def write(files: Files, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        if isinstance(content, Special):
+            content.create(folder / name)
+        else:
+            (folder / name).write_bytes(content)
+
+
+def healthy_checkpoints(folder: Path) -> dict[str, Files]:
+    """`"architecture/kind"` -> files, for every architecture and storage kind, and Llama quantised in every way; `folder` is used for what
+    transformers writes."""
+    checkpoints = {}
+    for model_type, fields in ARCHITECTURES:
+        save_tiny(folder / model_type, model_type, fields)
+        state = load_file(folder / model_type / "model.safetensors")
+        config = json.loads((folder / model_type / "config.json").read_text())
+        config |= {"bos_token_id": None, "eos_token_id": None}
+        common: Files = {
+            "config.json": json.dumps(config, indent=1).encode(),
+            "generation_config.json": b'{"do_sample": false, "eos_token_id": 5, "temperature": 0.7}',
+            **tokenizer_files(),
+        }
+        for kind in KINDS:
+            checkpoints[f"{model_type}/{kind}"] = common | weight_files(kind, state)
+    for kind, (quantization, _) in QUANTISED_KINDS.items():
+        config, state, _ = tensors_of(kind, "llama", ())
+        config |= {"bos_token_id": None, "eos_token_id": None, "quantization_config": quantization}
+        storage = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
+        checkpoints[f"quantised/{kind}"] = {"config.json": json.dumps(config, indent=1).encode(), **tokenizer_files(), **weight_files(storage, state)}
+    return checkpoints
+
+
+def tokenizer_files() -> dict[str, bytes]:
+    vocab = {"<unk>": 0, "</s>": 1, **{chr(97 + i): 2 + i for i in range(26)}, "he": 28, "hel": 29}
+    merges = [["h", "e"], ["he", "l"]]
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            for i, text in enumerate(("<unk>", "</s>"))
+        ],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "BPE", "unk_token": "<unk>", "vocab": vocab, "merges": merges},
+    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "</s>"}
+    return {"tokenizer.json": json.dumps(tokenizer).encode(), "tokenizer_config.json": json.dumps(settings).encode()}
+
+
+def weight_files(kind: str, state: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    if "sharded" not in kind:
+        name = "model.safetensors" if kind == "safetensors" else "pytorch_model.bin"
+        return {name: dump(kind, state)}
+    stem, suffix = ("model", "safetensors") if kind.startswith("safetensors") else ("pytorch_model", "bin")
+    shards: dict[str, dict[str, torch.Tensor]] = collections.defaultdict(dict)
+    for i, (name, tensor) in enumerate(state.items()):
+        shards[f"{stem}-{i % 2 + 1:05}-of-00002.{suffix}"][name] = tensor
+    weight_map = {name: shard for shard, part in shards.items() for name in part}
+    index = {"metadata": {"total_size": sum(t.nbytes for t in state.values())}, "weight_map": weight_map}
+    return {
+        f"{stem}.{suffix}.index.json": json.dumps(index).encode(),
+        **{shard: dump(kind.removesuffix("-sharded"), part) for shard, part in shards.items()},
+    }
+
+
+def dump(kind: str, state: dict[str, object]) -> bytes:
+    if kind == "safetensors":
+        return save(state, metadata={"format": "pt"})
+    file = io.BytesIO()
+    torch.save(state, file, _use_new_zipfile_serialization=kind != "bin-legacy")
+    return file.getvalue()
+
+
+def load_state(name: str, data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
+    """The kind of `dump`, and what it was given."""
+    if name.endswith(".safetensors"):
+        return "safetensors", load(data)
+    return "bin" if data.startswith(b"PK") else "bin-legacy", torch.load(io.BytesIO(data), weights_only=True)
