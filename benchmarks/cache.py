@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import mmap
 import statistics
 import sys
@@ -35,7 +34,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import write_into  # noqa: E402
+from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
 from pace import _C  # noqa: E402
 from pace.bench import measure  # noqa: E402
 from pace.llm.cache import CacheManager  # noqa: E402
@@ -252,12 +251,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 512], metavar="R", help="r of bmc, beside the balanced one (default: 16 512)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
-    parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the tables go (default: stdout)")
+    add_into_argument(parser)
     args = parser.parse_args()
     if args.context <= NEW_TOKENS:
         parser.error(f"--context must be more than the {NEW_TOKENS} new tokens of a prompt whose beginning is known; got {args.context}")
-    if args.into:
-        write_into(args.into, SCRIPT, "being measured\n")  # that it can be is known before the wait
+    reserve(args.into, SCRIPT)
     subject = measure.load(args.shape, args.dtype, num_threads=args.num_threads)
     rows, copy_rate = compare(subject, policies(args.rows), args.context, args.generate, args.batch, args.repeats)
     read_rate = attention_bytes_per_second(subject, args.context, args.batch)
@@ -265,15 +263,12 @@ def main() -> None:
     prefix = {name: ask_again(subject, options, args.context, args.repeats) for name, options in (("off", {}), ("on", {"prefix_cache_bytes": None}))}
     text_mib = args.batch * subject.engine.cache.bytes_for(args.context + args.generate) / 2**20
     shape = f"{subject.name}, {args.dtype}, {args.batch} x {args.context:,} + {args.generate:,} tokens, r from {balanced_rows(args.context)} to {balanced_rows(args.context + args.generate)}"
-    text = markdown(" ".join(["python benchmarks/cache.py", *sys.argv[1:]]), rows, text_mib, copy_rate, read_rate, prefix, shape)
-    if args.into:
-        write_into(args.into, SCRIPT, text)
-    else:
-        print(text)
+    text = markdown(command(SCRIPT), rows, text_mib, copy_rate, read_rate, prefix, shape)
     numbers = {"copy_gb_per_s": copy_rate and copy_rate / 1e9, "attention_gb_per_s": read_rate / 1e9, "text_mib": text_mib}
-    print(json.dumps({"benchmark": "cache", "isa": _C.isa(), "threads": _C.get_num_threads(), "model": subject.name, "dtype": args.dtype, "context": args.context,
-                      "generated": args.generate, "batch": args.batch, "repeats": args.repeats, **numbers, "policies": [asdict(row) for row in rows],
-                      "prefix": {name: asdict(found) for name, found in prefix.items()}}))  # fmt: skip
+    report = {"benchmark": "cache", "isa": _C.isa(), "threads": _C.get_num_threads(), "model": subject.name, "dtype": args.dtype, "context": args.context,
+              "generated": args.generate, "batch": args.batch, "repeats": args.repeats, **numbers, "policies": [asdict(row) for row in rows],
+              "prefix": {name: asdict(found) for name, found in prefix.items()}}  # fmt: skip
+    publish(args.into, SCRIPT, text, report)
 
 
 if __name__ == "__main__":

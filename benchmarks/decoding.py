@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import write_into  # noqa: E402
+from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
 from pace import _C  # noqa: E402
 from pace.assets import TINY, TINY_DRAFT  # noqa: E402
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig  # noqa: E402
@@ -282,23 +282,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, metavar="N")
     parser.add_argument("--peer-dtypes", nargs="*", default=["float32", "bfloat16"], metavar="DTYPE", help="of transformers; none to leave it out")
     parser.add_argument("--no-drafts", action="store_true", help="the race of requests alone")
-    parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the tables go (default: stdout)")
+    add_into_argument(parser)
     args = parser.parse_args()
-    if args.into:
-        write_into(args.into, SCRIPT, "being measured\n")  # that it can be is known before the wait
+    reserve(args.into, SCRIPT)
     torch.set_num_threads(_C.cpu_info()["default_threads"])
     report = {
-        "command": " ".join(["python benchmarks/decoding.py", *sys.argv[1:]]),
+        "command": command(SCRIPT),
         "isa": _C.isa(),
         "threads": _C.cpu_info()["default_threads"],
         "requests": race_of_requests(args.model, args.requests, args.new_tokens, args.repeats, args.peer_dtypes),
         "drafts": [] if args.no_drafts else race_of_drafts(args.model, args.draft, args.new_tokens, args.repeats),
     }
-    if args.into:
-        write_into(args.into, SCRIPT, markdown(report))
-    else:
-        print(markdown(report))
-    print(json.dumps(report))
+    publish(args.into, SCRIPT, markdown(report), report)
 
 
 if __name__ == "__main__":

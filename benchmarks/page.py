@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from pathlib import Path
+from typing import Any
+
+
+def add_into_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help="the page where the tables go (default: stdout)")
+
+
+def reserve(into: Path | None, script: str) -> None:
+    """Raises what `write_into` would, before the wait."""
+    if into:
+        write_into(into, script, "being measured\n")
+
+
+def publish(into: Path | None, script: str, text: str, report: dict[str, Any] | None = None) -> None:
+    """Writes the tables into a page, or prints them; the last line of stdout is the report as one JSON object, if there is one."""
+    if into:
+        write_into(into, script, text)
+    else:
+        print(text)
+    if report is not None:
+        print(json.dumps(report))
+
+
+def command(script: str) -> str:
+    """With which this process was started."""
+    return " ".join(["python", script, *sys.argv[1:]])
 
 
 def markers(script: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import write_into  # noqa: E402
+from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
 from pace.bench import measure  # noqa: E402
 from pace.bench.limits import Limits  # noqa: E402
 from pace.bench.measure import Phase, Result  # noqa: E402
@@ -174,19 +174,14 @@ def main() -> None:
     parser.add_argument("--generate", type=int, default=16, metavar="N", help="decode steps (default: 16)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
-    parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the tables go (default: stdout)")
+    add_into_argument(parser)
     args = parser.parse_args()
-    if args.into:
-        write_into(args.into, SCRIPT, "being measured\n")  # that it can be is known before the wait
+    reserve(args.into, SCRIPT)
     rows = []
     for shape in args.shape:
         for dtype in args.dtype:
             rows += measured_rows(shape, dtype, args.points, args.generate, args.repeats, args.num_threads)
-    text = markdown(rows, " ".join(["python benchmarks/predictions.py", *sys.argv[1:]]))
-    if args.into:
-        write_into(args.into, SCRIPT, text)
-    else:
-        print(text, end="")
+    publish(args.into, SCRIPT, markdown(rows, command(SCRIPT)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Formats are those of `LLMModel(quantization=...)`; the rows with a method are ch
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.page import write_into  # noqa: E402
+from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
 from pace.assets import TINY  # noqa: E402
 from pace.calibrate import quantize_checkpoint  # noqa: E402
 from pace.eval import Evaluation, evaluate, read_texts  # noqa: E402
@@ -109,14 +108,15 @@ def main() -> None:
     parser.add_argument("--calibrate", default=CALIBRATION, type=Path, metavar="FILE", help="what is calibrated on (default: text made as the held-out one, with another seed)")
     parser.add_argument("--texts", type=int, metavar="N", help="only the first N texts of a .jsonl file")
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=f"some of {', '.join(FORMATS)}")
-    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="write the table into a page")
+    add_into_argument(parser)
     options = parser.parse_args()
+    reserve(options.into, SCRIPT)
 
     from pace import _C
 
     found = list(rows(options))
     report = {
-        "command": " ".join(["python", SCRIPT, *sys.argv[1:]]),
+        "command": command(SCRIPT),
         "model": relative(options.model),
         "text": relative(options.text),
         "calibrate": relative(options.calibrate),
@@ -124,11 +124,7 @@ def main() -> None:
         "num_tokens": found[0].quality.num_tokens,
         "rows": [asdict(row) for row in found],
     }
-    text = markdown(report)
-    print(text)
-    if options.into:
-        write_into(options.into, SCRIPT, text)
-    print(json.dumps(report))
+    publish(options.into, SCRIPT, markdown(report), report)
 
 
 if __name__ == "__main__":

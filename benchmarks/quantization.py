@@ -12,7 +12,6 @@ of the ratios within a round. Without llama-cpp-python its columns stay empty.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.comparison.checkpoint import ensure_checkpoint  # noqa: E402
 from benchmarks.comparison.measure import ensure_conversion  # noqa: E402
 from benchmarks.comparison.worker import MACHINE, Worker, WorkerError  # noqa: E402
-from benchmarks.page import write_into  # noqa: E402
+from benchmarks.page import add_into_argument, publish, reserve  # noqa: E402
 from pace.bench.shapes import SHAPES  # noqa: E402
 
 SCRIPT = "benchmarks/quantization.py"
@@ -169,7 +168,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--isa", help="pace's instruction set (PACE_ISA); llama.cpp uses what it was built for")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="checkpoints and conversions (default: build/compare)")
     parser.add_argument("--python", action="append", default=[], metavar="llama.cpp=PATH", help="the interpreter that has llama-cpp-python")
-    parser.add_argument("--into", type=Path, metavar="FILE.md", help="where the table goes (default: stdout)")
+    add_into_argument(parser)
     options = parser.parse_args(arguments)
     options.python = dict(pair.split("=", 1) for pair in options.python)
     return options
@@ -177,8 +176,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    if options.into:
-        write_into(options.into, SCRIPT, "being measured\n")  # that it can be is known before the wait
+    reserve(options.into, SCRIPT)
     options.folder.mkdir(parents=True, exist_ok=True)
     with start(MACHINE, options) as machine:
         about = machine.ask("machine", threads=options.threads)
@@ -190,11 +188,7 @@ def main() -> None:
     named = [f"--{name} {getattr(options, name)}" for name in ("isa", "prompt", "generate", "rounds") if getattr(options, name) != parse([]).__dict__[name]]
     report = {"command": " ".join(["python benchmarks/quantization.py", options.shape, *named]), "shape": options.shape, "isa": about["isa"], "threads": options.threads}
     report |= {"prompt": options.prompt, "generate": options.generate, "rounds": options.rounds, "rows": rows}
-    if options.into:
-        write_into(options.into, SCRIPT, markdown(report))
-    else:
-        print(markdown(report))
-    print(json.dumps(report))
+    publish(options.into, SCRIPT, markdown(report), report)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks.page import markers, write_into
+from benchmarks.page import markers, publish, reserve, write_into
 
 
 def test_what_stands_between_the_lines_is_replaced_and_nothing_else(tmp_path) -> None:
@@ -22,3 +24,22 @@ def test_a_page_without_the_lines_is_left_alone(tmp_path, text: str) -> None:
     with pytest.raises(ValueError, match="needs the lines"):
         write_into(page, "benchmarks/a.py", "new\n")
     assert page.read_text() == text
+
+
+def test_tables_go_to_the_page_or_to_stdout_and_the_report_is_the_last_line(tmp_path, capsys) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(markers("benchmarks/a.py")))
+    reserve(page, "benchmarks/a.py")
+    assert "being measured" in page.read_text()
+    publish(page, "benchmarks/a.py", "| 1 |\n", {"one": 1})
+    assert "| 1 |" in page.read_text() and json.loads(capsys.readouterr().out) == {"one": 1}
+    reserve(None, "benchmarks/a.py")
+    publish(None, "benchmarks/a.py", "| 2 |\n", {"two": 2})
+    assert capsys.readouterr().out.splitlines() == ["| 2 |", "", '{"two": 2}']
+
+
+def test_a_page_without_the_lines_is_told_before_the_wait(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="needs the lines"):
+        reserve(page, "benchmarks/a.py")
