@@ -29,6 +29,7 @@ from pace.llm.layers import Embedding, Layer, Linear, LMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import CheckpointReader
+from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
 from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.llm.models.safetensors_file import TensorInfo
@@ -45,6 +46,10 @@ MIN_TOKENS = 256
 
 REPORT_SHARE, REPORT_TOKENS = 8, 8192
 """Every eighth window is kept from calibration for the report, up to so many tokens."""
+
+CHARACTERS_A_TOKEN = 16
+"""Of a text much longer than the tokens that are wanted, pieces are taken: tokenising 50 MB takes minutes and 7 GB. Tokens have 3 to 6
+characters, so that enough of them come."""
 
 COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 """Endings of the small files that make a checkpoint: tokenizer, chat template, generation config."""
@@ -136,6 +141,8 @@ def quantize_checkpoint(
     use_threads(num_threads)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
     directory = find_checkpoint(model_name_or_path, **hub)
+    if is_gguf(directory):
+        raise ValueError(f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one")
     raw = read_config_json(directory)
     if raw.get("quantization_config") is not None:
         raise ValueError(f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint")
@@ -368,12 +375,21 @@ def _windows(
     context = min(CONTEXT, longest) if context is None else context
     if not 2 <= context <= longest:
         raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
+    texts = _some(texts, CHARACTERS_A_TOKEN * max_tokens * REPORT_SHARE // (REPORT_SHARE - 1))
     found = list(windows(encode(texts, tokenizer, model.vocab_size), context))
     kept = found[REPORT_SHARE - 1 :: REPORT_SHARE]
     seen = [window for index, window in enumerate(found) if index % REPORT_SHARE != REPORT_SHARE - 1]
     if (count := sum(map(len, seen))) < MIN_TOKENS:
         raise ValueError(f"the text to calibrate on has {count} tokens; at least {MIN_TOKENS} are needed, and some thousands are better")
     return _spread(seen, max_tokens), _spread(kept, REPORT_TOKENS)
+
+
+def _some(texts: Sequence[Any], most: int) -> Sequence[Any]:
+    """Texts, or rows of token ids, of about `most` characters in all: where there are more, pieces of them, evenly spread."""
+    step, piece = -(-sum(map(len, texts)) // most), most // REPORT_SHARE
+    if step <= 1:
+        return texts
+    return [text[start : start + piece] for text in texts for start in range(0, len(text), piece)][::step]
 
 
 def _spread(found: list[list[int]], max_tokens: int) -> list[list[int]]:

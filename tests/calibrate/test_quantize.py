@@ -194,6 +194,29 @@ def test_quantised_checkpoints_are_refused(tmp_path):
     assert main(["eval", str(tmp_path / "once"), "--text", str(HELDOUT), "--against", "bf16"]) == 1
 
 
+def test_gguf_files_are_refused_by_name(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="model.gguf is a GGUF file.*original"):
+        quantize_checkpoint(tmp_path / "model.gguf", tmp_path / "out", "int8", method="rtn")
+
+
+@pytest.mark.parametrize("length", [100, 300_000])
+def test_of_a_huge_text_pieces_are_tokenised(length, monkeypatch):
+    """Evenly spread, and more of them than are wanted; what is not much longer stays whole."""
+    encoded = []
+    monkeypatch.setattr(quantize, "encode", lambda rows, *arguments: encoded.extend(rows) or rows)
+    model = load_layers(TINY, backend="torch", progress=False)
+    rows = [list(range(start, start + length)) for start in range(0, 20 * length, length)]
+    seen, kept = quantize._windows(rows, None, model, 50, 2000)
+    if length == 100:
+        assert encoded == rows
+    else:
+        assert 20_000 < sum(map(len, encoded)) <= 2000 * 16 * 8 // 7
+        gaps = [second[0] - first[0] for first, second in zip(encoded, encoded[1:])]
+        assert encoded[0][0] == 0 and max(gaps) < 1.1 * min(gaps) and 20 * length - encoded[-1][-1] <= max(gaps)
+    assert 1500 <= sum(map(len, seen)) <= 2050 and kept
+
+
 def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*arguments):
         raise KeyboardInterrupt

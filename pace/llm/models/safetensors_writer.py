@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.models.safetensors_file import DTYPES, TensorInfo
+from pace.memory import format_bytes
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -23,7 +26,7 @@ class SafetensorsWriter:
             writer.write("a.weight", rows, start)
 
     Data are aligned for their dtypes, so that readers can map them. Memory: none but the pieces given. Raises FileExistsError where the
-    path exists, and, at the end of a `with` block that no exception ends, ValueError where bytes of a tensor were never written."""
+    path exists, OSError where the disk has no room for all of it, and, at the end of a `with` block that no exception ends, ValueError where bytes of a tensor were never written."""
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str] | None = None):
         self.tensors = dict(tensors)
@@ -39,6 +42,9 @@ class SafetensorsWriter:
         encoded += b" " * (-(8 + len(encoded)) % 64)
         self._missing = {name: info.nbytes for name, info in self.tensors.items()}
         self._data_start = 8 + len(encoded)
+        needed, free = self._data_start + end, shutil.disk_usage(path.parent).free
+        if needed > free:
+            raise OSError(errno.ENOSPC, f"the file takes {format_bytes(needed)}, and its disk has {format_bytes(free)} left", str(path))
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         _write_all(self._descriptor, memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -49,6 +51,14 @@ def test_what_is_not_whole_is_refused(tmp_path):
             writer.write("other", TENSORS["words"])
     with pytest.raises(FileExistsError):
         SafetensorsWriter(tmp_path / "b", announce(TENSORS))
+
+
+def test_a_file_that_the_disk_cannot_hold_is_not_begun(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=500))
+    with pytest.raises(OSError, match=r"takes .*, and its disk has 500 bytes left: .*a\.safetensors"):
+        SafetensorsWriter(tmp_path / "a.safetensors", announce(TENSORS))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
