@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.drafter import NoDraft
@@ -17,7 +17,8 @@ from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
-from pace.llm.stopping_criteria import StoppingCriteria
+from pace.llm.session import CollectLogits
+from pace.llm.stopping_criteria import NeverStops, StoppingCriteria
 from tests.llm.generators import make_generator, random_prompts
 from tests.support import functions_in, interrupted_before_line
 
@@ -181,6 +182,38 @@ def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> 
         engine.abort(others)
         engine.check_idle()
         assert engine.cache.used_bytes == 0
+
+
+def test_an_interrupt_within_a_move_leaves_every_sequence_in_one_queue() -> None:
+    """One in two of them would run, and give away its blocks as one that waits or idles."""
+    stop_at, was_interrupted = 0, True
+    while was_interrupted:
+        stop_at += 1
+        engine = make_engine(num_blocks=7)
+        model, queues = engine.model, engine.scheduler
+        early, late, urgent = (make_sequence(model, [token] * 20, num_tokens) for token, num_tokens in ((9, 4), (3, 4), (7, 2)))
+        idle = Sequence([5] * 20, CollectLogits(19, 1, model.vocab_size), NeverStops(), 20)
+        engine.submit([idle, early, late])
+
+        def work() -> None:
+            for _ in range(2):
+                engine.step()
+            engine.add_request(urgent, priority=1)
+            while not urgent.is_finished:
+                engine.step()
+
+        was_interrupted = interrupted_before_line(stop_at, work, lambda code: code.co_name in ("_admit", "_preempt", "settle"))
+        assert len(list(queues.sequences())) == len(set(queues.sequences())), f"line {stop_at}"
+        if not was_interrupted:
+            assert late.times.num_preemptions and idle in queues.parked, "every move was made"
+        if urgent.place is None and not urgent.is_finished:
+            engine.add_request(urgent, priority=1)
+        while engine.step():
+            pass
+        for sequence, num_tokens in ((early, 4), (late, 4), (urgent, 2)):
+            assert_greedy(model, sequence, num_tokens)
+        engine.abort([idle])
+        engine.check_idle()
 
 
 def test_an_interrupt_while_a_sequence_leaves_does_not_free_its_blocks_twice() -> None:
