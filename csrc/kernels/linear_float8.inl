@@ -6,7 +6,7 @@
 //                 for k ascending:  sum = fma(float8(W[n][k]) * ws[n][k / group], x[m][k], sum)
 //                 sums[m][n] = sum
 //
-// LAYOUT      A panel's codes are [k][16] bytes, after its scales F16 [group][16].
+// LAYOUT      A panel's codes are [k][16] bytes; scales lie between them (pace/types.h).
 //
 // NUMERICS    A float8 has 4 bits and a scale of a group 11, so that a weight is exact in fp32; with one scale for the row, which has 24
 //             bits, it is rounded once. The rest is linear.inl: fp32, k ascending (level 0 rounds product and sum).
@@ -26,7 +26,6 @@ PACE_INLINE void load_powers(const int8_t* exponents, F32* powers) {
 // Weights k..k+count of a panel, [count][16].
 static void decode_float8(const PackedHeader& h, int64_t panel, int64_t k, int64_t count, float* out) {
     const char* const base = h.panel(panel);
-    const uint8_t* codes = (const uint8_t*)base + h.codes_offset() + 16 * k;
     F32 row_scales[kVectors];
     if (h.group) {
         load_powers((const int8_t*)h.row_scales() + 16 * panel, row_scales);
@@ -36,7 +35,8 @@ static void decode_float8(const PackedHeader& h, int64_t panel, int64_t k, int64
     const int64_t group = h.group ? int64_t(h.group) : h.k_padded;
     for (const int64_t end = k + count; k < end;) {
         F32 scales[kVectors];
-        const F16* const place = (const F16*)base + k / group * 16;
+        const F16* const place = (const F16*)(base + h.scales_offset(k / group));
+        const uint8_t* codes = (const uint8_t*)base + h.codes_offset(k);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) scales[v] = h.group ? load(place + v * kLanes) * row_scales[v] : row_scales[v];
         const int64_t next = (k / group + 1) * group;

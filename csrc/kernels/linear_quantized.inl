@@ -18,7 +18,7 @@
 //               PanelU4   k..k+7    the same places; low nibbles are k..k+3, high ones k+4..k+7
 //
 //             Four k of an output share a 32-bit lane, because that is what the instructions of vec_bytes.inl add up; their four inputs
-//             are one broadcast. Scales and minima of a panel, F16 [group][16], lie before its codes.
+//             are one broadcast. Before the codes of every two groups lie their scales, and their minima (pace/types.h).
 //
 // NUMERICS    dot is exact whatever the codes: |dot| <= 128 * 128 * 127 < 2^24, so its fp32 is exact too. ws is exact (F16 times a power
 //             of two, or fp32); ws * xs and wm * xs are rounded, and each fma once, on level 0 too. So the bits are the same on every
@@ -36,6 +36,8 @@
 // Rows of a tile, and its panels where it finds its weights in cache.
 constexpr int kQuantizedRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;
 constexpr int kQuantizedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
+// How far ahead of a tile weights are asked for, where they come from memory.
+constexpr int kPrefetchBytes = 4096;
 
 // ---- How each kind of code multiplies: a step is 64 bytes of a panel; each vector of them makes kFactors weights, of four k.
 
@@ -79,12 +81,12 @@ struct CodesU4 {
 template <class Codes, int R, int P>
 PACE_INLINE void add_steps(const Codes& codes, const InputCode* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes, int64_t count,
                            typename Codes::Sum (&sums)[R][P * kVectors]) {
-    constexpr int kVectorBytes = 4 * kLanes, kPrefetchBytes = P == 1 ? 4096 : 2048;
+    constexpr int kVectorBytes = 4 * kLanes;
     for (int64_t k = 0; k < count; k += Codes::kStep) {
         typename Codes::Weight weights[P * kVectors][Codes::kFactors];
 #pragma GCC unroll 16
         for (int p = 0; p < P; ++p) {
-            __builtin_prefetch(w + p * panel_bytes + kPrefetchBytes, 0, P == 1 ? 3 : 2);
+            __builtin_prefetch(w + p * panel_bytes + (P == 1 ? kPrefetchBytes : kPrefetchBytes / 2), 0, P == 1 ? 3 : 2);
 #pragma GCC unroll 16
             for (int v = 0; v < kVectors; ++v)
                 Codes::decode(codes, w + p * panel_bytes + v * kVectorBytes, weights[p * kVectors + v]);
@@ -131,10 +133,10 @@ PACE_INLINE void add_dots(const Codes& codes, const InputCode* x, int64_t x_stri
 // What all tiles of a call share: where things are.
 struct QuantizedWeight {
     const PackedHeader& h;
-    const int64_t group, input_group, input_groups, panel_bytes, codes_offset, mins_offset;
+    const int64_t group, input_group, input_groups, panel_bytes, pair_scales_bytes;
     explicit QuantizedWeight(const PackedHeader& h)
         : h(h), group(h.group), input_group(h.input_group()), input_groups(h.input_groups()), panel_bytes(h.panel_bytes()),
-          codes_offset(h.codes_offset()), mins_offset(h.mins_offset()) {}
+          pair_scales_bytes(h.pair_scales_bytes()) {}
 };
 
 // One tile: R rows x P panels over the groups of inputs [first, end). Adds to `sums` unless first is 0.
@@ -166,12 +168,19 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
     const int64_t stride = x_stride / 4;  // of the three
 
     // Counted, because a division for each group would take as long as a fifth of its products.
-    int64_t k = first * w.input_group, k_of_next_scale = w.group ? (k / w.group + 1) * w.group : w.h.k_padded;
-    const F16* scales = (const F16*)base + (w.group ? k / w.group * 16 : 0);
+    int64_t k = first * w.input_group, group = w.group ? k / w.group : 0, k_of_next_scale = w.group ? (group + 1) * w.group : w.h.k_padded;
+    const char* scales = base + w.h.scales_offset(group);
+    const char* codes_at_k = base + w.h.codes_offset(k);
     for (int64_t g = first; g < end; ++g, k += w.input_group) {
         if (k == k_of_next_scale) {
-            scales += 16;
             k_of_next_scale += w.group;
+            if (++group % 2) {
+                scales += PackedHeader::kMinsOffset / 2;
+            } else {
+                scales = codes_at_k;
+                codes_at_k += w.pair_scales_bytes;
+                if (P == 1) __builtin_prefetch(scales + kPrefetchBytes);
+            }
         }
         const int64_t count = w.h.k_padded - k < w.input_group ? w.h.k_padded - k : w.input_group;
         I32 dots[R][kSums];
@@ -181,21 +190,21 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
 #pragma GCC unroll 16
             for (int v = 0; v < kSums; ++v) dots[r][v] = start;
         }
-        add_dots<Codes, R, P>(codes, (const InputCode*)x + k, x_stride / int64_t(sizeof(InputCode)), (const uint8_t*)base + w.codes_offset + k * codes_of_k,
-                              w.panel_bytes, count, dots);
+        add_dots<Codes, R, P>(codes, (const InputCode*)x + k, x_stride / int64_t(sizeof(InputCode)), (const uint8_t*)codes_at_k, w.panel_bytes, count, dots);
+        codes_at_k += count * codes_of_k;
 
 #pragma GCC unroll 16
         for (int p = 0; p < P; ++p)
 #pragma GCC unroll 16
             for (int i = 0; i < kVectors; ++i) {
                 const int v = p * kVectors + i;
-                const F16* const place = (const F16*)((const char*)scales + p * w.panel_bytes) + i * kLanes;
+                const F16* const place = (const F16*)(scales + p * w.panel_bytes) + i * kLanes;
                 const F32 scale = w.group ? load(place) * row_scales[v] : row_scales[v];
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r)
                     sum[r][v] = fused_fma(to_f32(dots[r][v]), scale * broadcast(x_scales[g + r * stride]), sum[r][v]);
                 if (w.h.has_mins) {
-                    const F32 min = load((const F16*)((const char*)place + w.mins_offset)) * row_scales[v];
+                    const F32 min = load(place + 2 * kPanelRows) * row_scales[v];
 #pragma GCC unroll 16
                     for (int r = 0; r < R; ++r)
                         sum[r][v] = fused_fma(min * broadcast(x_scales[g + r * stride]), broadcast(x_sums[g + r * stride]),

@@ -44,22 +44,22 @@ uint32_t load_four(const uint8_t* p) {
     return four;
 }
 
-// Codes [k] of one row into its places of a panel's codes. What lies beyond k stays zero.
-void pack_codes(const PackedHeader& h, const uint8_t* codes, int64_t row, uint8_t* panel) {
+// `count` codes of one row into its places of a panel, from `panel` on. What lies beyond them stays zero.
+void pack_codes(const PackedHeader& h, const uint8_t* codes, int64_t count, int64_t row, uint8_t* panel) {
     if (h.layout == Layout::PanelF8) {
-        for (int64_t k = 0; k < h.k; ++k) panel[k * kPanelRows + row] = codes[k];
+        for (int64_t k = 0; k < count; ++k) panel[k * kPanelRows + row] = codes[k];
         return;
     }
     const int64_t step = h.layout == Layout::PanelU4 ? 8 : 4;
-    for (int64_t k = 0; k < h.k; k += step, panel += 4 * kPanelRows) {
+    for (int64_t k = 0; k < count; k += step, panel += 4 * kPanelRows) {
         uint8_t some[8] = {};
-        std::memcpy(some, codes + k, size_t(std::min(step, h.k - k)));
+        std::memcpy(some, codes + k, size_t(std::min(step, count - k)));
         const uint32_t four = step == 4 ? load_four(some) : load_four(some) | load_four(some + 4) << 4;
         std::memcpy(panel + 4 * row, &four, sizeof four);
     }
 }
 
-// The number that code k of a row stands for.
+// The number that code k of a row stands for; `panel` has the codes from k = 0 on.
 float level_of(const PackedHeader& h, const uint8_t* panel, int64_t row, int64_t k) {
     if (h.layout == Layout::PanelF8) return float8_to_float(panel[k * kPanelRows + row]);
     if (h.layout == Layout::PanelI8) return float(int8_t(panel[k / 4 * 64 + row * 4 + k % 4]));
@@ -71,22 +71,23 @@ float level_of(const PackedHeader& h, const uint8_t* panel, int64_t row, int64_t
 
 void unpack_quantized_row(const PackedHeader& h, Place place, const int32_t* order, float* out) {
     const char* const panel = h.panel(place.panel);
-    const uint8_t* const codes = reinterpret_cast<const uint8_t*>(panel) + h.codes_offset();
     const int64_t index = place.panel * kPanelRows + place.row, group = h.group ? h.group : h.k;
     for (int64_t g = 0; g < h.groups(); ++g) {
         float scale, min = 0.0f;
         if (h.group) {
-            const F16* const scales = reinterpret_cast<const F16*>(panel) + g * kPanelRows + place.row;
+            const F16* const scales = reinterpret_cast<const F16*>(panel + h.scales_offset(g)) + place.row;
             const float power = std::ldexp(1.0f, reinterpret_cast<const int8_t*>(h.row_scales())[index]);
             scale = to_float(*scales) * power;
-            if (h.has_mins) min = to_float(scales[h.groups() * kPanelRows]) * power;
+            if (h.has_mins) min = to_float(scales[2 * kPanelRows]) * power;
         } else {
             scale = reinterpret_cast<const float*>(h.row_scales())[index];
         }
-        for (int64_t k = g * group; k < std::min(h.k, (g + 1) * group); ++k) {
+        const int64_t first = g * group, count = std::min(group, h.k - first);
+        const uint8_t* const codes = reinterpret_cast<const uint8_t*>(panel) + h.codes_offset(first);
+        for (int64_t k = 0; k < count; ++k) {
             float value = level_of(h, codes, place.row, k) * scale;
             if (h.has_mins) value += min;
-            out[order ? order[k] : k] = value;
+            out[order ? order[first + k] : first + k] = value;
         }
     }
 }
@@ -112,15 +113,18 @@ void PackQuantizedOp::run(int, int64_t chunk, int) const {
         if (h.group) {
             const int exponent = row_exponent(row_scales, row_mins, groups);
             reinterpret_cast<int8_t*>(writable(h.row_scales()))[index] = int8_t(exponent);
-            F16* place_of_scale = reinterpret_cast<F16*>(panel) + place.row;
-            for (int64_t g = 0; g < groups; ++g, place_of_scale += kPanelRows) {
+            for (int64_t g = 0; g < groups; ++g) {
+                F16* const place_of_scale = reinterpret_cast<F16*>(panel + h.scales_offset(g)) + place.row;
                 *place_of_scale = scaled_f16(row_scales[g], exponent);
-                if (row_mins) place_of_scale[groups * kPanelRows] = scaled_f16(row_mins[g], exponent);
+                if (row_mins) place_of_scale[2 * kPanelRows] = scaled_f16(row_mins[g], exponent);
             }
         } else {
             reinterpret_cast<float*>(writable(h.row_scales()))[index] = row_scales[0];
         }
-        pack_codes(h, codes + r * codes_stride, place.row, reinterpret_cast<uint8_t*>(panel) + h.codes_offset());
+        const int64_t pair = h.group ? 2 * int64_t(h.group) : h.k;  // columns whose codes lie in one piece
+        for (int64_t k = 0; k < h.k; k += pair)
+            pack_codes(h, codes + r * codes_stride + k, std::min(pair, h.k - k), place.row,
+                       reinterpret_cast<uint8_t*>(panel) + h.codes_offset(k));
     }
 }
 

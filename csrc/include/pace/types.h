@@ -34,7 +34,7 @@ enum class Layout : uint16_t {
     PanelBF16Split,  // [k][8] lanes of 32 bits: row c low, row c + 8 high
     PanelBF16,       // [k][16]
     PanelBF16Pair,   // [k/2][16][2], k padded with zeros to a multiple of kPairPadding
-    // Quantised, the same bytes for every table; their scales come first.
+    // Quantised, the same bytes for every table; scales of groups lie between the codes.
     PanelI8,         // [k/4][16][4] int8
     PanelU4,         // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
     PanelF8,         // [k][16] float8_e4m3fn
@@ -59,12 +59,14 @@ constexpr int64_t kInputGroup = 128;
 //
 //   dense        panels [16][k_padded] of the dtype
 //   quantised    row scales: float [panels][16] where a scale serves a whole row; else exponents, int8 [panels][16]
-//                panels: scales F16 [groups][16], minima F16 [groups][16] if any, codes      (none of the first two for whole rows)
-//                each of row scales, scales with minima, and codes begins at a multiple of 64 bytes
+//                panels: codes, k ascending; where scales are of groups, two groups at a time:
+//                        scales F16 [2][16], minima F16 [2][16] if any, codes of the two
+//                each of them begins at a multiple of 64 bytes, and a panel is one stream that is read from its first byte to its last
 //
 // A group's scale is the F16 times 2 to the row's exponent. A kernel given another layout than its own raises.
 struct PackedHeader {
     static constexpr uint32_t kMagic = 0x45434150;  // "PACE"
+    static constexpr int64_t kMinsOffset = 2 * kPanelRows * int64_t(sizeof(F16));
     uint32_t magic;
     Layout layout;
     uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
@@ -97,13 +99,21 @@ struct PackedHeader {
     constexpr int64_t row_scales_bytes() const {
         return !quantized() ? 0 : group ? round_up(panels * kPanelRows, 64) : panels * kPanelRows * int64_t(sizeof(float));
     }
-    constexpr int64_t mins_offset() const { return groups() * kPanelRows * int64_t(sizeof(F16)); }  // in a panel
-    constexpr int64_t codes_offset() const { return quantized() && group ? round_up(mins_offset() * (1 + has_mins), 64) : 0; }
-    constexpr int64_t panel_bytes() const {
-        const int64_t elements = kPanelRows * k_padded;
-        return !quantized() ? elements * int64_t(dtype_bytes(dtype))
-                            : codes_offset() + (layout == Layout::PanelU4 ? elements / 2 : elements);
+    // Of the first `count` columns of a panel, without scales.
+    constexpr int64_t codes_bytes(int64_t count) const {
+        const int64_t elements = kPanelRows * count;
+        return !quantized() ? elements * int64_t(dtype_bytes(dtype)) : layout == Layout::PanelU4 ? elements / 2 : elements;
     }
+    // Of two groups: their scales, and minima.
+    constexpr int64_t pair_scales_bytes() const { return group ? kMinsOffset * (1 + has_mins) : 0; }
+    // In a panel: group g's scales [16], minima [16] kMinsOffset behind them; and the codes of column k.
+    constexpr int64_t scales_offset(int64_t g) const {
+        return g / 2 * (pair_scales_bytes() + codes_bytes(2 * int64_t(group))) + g % 2 * kMinsOffset / 2;
+    }
+    constexpr int64_t codes_offset(int64_t k) const {
+        return codes_bytes(k) + (group ? (k / (2 * int64_t(group)) + 1) * pair_scales_bytes() : 0);
+    }
+    constexpr int64_t panel_bytes() const { return codes_bytes(k_padded) + divide_up(groups(), 2) * pair_scales_bytes(); }
     const char* row_scales() const { return reinterpret_cast<const char*>(this + 1); }
     const char* panel(int64_t index) const { return row_scales() + row_scales_bytes() + index * panel_bytes(); }
     int64_t bytes() const { return int64_t(sizeof(PackedHeader)) + row_scales_bytes() + panels * panel_bytes(); }
