@@ -2,8 +2,11 @@
 
     python benchmarks/kernels.py [--only linear attention norms rope sampling] [--shape qwen2.5-0.5b llama-3.2-1b] [--dtype bfloat16] [--kv-dtype bfloat16 int8] [--threads N] [--output FILE.md]
     PACE_ISA=avx2 python benchmarks/kernels.py --only linear --rows 1 4
+    python benchmarks/kernels.py --only linear --shape qwen2.5-0.5b --dtype bfloat16 int8 int4:32 int4:128 float8:128 --rows 1 8 64 512    # about 3 minutes
+    python benchmarks/kernels.py --only attention --kv-dtype bfloat16 int8
 
-linear      the products of one layer and the LM head of each shape, for each number of rows; weights are read from memory, not from a cache
+linear      the products of one layer and the LM head of each shape, for each number of rows; weights are read from memory, not from a cache.
+            Several `--dtype` take turns at each point, and are named in the rows; codes are random, in groups of as many as stand behind the colon
 attention   decode over a context (bytes of keys and values, each counted once, read from memory) and prefill of a prompt (4 D operations for each
             query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the two. Several `--kv-dtype`
             take turns at each point, and are named in the rows
@@ -11,13 +14,15 @@ norms       of one row and of the most rows: RMS norm, layer norm, and the norm 
 rope        likewise: the rotation of all query heads
 sampling    argmax, softmax, and top-k / top-p of one row over the shape's vocabulary; bytes read and written
 
-The limits are measured again before every single measurement, and shares are medians of the ratios, because machines are shared and drift.
+The limits are measured again before every single measurement, and shares are medians of the ratios, because machines are shared and drift. Operations are 2 for
+a multiply-add of whatever numbers, against the peak of fp32: products of integers and of bf16 pairs can exceed it.
 Everything takes about five minutes on two cores and 4 GB of memory. The last line is one JSON object; --output writes a file, by its ending as JSON or Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -34,6 +39,7 @@ from pace.bench.shapes import SHAPES
 from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
 from pace.llm.models.model_list import read_config
 from pace.ops import native
+from pace.ops.storage import CODES, QuantizedRows, Storage
 
 COLD_BYTES = 256 << 20
 """More than the caches that a kernel must not profit from."""
@@ -42,6 +48,11 @@ DECODE_CONTEXTS = (128, 512, 2048, 8192, 16384, 32768)
 PREFILL_TOKENS = (512, 2048, 8192)
 KERNELS = {"linear": ("linear",), "attention": ("decode", "prefill"), "decode": ("decode",), "prefill": ("prefill",), "norms": ("norms",), "rope": ("rope",), "sampling": ("sampling",)}
 """What `--only` may name -> what is then measured."""
+STORED = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")} | {
+    "int8": Storage("int8", None),
+    **{f"{code}:{group}": Storage(code, group) for code in CODES for group in (32, 64, 128)},
+}
+"""What `--dtype` may name -> how weights are stored."""
 LONG_SECONDS, FEW_REPEATS = 2.0, 3
 """A kernel that has taken so long is measured no more often than this."""
 
@@ -96,7 +107,7 @@ class Clock:
 # ---------------------------------------------------------------------------------------------------------------- linear
 
 
-def linear(shape: str, dtype: torch.dtype, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
+def linear(shape: str, dtypes: list[str], rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
     _, config = read_config(SHAPES[shape])
     hidden, heads = config.hidden_size, (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     inner = config.intermediate_size
@@ -108,32 +119,52 @@ def linear(shape: str, dtype: torch.dtype, rows: tuple[int, ...], clock: Clock) 
         "head": (config.vocab_size, hidden, False),
     }
     for name, (n, k, glu) in matrices.items():
-        weights = _cold_weights(n, k, dtype, glu)
+        weights = {dtype: _cold_weights(n, k, STORED[dtype], glu) for dtype in dtypes}
         for m in rows:
             if name == "head" and m > 32:
                 continue  # logits of a whole prompt are rarely wanted
-            x, turn = torch.randn(m, k), 0
-
-            def step() -> None:
-                nonlocal turn
-                weight = weights[turn % len(weights)]
-                turn += 1
-                if weight.glu:
-                    native.linear_glu(x, weight, "silu")
-                else:
-                    native.linear(x, weight)
-
-            yield clock.measure(f"{shape} {name} {n} x {k}, {m} rows", step, weights[0].nbytes, 2 * m * n * k)
+            x = torch.randn(m, k)
+            for dtype in dtypes:
+                named = f", {dtype}" if len(dtypes) > 1 else ""
+                yield clock.measure(f"{shape} {name} {n} x {k}, {m} rows{named}", _product(x, weights[dtype]), weights[dtype][0].nbytes, 2 * m * n * k)
 
 
-def _cold_weights(n: int, k: int, dtype: torch.dtype, glu: bool) -> list[native.PackedWeight]:
+def _product(x: torch.Tensor, weights: list[native.PackedWeight]) -> Callable[[], None]:
+    """A step that multiplies by each weight in turn."""
+    turns = itertools.cycle(weights)
+
+    def step() -> None:
+        weight = next(turns)
+        if weight.glu:
+            native.linear_glu(x, weight, "silu")
+        else:
+            native.linear(x, weight)
+
+    return step
+
+
+def _cold_weights(n: int, k: int, stored: torch.dtype | Storage, glu: bool) -> list[native.PackedWeight]:
     """So many weights of a shape that reading them in turn reads memory."""
-    rows = (torch.randn(min(n, 256), k) * 0.02).to(dtype)
-    weights = [native.empty_weight(n, k, dtype, glu) for _ in range(max(2, -(-COLD_BYTES // (n * k * dtype.itemsize))))]
-    for weight in weights:
-        for first in range(0, n, len(rows)):
-            native.pack_rows_(weight, rows[: n - first], first)
+    count = max(2, -(-COLD_BYTES // native.weight_nbytes(n, k, stored, glu)))
+    weights = [native.empty_weight(n, k, stored, glu) for _ in range(count)]
+    for first in range(0, n, 256):
+        rows = _random_rows(min(256, n - first), k, stored)
+        for weight in weights:
+            if isinstance(rows, QuantizedRows):
+                native.pack_quantized_(weight, rows, first)
+            else:
+                native.pack_rows_(weight, rows, first)
     return weights
+
+
+def _random_rows(n: int, k: int, stored: torch.dtype | Storage) -> torch.Tensor | QuantizedRows:
+    """The same for every call of a shape; weights of about 0.02."""
+    generator = torch.Generator().manual_seed(0)
+    if not isinstance(stored, Storage):
+        return (torch.randn(n, k, generator=generator) * 0.02).to(stored)
+    low, high, size = {"int8": (-127, 128, 64), "int4": (0, 16, 4), "float8": (0, 64, 1)}[stored.code]
+    codes = torch.randint(low, high, (n, k), generator=generator, dtype=CODES[stored.code])
+    return QuantizedRows(stored, codes, torch.full((n, stored.num_groups(k)), 0.02 / size))
 
 
 # ------------------------------------------------------------------------------------------------------------- attention
@@ -230,11 +261,11 @@ def _fewest_and_most(rows: tuple[int, ...]) -> list[int]:
     return sorted({min(rows), max(rows)})
 
 
-def measure(kernel: str, shape: str, dtype: torch.dtype, kv_dtypes: list[torch.dtype], rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
-    """The rows of one kernel, by its name in the values of `KERNELS`: of weights in `dtype`, of keys and values in each of `kv_dtypes`."""
+def measure(kernel: str, shape: str, dtypes: list[str], kv_dtypes: list[torch.dtype], rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
+    """The rows of one kernel, by its name in the values of `KERNELS`: of weights in each of `dtypes`, of keys and values in each of `kv_dtypes`."""
     match kernel:
         case "linear":
-            yield from linear(shape, dtype, rows, clock)
+            yield from linear(shape, dtypes, rows, clock)
         case "decode":
             yield from decode(shape, kv_dtypes, clock)
         case "prefill":
@@ -264,8 +295,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=KERNELS, default=["linear", "attention", "norms", "rope", "sampling"], metavar="KERNEL", help=f"of {', '.join(KERNELS)}")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b", "llama-3.2-1b", "qwen2.5-3b", "qwen2.5-7b"], metavar="SHAPE")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--kv-dtype", nargs="+", choices=["float32", "bfloat16", "float16", "int8"], metavar="DTYPE", help="of keys and values: %(choices)s (default: --dtype)")
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=STORED, metavar="DTYPE", help=f"of weights: {', '.join(STORED)} (default: bfloat16)")
+    parser.add_argument("--kv-dtype", nargs="+", choices=["float32", "bfloat16", "float16", "int8"], metavar="DTYPE", help="of keys and values: %(choices)s (default: the first --dtype of floats, or bfloat16)")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"])
     parser.add_argument("--repeats", type=int, default=9, help="measurements that a median is taken of")
@@ -275,17 +306,18 @@ def main() -> None:
         parser.error(f"--output must end in .md or .json, got {args.output}")
     _C.set_num_threads(args.threads)
     torch.manual_seed(0)
-    dtype, clock, rows = getattr(torch, args.dtype), Clock(args.repeats), []
-    kv_names = args.kv_dtype or [args.dtype]
+    clock, rows = Clock(args.repeats), []
+    floats = [name for name in args.dtype if isinstance(STORED[name], torch.dtype)]
+    kv_names = args.kv_dtype or [*floats, "bfloat16"][:1]
     kv_dtypes = [getattr(torch, name) for name in kv_names]
-    dtypes = args.dtype if kv_names == [args.dtype] else f"{args.dtype}, cache {' and '.join(kv_names)}"
+    dtypes = " and ".join(args.dtype) + (f", cache {' and '.join(kv_names)}" if kv_names != args.dtype else "")
     bandwidth, peak = _C.read_bandwidth(COLD_BYTES, 0.5) / 1e9, _C.fma_peak(0.5) / 1e9
     title = f"{_C.isa()}, {args.threads} threads, {dtypes}: {bandwidth:.1f} GB/s read, {peak:.0f} GFLOPS fp32 FMA; shares are MBU and MFU"
     print(title)
     for shape in args.shape:
         for kernel in dict.fromkeys(kernel for name in args.only for kernel in KERNELS[name]):
-            rows += measure(kernel, shape, dtype, kv_dtypes, tuple(args.rows), clock)
-    numbers = json.dumps({"isa": _C.isa(), "threads": args.threads, "dtype": args.dtype, "kv_dtypes": kv_names, "read_gb_per_s": bandwidth, "fma_gflops": peak, "rows": [asdict(row) for row in rows]})
+            rows += measure(kernel, shape, args.dtype, kv_dtypes, tuple(args.rows), clock)
+    numbers = json.dumps({"isa": _C.isa(), "threads": args.threads, "dtypes": args.dtype, "kv_dtypes": kv_names, "read_gb_per_s": bandwidth, "fma_gflops": peak, "rows": [asdict(row) for row in rows]})
     print(numbers)
     if args.output:
         args.output.write_text(markdown(rows, title) if args.output.suffix == ".md" else numbers + "\n", encoding="utf-8")

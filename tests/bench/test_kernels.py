@@ -37,9 +37,9 @@ class Recorder:
         self.told[kernel.removeprefix("small ")] = num_bytes, operations
 
 
-def record(kernel: str, rows: tuple[int, ...] = (1, 8), kv_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)) -> dict[str, tuple[int, int]]:
+def record(kernel: str, rows: tuple[int, ...] = (1, 8), kv_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,), dtypes: tuple[str, ...] = ("bfloat16",)) -> dict[str, tuple[int, int]]:
     recorder = Recorder()
-    list(kernels.measure(kernel, "small", torch.bfloat16, list(kv_dtypes), rows, recorder))
+    list(kernels.measure(kernel, "small", list(dtypes), list(kv_dtypes), rows, recorder))
     return recorder.told
 
 
@@ -53,12 +53,23 @@ def test_linear():
     assert told["down 64 x 96, 64 rows"][1] == 64 * told["down 64 x 96, 1 rows"][1]
 
 
-def test_every_row_of_a_cold_weight_is_written():
-    weights = kernels._cold_weights(600, 64, torch.float32, glu=False)
+def test_linear_over_several_dtypes():
+    told = record("linear", (1, 64), dtypes=("bfloat16", "int8", "int4:32"))
+    down = [name for name in told if name.startswith("down")]
+    assert down == [f"down 64 x 96, {m} rows, {dtype}" for m in (1, 64) for dtype in ("bfloat16", "int8", "int4:32")]
+    assert [told[name][1] for name in down[:3]] == [2 * 64 * 96] * 3, "a multiply-add is two operations, of whatever numbers"
+    floats, eight, four = (told[f"head 500 x 64, 1 rows, {dtype}"][0] for dtype in ("bfloat16", "int8", "int4:32"))
+    assert 1.8 < floats / eight < 2 and 3.2 < floats / four < 3.56, "16, 8.5 and 4.5 bits, and the header"
+
+
+@pytest.mark.parametrize("name", kernels.STORED)
+def test_every_row_of_a_cold_weight_is_written(name):
+    weights = kernels._cold_weights(600, 64, kernels.STORED[name], glu=False)
     assert len(weights) * weights[0].nbytes >= kernels.COLD_BYTES
     for weight in weights[:: len(weights) - 1]:
         y = native.linear(torch.eye(64), weight)  # its columns are the rows of the weight
         assert y.shape == (64, 600) and y.abs().sum(0).min() > 0.1
+        assert 0.005 < y.abs().mean() < 0.05, "of a trained scale"
         assert torch.equal(y[:, :256], y[:, 256:512])
 
 
@@ -93,7 +104,7 @@ def test_the_script_measures_what_was_asked_for(suffix, tmp_path, monkeypatch, c
     assert [row["kernel"] for row in numbers["rows"]] == ["small decode at 40", "small decode at 130", "small prefill of 33", "small rotary, 1 rows", "small rotary, 4 rows"]
     decode, prefill = numbers["rows"][0], numbers["rows"][2]
     assert decode["gb_s"] == pytest.approx(40 * 256 / decode["seconds"] / 1e9) and decode["mfu"] > 0 and prefill["mbu"] is None
-    assert numbers["kv_dtypes"] == ["bfloat16"]
+    assert numbers["kv_dtypes"] == numbers["dtypes"] == ["bfloat16"]
     if suffix == ".json":
         assert json.loads(path.read_text()) == numbers
     else:
