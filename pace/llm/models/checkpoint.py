@@ -4,12 +4,15 @@
     model.safetensors.index.json      {"weight_map": {tensor name: shard file}} and the shards, or
     pytorch_model.bin(.index.json)    the same as pickles
 
+    gptq_model-4bit-128g.safetensors  with any numbers, as early AutoGPTQ names its file
+
 The first that exists is taken, in this order. Everything is opened and checked before the first tensor is read, so a
 checkpoint that is incomplete is refused at once and not after minutes of packing.
 """
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -22,6 +25,7 @@ from pace.llm.models.torch_file import TorchFile
 
 SAFETENSORS_NAME = "model.safetensors"
 TORCH_NAME = "pytorch_model.bin"
+GPTQ_NAME = "gptq_model-*bit-*g.safetensors"
 INDEX_SUFFIX = ".index.json"
 
 # The index of Llama-3.1-405B, the largest checkpoint of the supported families, has 100 KB.
@@ -155,6 +159,8 @@ def _find_weights(directory: Path) -> tuple[Callable, list[Path], dict[str, Path
         if name + INDEX_SUFFIX in present:
             expected = shard_names(directory / (name + INDEX_SUFFIX), directory)
             return open_file, list(dict.fromkeys(expected.values())), expected
+    if len(found := fnmatch.filter(present, GPTQ_NAME)) == 1:
+        return SafetensorsFile, [directory / found[0]], {}
     other = sorted(name for name in present if name.endswith(OTHER_WEIGHT_SUFFIXES))
     found = f"; it has {', '.join(other[:5])}{', ...' if len(other) > 5 else ''}, which cannot be used" if other else ""
     if any(name.startswith(("model-", "pytorch_model-")) for name in other):

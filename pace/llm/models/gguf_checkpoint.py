@@ -138,7 +138,8 @@ class GgufCheckpoint:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
         """Rows [start, stop) of a tensor along its first dimension (all of them by default), in its stored dtype or as `QuantizedRows`.
 
-        A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`."""
+        A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`, ValueError for scales that are
+        not finite."""
         tensor = self._tensor(name)
         if len(tensor.shape) != 2:
             whole = self._floats(name)
@@ -147,7 +148,11 @@ class GgufCheckpoint:
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):
-            return tensor.kind.decode(raw)
+            rows = tensor.kind.decode(raw)
+            for values in (rows.scales, rows.mins):
+                if values is not None and not values.isfinite().all():
+                    raise ValueError(f"tensor {self._sources[name]!r} in {self._files[name].path} has scales that are NaN or infinite: the file is damaged")
+            return rows
         return _as_floats(raw, tensor.kind)
 
     def _raw(self, name: str, rows: range) -> Tensor:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pace.llm.models.checkpoint import INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME, shard_names
+from pace.llm.models.checkpoint import GPTQ_NAME, INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME, shard_names
 from pace.llm.models.files import MAX_CONFIG_BYTES, open_regular, read_json_object
 from pace.llm.models.gguf_checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
 from pace.llm.models.gguf_file import GgufFile, is_gguf
@@ -28,7 +28,9 @@ from pace.llm.models.gguf_tokenizer import tokenizer_json, tokenizer_settings
 
 logger = logging.getLogger("pace")
 
-CONFIG_FILES = ("config.json", "generation_config.json")
+QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Where AutoGPTQ, AutoAWQ and ModelOpt said how weights are quantised before config.json did, and the `quant_method` that they meant."""
+CONFIG_FILES = ("config.json", "generation_config.json", *QUANTIZATION_FILES)
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
@@ -214,6 +216,8 @@ def needed_files(names: Iterable[str], shards_of: Callable[[str], Iterable[Path]
         if name + INDEX_SUFFIX in names:
             shards = sorted({path.as_posix() for path in shards_of(name + INDEX_SUFFIX)})
             return [*wanted, name + INDEX_SUFFIX, *shards]
+    if len(found := [name for name in names if fnmatch(name, GPTQ_NAME)]) == 1:
+        return [*wanted, *found]
     others = [name for name in names if name.endswith(OTHER_WEIGHT_SUFFIXES)]
     raise FileNotFoundError(
         f"the repository has no {SAFETENSORS_NAME} or {TORCH_NAME}, single or sharded; it has {_some(others or names)}"
@@ -228,7 +232,8 @@ def _some(names: list[str]) -> str:
 
 
 def read_config_json(directory: str | Path) -> dict:
-    """config.json as it is, or what a GGUF file has instead; FileNotFoundError or ValueError where it is missing or no JSON object."""
+    """config.json, with the `quantization_config` that early checkpoints have in a file of its own; or what a GGUF file has instead.
+    FileNotFoundError or ValueError where it is missing or no JSON object."""
     if is_gguf(Path(directory)):
         with GgufCheckpoint(directory) as checkpoint:
             return checkpoint.config
@@ -238,7 +243,12 @@ def read_config_json(directory: str | Path) -> dict:
             f"{directory} has no config.json, so it is not a Hugging Face checkpoint; give the directory that holds config.json and "
             f"the weights{_what_is_there(Path(directory))}"
         )
-    return read_json_object(path)
+    config = read_json_object(path)
+    for name, method in QUANTIZATION_FILES.items():
+        beside = path.with_name(name)
+        if not (config.get("quantization_config") or config.get("compression_config")) and os.path.lexists(beside):
+            config["quantization_config"] = {"quant_method": method, **read_json_object(beside)}
+    return config
 
 
 def _what_is_there(directory: Path) -> str:

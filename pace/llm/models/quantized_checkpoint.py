@@ -12,7 +12,7 @@ from pace.llm.models.safetensors_file import TensorInfo
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.checkpoints import Method, StoredMatrix
 
-CACHE_SCALES = re.compile(r".*\.([qkv]_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)")
+CACHE_SCALES = re.compile(r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)")
 """Scales of keys and values in 8 bits, made by calibration; the cache here makes its own for each token (`kv_cache_dtype`)."""
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from pace.assets import TINY  # noqa: E402
 from pace.llm import LLMModel, SamplingConfig  # noqa: E402
 from pace.llm.models.gguf_checkpoint import GgufCheckpoint, hub_order  # noqa: E402
+from pace.llm.models.gguf_file import GgufFile  # noqa: E402
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config  # noqa: E402
 from pace.llm.models.model_utils import load_model  # noqa: E402
 from pace.ops.storage import QuantizedRows, Storage  # noqa: E402
@@ -446,6 +447,19 @@ def test_what_a_file_must_not_say(tmp_path, change, error, message):
     with pytest.raises(error, match=message) as raised:
         LLMModel(path, num_threads=1, progress=False)
     assert "model.gguf" in str(raised.value)
+
+
+@pytest.mark.parametrize(("kind", "at"), [("Q4_0", 0), ("Q5_1", 2), ("Q8_0", 0)])
+def test_scales_that_are_not_finite_name_their_tensor(tmp_path, kind, at):
+    save_tiny(tmp_path, "llama", {})
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path, path, lambda name: kind if name.endswith("layers.1.self_attn.k_proj.weight") else "F32")
+    begin = GgufFile(path).tensors["blk.1.attn_k.weight"].begin + at
+    data = bytearray(path.read_bytes())
+    data[begin : begin + 2] = b"\x00\x7c"  # infinity
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"'blk\.1\.attn_k\.weight' in .*model\.gguf has scales that are NaN or infinite"):
+        LLMModel(path, num_threads=1, progress=False)
 
 
 def test_unknown_keys_are_named(tmp_path, caplog):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pace.llm import LLMModel, SamplingConfig
+from pace.llm.models.hf_utils import needed_files
 from pace.llm.models.model_utils import load_model
 from pace.ops.storage import Storage
 from tests.quant.checkpoints import packers
@@ -127,6 +128,37 @@ def test_a_quantised_head_and_modules_of_other_bits(tmp_path):
     assert packers.relative_error(found["lm_head"].weight.matrix, weight) < 2**-20
 
 
+def as_early_writers(folder, beside, fields, weights="model.safetensors"):
+    """Moves what config.json says of quantisation into a file of its own, and renames the weights."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / beside).write_text(json.dumps(fields))
+    (folder / "model.safetensors").rename(folder / weights)
+
+
+def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp_path):
+    gptq = {"bits": 4, "group_size": 32, "desc_act": True, "sym": True, "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "gptq_model-4bit-32g"}
+    awq = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    for kind, arguments in (
+        ("gptq-act-order", ("quantize_config.json", gptq, "gptq_model-4bit-32g.safetensors")),
+        ("awq", ("quant_config.json", awq)),
+        ("awq", ("quantize_config.json", awq | {"quant_method": "awq"})),
+    ):
+        folder = save_quantized(tmp_path / arguments[0] / kind, kind)
+        as_early_writers(folder, *arguments)
+        assert set(needed_files([path.name for path in folder.iterdir()], None)) == {path.name for path in folder.iterdir()}
+        with load(folder) as model, load(folder.parent / "floats") as oracle:
+            assert torch.allclose(logits(model), logits(oracle), rtol=1e-4, atol=1e-4)
+    folder = save_quantized(tmp_path / "modelopt", "compressed-fp8")
+    as_early_writers(folder, "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+    with pytest.raises(NotImplementedError, match="quant_method = 'modelopt' is not implemented"):
+        load(folder)
+    folder = save_quantized(tmp_path / "said", "gptq")
+    (folder / "quantize_config.json").write_text("{}")  # config.json says it
+    load(folder).close()
+
+
 def test_static_scales_and_biases_of_zeros_are_left_over(tmp_path):
     def change(state, config):
         for name in [name for name in state if name.endswith("_proj.qweight")]:
@@ -146,6 +178,7 @@ def test_static_scales_and_biases_of_zeros_are_left_over(tmp_path):
             state[name.replace("weight", "input_scale")] = torch.ones(1)
         state["model.layers.0.self_attn.k_proj.output_scale"] = torch.ones(1)
         state["model.layers.0.self_attn.v_scale"] = torch.ones(1)
+        state["model.layers.1.self_attn.kv_scale"] = torch.ones(1)
 
     for kind in ("compressed-fp8", "fp8"):
         matrices(save_quantized(tmp_path / kind, kind, change=add_scales))
