@@ -96,7 +96,7 @@ class Clock:
             statistics.median(mfu) if operations else None,
         )
         print(
-            f"{row.kernel:<44}{row.seconds * 1e6:>12.1f} us"
+            f"{row.kernel:<52}{row.seconds * 1e6:>12.1f} us"
             + (f"{row.gb_s:>9.1f} GB/s {row.mbu:>5.2f}" if num_bytes else " " * 20)
             + (f"{row.gflops:>9.0f} GFLOPS {row.mfu:>5.2f}" if operations else ""),
             flush=True,

@@ -1,7 +1,7 @@
 """What `pace plan` predicts beside what `pace bench` measures, as Markdown; and the shares of the limits that the predictions are made of.
 
     python benchmarks/predictions.py > predictions.md                                    # about 12 minutes on two cores, 6 GB of memory
-    python benchmarks/predictions.py --shape qwen2.5-0.5b --dtype bfloat16 --points 512@512 128@16384 --into benchmarks/RESULTS.md
+    python benchmarks/predictions.py --shape qwen2.5-0.5b --dtype bfloat16 int8 int4 fp8 --points 512@512 128@16384 --into benchmarks/RESULTS.md
 
 A point PROMPT@CONTEXT or PROMPT@CONTEXTxBATCH is a prefill of PROMPT tokens, and a decode of BATCH sequences that have CONTEXT positions each. Ratios are of
 measured speed to predicted speed, medians over the runs, each with the limits measured just before it.
@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
@@ -31,6 +29,7 @@ from pace.bench import measure  # noqa: E402
 from pace.bench.limits import Limits  # noqa: E402
 from pace.bench.measure import Phase, Result  # noqa: E402
 from pace.bench.prediction import Efficiency, efficiency  # noqa: E402
+from pace.quant import FORMATS  # noqa: E402
 
 SCRIPT = "benchmarks/predictions.py"
 MANY_ROWS, LONG = 512, 2048
@@ -56,7 +55,8 @@ class Row:
     """What is kept of a measurement, for its model is not. Speeds in tokens a second."""
 
     shape: str
-    dtype: torch.dtype
+    held: str
+    """The dtype of the weights, or their format."""
     point: Point
     limits: Limits
     predicted: tuple[float, float]
@@ -64,13 +64,18 @@ class Row:
     measured: tuple[float, float]
     ratio: tuple[float, float]
     reached: Efficiency
+    in_use: Efficiency
+    """The constants that the prediction was made with."""
 
     @classmethod
     def of(cls, result: Result, point: Point) -> Row:
         predicted = point.prompt / result.predicted.prefill_seconds, point.batch / result.predicted.step_seconds
         measured = result.prefill_tokens_per_second, result.decode_tokens_per_second
         ratio = result.prefill_ratio, result.decode_ratio
-        return cls(result.subject.name, result.subject.model.dtype, point, result.limits, predicted, measured, ratio, reached(result))
+        model, isa = result.subject.model, result.limits.isa
+        held = str(model.quantization.format) if model.quantization else str(model.dtype).removeprefix("torch.")
+        in_use = efficiency(isa, model.dtype, result.costs.code)
+        return cls(result.subject.name, held, point, result.limits, predicted, measured, ratio, reached(result), in_use)
 
 
 def reached(result: Result) -> Efficiency:
@@ -119,25 +124,25 @@ def fitted(rows: list[Row]) -> Efficiency:
 def speeds(rows: list[Row]) -> str:
     """Predicted and measured."""
     lines = [
-        "| model | dtype | prompt | prefill predicted | measured | ratio | decode at | predicted | measured | ratio |",
+        "| model | held as | prompt | prefill predicted | measured | ratio | decode at | predicted | measured | ratio |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         (prefill, decode), point = zip(row.predicted, row.measured, row.ratio), row.point
         context = f"{point.context:,}" if point.batch == 1 else f"{point.batch} x {point.context:,}"
         cells = "{:,.1f} | {:,.1f} | {:.2f}".format
-        lines.append(f"| {row.shape} | {_name(row.dtype)} | {point.prompt:,} | {cells(*prefill)} | {context} | {cells(*decode)} |")
+        lines.append(f"| {row.shape} | {row.held} | {point.prompt:,} | {cells(*prefill)} | {context} | {cells(*decode)} |")
     return "\n".join(lines)
 
 
 def shares(rows: list[Row]) -> str:
     """Fitted shares of the limits, and in brackets the constants in use."""
     names = [field.name for field in fields(Efficiency)]
-    lines = ["| instruction set | dtype | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
-    for dtype in dict.fromkeys(row.dtype for row in rows):
-        isa, found = rows[0].limits.isa, fitted([row for row in rows if row.dtype == dtype])
-        cells = (f"{'-' if now != now else f'{now:.2f}'} ({constant:.2f})" for now, constant in zip(astuple(found), astuple(efficiency(isa, dtype))))
-        lines.append(f"| {isa} | {_name(dtype)} | " + " | ".join(cells) + " |")
+    lines = ["| instruction set | held as | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
+    for held in dict.fromkeys(row.held for row in rows):
+        alike = [row for row in rows if row.held == held]
+        cells = (f"{'-' if now != now else f'{now:.2f}'} ({constant:.2f})" for now, constant in zip(astuple(fitted(alike)), astuple(alike[0].in_use)))
+        lines.append(f"| {alike[0].limits.isa} | {held} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -151,15 +156,12 @@ def markdown(rows: list[Row], command: str) -> str:
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def measured_rows(shape: str, dtype: str, points: list[Point], generated: int, repeats: int, num_threads: int | None) -> Iterator[Row]:
+def measured_rows(shape: str, held: str, points: list[Point], generated: int, repeats: int, num_threads: int | None) -> Iterator[Row]:
     """One after the other; the model is gone at the end."""
-    subject = measure.load(shape, dtype, num_threads=num_threads)
+    how = {"quantization": held} if held in FORMATS else {"dtype": held}
+    subject = measure.load(shape, num_threads=num_threads, **how)
     for point in points:
-        print(f"{shape}, {dtype}: prefill of {point.prompt}, decode of {point.batch} at {point.context} ...", file=sys.stderr, flush=True)
+        print(f"{shape}, {held}: prefill of {point.prompt}, decode of {point.batch} at {point.context} ...", file=sys.stderr, flush=True)
         row = Row.of(measure.measure(subject, point.prompt, generated, point.batch, repeats, point.context), point)
         print(f"  measured / predicted: prefill {row.ratio[0]:.2f}, decode {row.ratio[1]:.2f}", file=sys.stderr)
         yield row
@@ -168,7 +170,7 @@ def measured_rows(shape: str, dtype: str, points: list[Point], generated: int, r
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", default=["qwen2.5-0.5b", "llama-3.2-1b"], metavar="MODEL_OR_SHAPE")
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], metavar="NAME", help=f"or formats: {', '.join(FORMATS)}")
     points = [Point(128, 128, 1), Point(512, 512, 1), Point(2048, 4096, 1), Point(512, 16384, 1), Point(128, 512, 8)]
     parser.add_argument("--points", nargs="+", type=Point.parse, default=points, metavar="PROMPT@CONTEXTxBATCH")
     parser.add_argument("--generate", type=int, default=16, metavar="N", help="decode steps (default: 16)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from pace.ops import native
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one model with weights in one dtype and keys and values in another. All in bytes, or in operations (a multiply-add is two)."""
+    """Of one model with weights in one dtype, or quantised as they are planned, and keys and values in another. All in bytes, or in operations (a multiply-add is two)."""
 
     weight_bytes: int
     """Resident, as the kernels store them."""
@@ -32,6 +33,8 @@ class Costs:
     """Over all layers, for one token that sees one position."""
     windows: tuple[int | None, ...]
     """Of each layer: how many positions back a token sees; None for all."""
+    code: str | None
+    """In which most of the weights that a step reads are stored (a name of `pace.ops.storage.CODES`); None for floats."""
 
     @classmethod
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
@@ -44,6 +47,10 @@ class Costs:
         weight_bytes = model.planned_nbytes(native, dtype)
         head_matrix = tied or head
         layer_flops = sum(2 * sum(part.parts.values()) * part.k for part in matrices if part is not head and part not in gathered)
+        read: Counter[str | None] = Counter()
+        for part in matrices:
+            if part not in gathered or part is tied:
+                read[part.plan.storage and part.plan.storage.code] += part.planned_nbytes(native, dtype)
         config, spec = model.config, model.kv_spec
         return cls(
             weight_bytes=weight_bytes,
@@ -54,6 +61,7 @@ class Costs:
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
             attention_flops_per_pair=4 * config.num_attention_heads * spec.head_dim * spec.num_layers,
             windows=tuple(part.window for part in parts if isinstance(part, Attention)),
+            code=read.most_common(1)[0][0],
         )
 
     def decode_bytes(self, batch: int, context: int) -> int:

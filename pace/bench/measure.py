@@ -189,7 +189,7 @@ class Result:
         return statistics.median(self._predict(repeat.limits).step_seconds / repeat.step_seconds for repeat in self.repeats)
 
     def _predict(self, now: limits.Limits) -> Prediction:
-        return predict(self.costs, efficiency(now.isa, self.subject.model.dtype), now, self.prompt, self.context, self.batch)
+        return predict(self.costs, efficiency(now.isa, self.subject.model.dtype, self.costs.code), now, self.prompt, self.context, self.batch)
 
     @property
     def context(self) -> int:

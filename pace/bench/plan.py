@@ -1,8 +1,12 @@
-"""What a model would need and how fast it would be here, from its config alone."""
+"""What a model would need and how fast it would be here, from its config alone; of a quantised checkpoint, from its tensors' types and shapes."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +15,19 @@ from pace import _C
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.prediction import efficiency, predict
+from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
+from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import parse_kv_cache_dtype, use_threads
+from pace.llm.models.model_utils import open_checkpoint, parse_kv_cache_dtype, use_threads
 from pace.ops import native
+from pace.ops.storage import Storage
+from pace.quant import QuantizationConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FORMATS = ("int8", "int4")
+"""That are planned for where nobody asks for one."""
+LOADED = torch.bfloat16
+"""What a model is loaded in where nobody says: of keys and values beside quantised weights, and of matrices that stay floats."""
 
 PROCESS_BYTES = 300 << 20
 """What Python, torch and the buffers of a step take besides weights and cache."""
@@ -26,6 +38,7 @@ class Plan:
     """One way of running a model. Bytes, tokens, tokens a second."""
 
     dtype: str
+    """Of the weights; or a format that they are held in, or how a quantised checkpoint stores most of them."""
     weight_bytes: int
     kv_bytes_per_token: int
     max_context: int
@@ -48,31 +61,71 @@ def plan(
     context: int | None = None,
     batch: int = 1,
     kv_cache_dtype: torch.dtype | str = "auto",
+    quantization: QuantizationConfig | None = None,
+    checkpoint: TensorReader | None = None,
 ) -> list[Plan]:
-    """One plan for each dtype, for a prompt of `prompt` tokens and decoding `batch` sequences of `context` (None: as many).
+    """One plan for each dtype and each of `FORMATS`, for a prompt of `prompt` tokens and decoding `batch` sequences of `context` (None: as many); with
+    `quantization`, or a `checkpoint` (of `quantized_tensors`) that holds quantised matrices, the one plan for that.
 
-    Raises what reading the config raises, and ValueError for texts longer than the model's positions or an unknown `kv_cache_dtype`."""
+    Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of a quantised checkpoint without its
+    tensors, and ValueError for texts longer than the model's positions or an unknown `kv_cache_dtype`."""
     model_class, config = read_config(config_json)
-    if config.quantization_config:
+    if config.quantization_config and checkpoint is None:
         raise NotImplementedError(
             f"config.json: quantization_config: the checkpoint is quantised already ({config.quantization_config.name}), and its tensors alone tell what they take; "
-            "load it, and see memory_report()"
+            "they are not here: download it, and give its directory"
         )
-    model = model_class(config, torch.bfloat16, native)
+    model = model_class(config, LOADED, native)
     context = prompt if context is None else context
     if min(prompt, context, batch) < 1:
         raise ValueError(f"prompt, context and batch must be at least 1; got {prompt}, {context}, {batch}")
     if max(prompt, context) > config.max_position_embeddings:
         raise ValueError(f"{max(prompt, context)} tokens are more than this model has positions for: {config.max_position_embeddings} (max_position_embeddings)")
-    costs = {name: Costs.of(model, dtype, parse_kv_cache_dtype(kv_cache_dtype, dtype)) for name, dtype in DTYPES.items()}
-    return [_plan(name, dtype, costs[name], config.max_position_embeddings, limits, available_bytes, prompt, context, batch) for name, dtype in DTYPES.items()]
+    plans = []
+    for name, dtype in _ways(model, quantization, checkpoint):
+        costs = Costs.of(model, dtype, parse_kv_cache_dtype(kv_cache_dtype, dtype))
+        plans.append(_plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, prompt, context, batch))
+    return plans
+
+
+def _ways(model: BaseModelForCausalLM, quantization: QuantizationConfig | None, checkpoint: TensorReader | None) -> Iterator[tuple[str, torch.dtype]]:
+    """Name and dtype of each way of holding the weights, while the matrices of `model` are planned for it."""
+    model.quantize(quantization)
+    if checkpoint is not None:
+        model.plan_storage(checkpoint)
+        sizes: Counter[Storage | None] = Counter()
+        for matrix in model.matrices():
+            sizes[matrix.plan.storage] += matrix.planned_nbytes(native, LOADED)
+        if usual := next((storage for storage, _ in sizes.most_common() if storage), None):
+            yield str(usual), LOADED
+            return
+    if quantization is not None:
+        yield str(quantization.format), LOADED
+        return
+    yield from DTYPES.items()
+    for name in FORMATS:
+        model.quantize(QuantizationConfig(name))
+        yield name, LOADED
+
+
+@contextmanager
+def quantized_tensors(path: Path, config_json: dict[str, Any]) -> Iterator[TensorReader | None]:
+    """The tensors of a checkpoint that may be quantised, for `plan`; None of one of floats, whose config tells all, and of one whose weights are not
+    here. Raises what opening it raises else."""
+    _, config = read_config(config_json)
+    reader = None
+    if is_gguf(path) or config.quantization_config:
+        with suppress(FileNotFoundError):  # of a Hub id, where the config alone is downloaded
+            reader = open_checkpoint(path, config.quantization_config)
+    with nullcontext() if reader is None else reader:
+        yield reader
 
 
 def _plan(
     name: str, dtype: torch.dtype, costs: Costs, max_positions: int, limits: Limits, available_bytes: int, prompt: int, context: int, batch: int
 ) -> Plan:
     room = available_bytes - costs.weight_bytes - PROCESS_BYTES
-    predicted = predict(costs, efficiency(limits.isa, dtype), limits, prompt, context, batch)
+    predicted = predict(costs, efficiency(limits.isa, dtype, costs.code), limits, prompt, context, batch)
     return Plan(
         dtype=name,
         weight_bytes=costs.weight_bytes,

@@ -55,8 +55,26 @@ AMX = AVX512_BF16
 """Measured on no machine yet. Its tiles multiply bf16 many times faster than vectors, so that prefill should be underestimated."""
 
 
-def efficiency(isa: str, dtype: torch.dtype) -> Efficiency:
-    """Of the kernels of an instruction set, for weights of a dtype. `generic` is told as if it were `avx2`: it comes to lower limits with about its shares."""
+AVX2_CODES = {
+    "int8": replace(AVX2, weights=0.94, products=0.80),
+    "int4": replace(AVX2, weights=0.65, products=1.14),
+    "float8": replace(AVX2, weights=0.21, products=0.58),
+}
+"""Of models in these codes as a whole: embedding and LM head are int8 beside int4. From benchmarks/predictions.py with `--dtype int8 int4 fp8`, as are the next
+ones (benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
+VNNI_CODES = {
+    "int8": replace(AVX512, weights=0.67, products=2.49),
+    "int4": replace(AVX512, weights=0.80, products=2.54),
+    "float8": replace(AVX512, weights=0.28, products=0.74),
+}
+"""Integers are multiplied by VNNI in all sets that have it, `amx` among them. Products of them are more than the fp32 peak."""
+
+
+def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
+    """Of the kernels of an instruction set, for weights of a dtype, or in codes (`Costs.code`). `generic` is told as if it were `avx2`: it comes to lower
+    limits with about its shares."""
+    if code is not None:
+        return (VNNI_CODES if isa in ("avx512_vnni", "avx512_bf16", "amx") else AVX2_CODES)[code]
     multiplies_pairs = {"avx512_bf16": AVX512_BF16, "amx": AMX}
     if dtype == torch.bfloat16 and isa in multiplies_pairs:
         return multiplies_pairs[isa]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 
-from pace.cli.arguments import add_kv_cache_dtype_argument, count
+from pace.cli.arguments import add_kv_cache_dtype_argument, add_quantization_argument, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path, .gguf file or Hub id: its config alone is read), or a shape of `pace bench --list`")
+    parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path, .gguf file or Hub id: no weights are read), or a shape of `pace bench --list`")
     parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
     parser.add_argument("--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
+    add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
@@ -28,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pace.memory import available_memory_bytes
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 
-    config = SHAPES.get(arguments.model)
+    config, found = SHAPES.get(arguments.model), None
     if config is None:
         with hint_of_shape(arguments.model):
             found = find_checkpoint(
@@ -38,16 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.revision is not None:
         raise ValueError(f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions")
     available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
-    plans = plan.plan(config, limits, available, arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype)
+    with nullcontext() if found is None else plan.quantized_tensors(found, config) as tensors:
+        plans = plan.plan(
+            config, limits, available, arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype, arguments.quantization, tensors
+        )
     if arguments.json:
         print(json.dumps({"model": arguments.model, "available_bytes": available, "limits": asdict(limits), "plans": [asdict(p) for p in plans]}))
         return 0
     print(f"{arguments.model} on {limits.isa}, {limits.threads} threads: {limits.read_gb_s:.1f} GB/s read, {limits.fma_gflops:.0f} GFLOPS, {_gib(available)} available")
-    print(f"{'dtype':<10}{'weights':>11}{'cache/token':>14}{'longest text':>14}{'prefill':>13}{'decode':>13}")
+    width = max(12, *(len(p.dtype) + 2 for p in plans))
+    print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'longest text':>14}{'prefill':>13}{'decode':>13}")
     for p in plans:
         context = f"{p.max_context:,}" if p.fits else "does not fit"
         print(
-            f"{p.dtype:<10}{_gib(p.weight_bytes):>11}{p.kv_bytes_per_token / 1024:>10.1f} KiB{context:>14}"
+            f"{p.dtype:<{width}}{_gib(p.weight_bytes):>11}{p.kv_bytes_per_token / 1024:>10.1f} KiB{context:>14}"
             f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
         )
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"

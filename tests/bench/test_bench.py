@@ -12,7 +12,10 @@ from pace.assets import TINY
 from pace.bench import limits, measure, report
 from pace.bench.prediction import efficiency, predict
 from pace.bench.shapes import SHAPES
+from pace.calibrate import quantize_checkpoint
 from pace.cli import main
+from pace.quant import QuantizationConfig
+from tests.gguf_files import write_gguf
 
 FAST = ["--prompt", "20", "--generate", "4", "--repeats", "2"]
 
@@ -224,7 +227,7 @@ def test_plan_reads_the_config_alone(tmp_path, capsys):
     (tmp_path / "config.json").write_bytes((TINY / "config.json").read_bytes())
     assert main(["plan", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert {p["dtype"] for p in told["plans"]} == {"bfloat16", "float16", "float32"}
+    assert [p["dtype"] for p in told["plans"]] == ["bfloat16", "float16", "float32", "int8", "int4"]
     assert all(p["max_context"] == 1024 and p["decode_tokens_per_second"] > 0 for p in told["plans"])
     assert main(["plan", "qwen2.5-0.5b", "--context", "20000", "--batch", "2"]) == 0
     out = capsys.readouterr().out
@@ -232,6 +235,28 @@ def test_plan_reads_the_config_alone(tmp_path, capsys):
     assert main(["plan", "qwen2.5-0.5b", "--context", "33000"]) == 1 and "32768" in capsys.readouterr().err
     assert main(["plan", "qwen2.5-0.5b", "--kv-cache-dtype", "int8"]) == 0
     assert "6.4 KiB" in capsys.readouterr().out  # 12.0 in bfloat16
+
+
+def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys):
+    """As large as they are when they are loaded."""
+    assert main(["plan", str(TINY), "--quantization", '{"format": "int4", "group": 32}', "--json"]) == 0
+    [told] = json.loads(capsys.readouterr().out)["plans"]
+    assert told["dtype"] == "int4 (group=32)"
+    assert told["weight_bytes"] == measure.load(str(TINY), quantization={"format": "int4", "group": 32}).model.nbytes
+
+    quantize_checkpoint(TINY, tmp_path / "quantised", QuantizationConfig("int4", embedding=None), method="rtn", progress=False)
+    write_gguf(TINY, tmp_path / "model.gguf", "Q4_0")
+    for path, kind, dtype in ((tmp_path / "quantised", "int4, group 64", "int4"), (tmp_path / "model.gguf", "int4, group 32", "int4")):
+        loaded = measure.load(str(path))
+        assert loaded.costs.code == dtype
+        assert main(["plan", str(path), "--json"]) == 0
+        [told] = json.loads(capsys.readouterr().out)["plans"]
+        assert told["dtype"] == kind and told["weight_bytes"] == loaded.model.nbytes and told["decode_tokens_per_second"] > 0
+        assert main(["plan", str(path)]) == 0 and f"\n{kind}  " in capsys.readouterr().out
+    assert main(["plan", str(tmp_path / "quantised"), "--quantization", "int8"]) == 0, "its embedding is of floats"
+    assert main(["plan", str(tmp_path / "model.gguf"), "--quantization", "int8"]) == 1 and "quantised already" in capsys.readouterr().err
+    (tmp_path / "quantised" / "model.safetensors").unlink()
+    assert main(["plan", str(tmp_path / "quantised")]) == 1 and "its tensors alone tell" in capsys.readouterr().err
 
 
 def test_a_quantised_model_is_measured_by_its_own_bytes():

@@ -15,6 +15,7 @@ from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.models.model_list import read_config
 from pace.llm.scheduler import Scheduler
 from pace.ops import native
+from pace.quant import QuantizationConfig
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.support import load_model
 
@@ -79,10 +80,40 @@ def test_random_weights_fill_a_model():
     assert reader.read("model.norm.weight").eq(1).all() and reader.read("model.embed_tokens.weight", 3, 7).shape == (4, 32)
 
 
-def test_a_plan_of_a_quantised_checkpoint_is_refused():
+def test_a_plan_of_a_quantised_checkpoint_needs_its_tensors():
     config = SHAPES["qwen2.5-0.5b"] | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
-    with pytest.raises(NotImplementedError, match="quantised already .GPTQ.*memory_report"):
+    with pytest.raises(NotImplementedError, match="quantised already .GPTQ.*download it, and give its directory"):
         plan(config, Limits("avx2", 2, 10.0, 100.0), 64 << 30)
+
+
+def test_a_plan_of_weights_held_in_a_format():
+    limits = Limits("avx2", 2, 10.0, 100.0)
+    plans = {p.dtype: p for p in plan(SHAPES["tinyllama-1.1b"], limits, 64 << 30)}
+    assert list(plans) == ["bfloat16", "float16", "float32", "int8", "int4"]
+    assert plans["bfloat16"].weight_bytes / plans["int4"].weight_bytes == pytest.approx(3.40, abs=0.005), "as docs/quantization.md tells"
+    assert plans["int4"].kv_bytes_per_token == plans["bfloat16"].kv_bytes_per_token
+    [asked] = plan(SHAPES["tinyllama-1.1b"], limits, 64 << 30, quantization=QuantizationConfig("int4", group=32, lm_head=None))
+    assert asked.dtype == "int4 (group=32)" and asked.weight_bytes > plans["int4"].weight_bytes
+    model_class, config = read_config(SHAPES["tinyllama-1.1b"])
+    model = model_class(config, torch.bfloat16, native)
+    model.quantize(QuantizationConfig("int4"))
+    told = predict(Costs.of(model, torch.bfloat16), efficiency("avx2", torch.bfloat16, "int4"), limits, 512, 512)
+    assert plans["int4"].decode_tokens_per_second == pytest.approx(1 / told.step_seconds)
+    assert plans["int4"].prefill_tokens_per_second == pytest.approx(512 / told.prefill_seconds)
+
+
+@pytest.mark.parametrize(("name", "code"), [(None, None), ("int8", "int8"), ("int4", "int4"), ("nf4", "int4"), ("fp8", "float8")])
+def test_shares_are_those_of_what_a_step_reads_most_of(name, code):
+    model_class, config = read_config(SHAPES["llama-3.1-8b"])
+    model = model_class(config, torch.bfloat16, native)
+    model.quantize(name and QuantizationConfig(name))
+    assert Costs.of(model, torch.bfloat16).code == code
+    for isa in ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"):
+        shares = efficiency(isa, torch.bfloat16, code)
+        assert 0 < shares.weights < 1 and shares.products > 0.5
+    # An embedding in floats is the most of a small model, but a step reads single rows of it.
+    model.quantize(name and QuantizationConfig(name, embedding=None))
+    assert Costs.of(model, torch.bfloat16).code == code
 
 
 def test_a_plan_follows_memory_and_limits():
@@ -99,8 +130,8 @@ def test_a_plan_follows_memory_and_limits():
     assert faster["bfloat16"].prefill_tokens_per_second > 1.5 * faster["float32"].prefill_tokens_per_second
 
     tight = plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288)
-    assert [p.max_context for p in plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288, batch=3)] == [33, 33, 0]
-    assert [(p.dtype, p.max_context, p.fits) for p in tight] == [("bfloat16", 100, True), ("float16", 100, True), ("float32", 0, False)]
+    assert [p.max_context for p in plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288, batch=3)][:3] == [33, 33, 0]
+    assert [(p.dtype, p.max_context, p.fits) for p in tight[:3]] == [("bfloat16", 100, True), ("float16", 100, True), ("float32", 0, False)]
 
 
 def test_a_plan_for_a_cache_in_int8():

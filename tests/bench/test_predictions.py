@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import astuple, replace
 
 import pytest
+import torch
 
 from benchmarks import predictions
 from benchmarks.page import markers
@@ -14,7 +16,7 @@ from pace.assets import TINY
 from pace.bench import limits, measure
 from pace.bench.limits import Limits
 from pace.bench.measure import Phase, Repeat
-from pace.bench.prediction import Efficiency, predict
+from pace.bench.prediction import Efficiency, efficiency, predict
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def test_a_machine_that_does_as_predicted_is_found_to_reach_the_constants(quick_
 
 def test_constants_are_fitted_from_the_points_that_tell():
     def row(point, *shares):
-        return predictions.Row("a", None, predictions.Point.parse(point), Limits("avx2", 2, 10.0, 100.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), Efficiency(*shares))
+        return predictions.Row("a", "int4", predictions.Point.parse(point), Limits("avx2", 2, 10.0, 100.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), Efficiency(*shares), TRUTH)
 
     found = predictions.fitted([row("512@512", 0.9, 0.8, 9.0, 9.0, 9.0), row("16@4096", 0.8, 9.0, 0.5, 0.3, 9.0), row("2048@4096x8", 9.0, 0.6, 0.4, 0.6, 0.7)])
     assert astuple(found) == pytest.approx((0.85, 0.7, 0.5, 0.6, 0.7))
@@ -54,12 +56,14 @@ def test_the_tables_go_between_their_lines(tmp_path, monkeypatch, quick_limits):
     page = tmp_path / "page.md"
     begin, end = markers(predictions.SCRIPT)
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["x", "--shape", str(TINY), "--dtype", "bfloat16", "fp32", "--points", "30@20", "20@40x3", "--repeats", "1", "--generate", "4", "--into", str(page)])
+    monkeypatch.setattr(sys, "argv", ["x", "--shape", str(TINY), "--dtype", "bfloat16", "fp32", "int4", "--points", "30@20", "20@40x3", "--repeats", "1", "--generate", "4", "--into", str(page)])
     predictions.main()
     text = page.read_text()
     assert text.startswith(f"before\n{begin}\n`python benchmarks/predictions.py --shape") and text.endswith(f"|\n{end}\nafter\n") and "old" not in text
-    assert [text.count(f"| tiny | {dtype} | ") for dtype in ("bfloat16", "float32")] == [2, 2] and text.count("| 3 x 40 |") == 2
-    assert text.count("| - (") == 2 * 4, "no point here tells of many rows and long contexts"
+    assert [text.count(f"| tiny | {dtype} | ") for dtype in ("bfloat16", "float32", "int4")] == [2, 2, 2] and text.count("| 3 x 40 |") == 3
+    assert text.count("| - (") == 3 * 4, "no point here tells of many rows and long contexts"
+    in_use = efficiency(limits.measure().isa, torch.bfloat16, "int4")
+    assert re.search(rf"\| int4 \| [\d.]+ \({in_use.weights:.2f}\) \| - \({in_use.products:.2f}\) \|", text)
     page.write_text("no lines")
     with pytest.raises(ValueError, match="needs the lines"):
         predictions.main()

@@ -153,11 +153,7 @@ class BaseModelForCausalLM(Layer):
         Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights. Nothing is
         allocated before every name and shape has been compared. Raises one ValueError that lists all tensors that are missing,
         unexpected or of another shape than the config demands; MemoryError where they do not fit into memory."""
-        names = self.match_names(reader)
-        slots = self.slots()
-        self.check_coverage(reader, names, slots)
-        for warning in plan_weights(self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)):
-            logger.warning("%s", warning)
+        names, slots = self.plan_storage(reader)
         self.check_memory()
         self.allocate(self.ops, self.dtype)
 
@@ -178,6 +174,16 @@ class BaseModelForCausalLM(Layer):
             finally:
                 for task in tasks:
                     task.cancel()
+
+    def plan_storage(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, Slot]]:
+        """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated yet. Returns what
+        `match_names` does, and the slots. Raises ValueError where the tensors are not those that the config demands."""
+        names = self.match_names(reader)
+        slots = self.slots()
+        self.check_coverage(reader, names, slots)
+        for warning in plan_weights(self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)):
+            logger.warning("%s", warning)
+        return names, slots
 
     def match_names(self, reader: TensorReader) -> dict[str, str]:
         """Name in the checkpoint -> name here. Unties the head where the checkpoint holds two different matrices."""
