@@ -7,6 +7,7 @@ other to what its inputs ask for, write, run the text through what became of the
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -37,6 +38,8 @@ from pace.llm.models.safetensors_writer import SafetensorsWriter
 from pace.ops import reference
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
+
+logger = logging.getLogger("pace")
 
 MAX_TOKENS = 32768
 """Of the text, where nobody says otherwise; twice as many gain little (arXiv 2210.17323 takes 262144, 2306.00978 less)."""
@@ -117,7 +120,7 @@ def quantize_checkpoint(
     "rtn" does neither. Default: "awq+gptq" for int4, "smoothquant" for int8.
     `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes), `max_tokens` in all (default: 32768),
     evenly spread. Every eighth window is kept for the report.
-    `report`: compare the result, and the same formats at load, with bfloat16 on that text.
+    `report`: compare the result, and the same formats at load, with bfloat16 on that text; a warning where there is no memory for two models.
 
     The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's hidden states
     (4 bytes for each token and channel), for GPTQ up to 28 bytes for each pair of inputs of a product, and for the report two models.
@@ -144,9 +147,9 @@ def quantize_checkpoint(
     if is_gguf(directory):
         raise ValueError(f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one")
     raw = read_config_json(directory)
-    if raw.get("quantization_config") is not None:
-        raise ValueError(f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint")
     model = make_model(directory, torch.float32, reference)
+    if model.config.quantization_config is not None:
+        raise ValueError(f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint")
     seen, kept = [], []
     if calibrate is not None:
         found = directory if tokenizer_name_or_path is None else find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
@@ -160,6 +163,12 @@ def quantize_checkpoint(
         _copy_small_files(directory, folder)
         described = {**raw, "quantization_config": layout.quantization_config(job.storages, job.embeddings)}
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    quality = None
+    if report and kept:
+        try:
+            quality = compare_models(directory, out, config, kept, tokenizer_name_or_path, progress)
+        except MemoryError as error:  # calibration needs a layer's memory, and this two models'
+            logger.warning("%s is written and whole, but could not be compared with bfloat16: %s", out, error)
     return Report(
         out=out,
         format=str(config.format),
@@ -167,7 +176,7 @@ def quantize_checkpoint(
         num_tokens=sum(map(len, seen)),
         bytes_before=reader.total_bytes,
         bytes_after=(out / "model.safetensors").stat().st_size,
-        quality=compare_models(directory, out, config, kept, tokenizer_name_or_path, progress) if report and kept else None,
+        quality=quality,
     )
 
 

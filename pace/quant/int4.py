@@ -32,6 +32,8 @@ class Int4(Format):
 
     @property
     def storage(self) -> Storage:
+        if self.group is None and not self.symmetric:
+            raise ValueError("groups alone have zero points; with symmetric=False give a group, as 32 or 64, or leave whole rows symmetric")
         return Storage("int4", self.group, has_mins=not self.symmetric)
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -191,6 +191,12 @@ def test_quantised_checkpoints_are_refused(tmp_path):
     quantize_checkpoint(TINY, tmp_path / "once", "int8", method="rtn")
     with pytest.raises(ValueError, match="quantised already"):
         quantize_checkpoint(tmp_path / "once", tmp_path / "twice", "int8", method="rtn")
+    config = json.loads((tmp_path / "once" / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")  # its name in early checkpoints
+    (tmp_path / "once" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="quantised already"):
+        quantize_checkpoint(tmp_path / "once", tmp_path / "twice", "int8", method="rtn")
+    (tmp_path / "once" / "config.json").write_text(json.dumps(config | {"quantization_config": config["compression_config"]}))
     assert main(["eval", str(tmp_path / "once"), "--text", str(HELDOUT), "--against", "bf16"]) == 1
 
 
@@ -215,6 +221,16 @@ def test_of_a_huge_text_pieces_are_tokenised(length, monkeypatch):
         gaps = [second[0] - first[0] for first, second in zip(encoded, encoded[1:])]
         assert encoded[0][0] == 0 and max(gaps) < 1.1 * min(gaps) and 20 * length - encoded[-1][-1] <= max(gaps)
     assert 1500 <= sum(map(len, seen)) <= 2050 and kept
+
+
+def test_a_report_that_there_is_no_memory_for_does_not_cost_the_checkpoint(tmp_path, monkeypatch, caplog):
+    def fail(*arguments):
+        raise MemoryError("the weights take 14.2 GiB as bfloat16")
+
+    monkeypatch.setattr(quantize, "compare_models", fail)
+    report = quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 60), method="rtn", report=True)
+    assert report.quality is None and "out is written and whole, but could not be compared with bfloat16: the weights take 14.2 GiB" in caplog.text
+    assert load_layers(tmp_path / "out", backend="torch", progress=False).num_weights
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):

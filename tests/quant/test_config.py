@@ -101,7 +101,7 @@ def test_the_config_of_transformers_itself():
         (lambda: read_format("int4", group="64"), TypeError, "got '64'"),
         (lambda: read_format("int4", group=True), TypeError, "got True"),
         (lambda: read_format("int4", symmetric=0), TypeError, "symmetric must be True or False"),
-        (lambda: read_format("int4", group=None, symmetric=False), ValueError, "groups alone have minima"),
+        (lambda: read_format("int4", group=None, symmetric=False), ValueError, "groups alone have zero points; with symmetric=False give a group"),
         (lambda: read_format(Int4(), group=32), TypeError, "to set group"),
         (lambda: QuantizationConfig("int8", lm_head="nf5"), ValueError, "lm_head: there is no format 'nf5'; did you mean 'nf4'?"),
         (lambda: QuantizationConfig("int8", overrides=["*.down_proj"]), TypeError, "a dict of module patterns"),
