@@ -7,8 +7,8 @@
 
     W[n, k] = (u[k, n] - zero[g_idx[k], n]) * scales[g_idx[k], n]
 
-Which modules have how many bits, and groups of what size, the shapes tell; so `dynamic`, which gives them by patterns of names, need not
-be read. Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
+Which modules have how many bits, and which of the sizes of groups, the shapes tell; so the patterns of names, by which `dynamic` gives
+them, need not be read. Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class GPTQ(Method):
     name: ClassVar[str] = "GPTQ"
 
     bits: int
-    group_size: int | None
-    """None: whole columns of qweight, that is rows of the matrix."""
+    group_sizes: tuple[int | None, ...]
+    """The usual one, and those of `dynamic`. None: whole columns of qweight, that is rows of the matrix."""
     version: int
     """In version 1 zero points are stored less 1."""
     uniform: bool
-    """All quantised modules have `bits` and `group_size`."""
+    """All quantised modules have `bits`, and groups of the one size."""
     desc_act: bool
     """Columns may be in groups in any order, which g_idx gives."""
 
@@ -54,13 +54,15 @@ class GPTQ(Method):
             raise refused("pack_dtype", raw["pack_dtype"], "int32 is; take the original checkpoint")
         if raw.get("rotation"):
             raise refused("rotation", raw["rotation"], "the model's inputs would have to be rotated; take the original checkpoint")
-        if not isinstance(raw.get("dynamic") or {}, dict):
-            raise wrong("dynamic", "an object or null", raw["dynamic"])
+        dynamic = raw.get("dynamic") or {}
+        if not isinstance(dynamic, dict) or not all(isinstance(fields or {}, dict) for fields in dynamic.values()):
+            raise wrong("dynamic", "an object of objects, or null", dynamic)
+        sizes = [read_group_size(fields, default=-1) for fields in (raw, *(fields for fields in dynamic.values() if fields and "group_size" in fields))]
         return cls(
             bits=read_bits(raw, BITS),
-            group_size=read_group_size(raw, default=-1),
+            group_sizes=tuple(dict.fromkeys(sizes)),
             version=FORMATS[checkpoint_format],
-            uniform=not raw.get("dynamic"),
+            uniform=not dynamic,
             desc_act=read_flag(raw, "desc_act", False),
         )
 
@@ -93,11 +95,11 @@ class GPTQMatrix(IntegerMatrix):
 
     def _read_groups(self, method: GPTQ, count: int) -> Groups:
         k = self.shape[1]
-        size = method.group_size or k
-        if not method.uniform and -(-k // size) != count:
-            size = -(-k // count)
-        if -(-k // size) != count:
-            raise ValueError(f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {-(-k // size)} of {k} inputs")
+        sizes = [size or k for size in method.group_sizes]
+        size = next((size for size in sizes if -(-k // size) == count), None)
+        if size is None:
+            made = " or ".join(str(-(-k // size)) for size in sizes)
+            raise ValueError(f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {made} of {k} inputs")
         if not self.has("groups"):
             if method.desc_act:
                 raise ValueError(f"{self.module}: quantization_config.desc_act needs the tensor {self.module}.g_idx, which the checkpoint lacks")

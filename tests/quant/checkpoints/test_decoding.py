@@ -192,6 +192,19 @@ def test_what_writers_leave_in_g_idx_where_columns_are_in_order():
         assert matrix.order is None and packers.relative_error(as_floats(matrix.read(0, 32)), weight) < 4 * 2**-24
 
 
+@pytest.mark.parametrize("group", [32, 64, -1])
+def test_sizes_of_groups_are_those_that_dynamic_gives(group):
+    """Not what the number of groups suggests: 2 groups of 96 columns may be 64 and 32. Without g_idx nothing else tells."""
+    random.seed(0)
+    tensors, weight = packers.gptq(32, 96, 4, group)
+    del tensors["m.g_idx"]
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 16, "dynamic": {"-:head": None, "+:m": {"bits": 4, "group_size": group}, "+:n": {"bits": 8}}}
+    _, matrix = matrix_of(config, tensors)
+    assert packers.relative_error(as_floats(matrix.read(0, 32)), weight) < 4 * 2**-24
+    with pytest.raises(ValueError, match=r"m\.scales' has . groups; quantization_config.group_size makes 6 or 12 of 96 inputs"):
+        matrix_of(config | {"dynamic": {"+:m": {"group_size": 8}}}, tensors)
+
+
 def test_a_first_group_that_is_the_shorter_one():
     """A Storage has its shorter group at the end, so that these are floats."""
     random.seed(0)
