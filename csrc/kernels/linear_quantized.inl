@@ -44,6 +44,7 @@ constexpr int kPrefetchBytes = 4096;
 struct CodesI8 {
     static constexpr int kStep = 4, kFactors = 1, kSumK = kInputGroup;
     using Weight = Factor;
+    using Input = FactorInput;
     using Sum = SignedSum;
     explicit CodesI8(const PackedHeader&) {}
     PACE_INLINE void decode(const CodesI8&, const uint8_t* p, Factor* w) { w[0] = of_signed(load_bytes(p)); }
@@ -52,6 +53,7 @@ struct CodesI8 {
 struct CodesU4Levels {
     static constexpr int kStep = 8, kFactors = 2, kSumK = kInputGroup;
     using Weight = Factor;
+    using Input = FactorInput;
     using Sum = SignedSum;
     const Lookup levels;
     explicit CodesU4Levels(const PackedHeader& h) : levels(h.levels) {}
@@ -66,6 +68,7 @@ struct CodesU4Levels {
 struct CodesU4 {
     static constexpr int kStep = 8, kFactors = 2, kSumK = kNibbleSumK;
     using Weight = Nibbles;
+    using Input = NibblesInput;
     using Sum = NibbleSum;
     explicit CodesU4(const PackedHeader&) {}
     PACE_INLINE void decode(const CodesU4&, const uint8_t* p, Nibbles* w) {
@@ -79,8 +82,8 @@ struct CodesU4 {
 
 // `count` k of R rows and P panels, added to `sums`.
 template <class Codes, int R, int P>
-PACE_INLINE void add_steps(const Codes& codes, const InputCode* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes, int64_t count,
-                           typename Codes::Sum (&sums)[R][P * kVectors]) {
+PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes,
+                           int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
     constexpr int kVectorBytes = 4 * kLanes;
     for (int64_t k = 0; k < count; k += Codes::kStep) {
         typename Codes::Weight weights[P * kVectors][Codes::kFactors];
@@ -109,8 +112,8 @@ PACE_INLINE void add_steps(const Codes& codes, const InputCode* x, int64_t x_str
 
 // The same, added to `dots`, through sums that hold kSumK of k where the codes have such.
 template <class Codes, int R, int P>
-PACE_INLINE void add_dots(const Codes& codes, const InputCode* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes, int64_t count,
-                          I32 (&dots)[R][P * kVectors]) {
+PACE_INLINE void add_dots(const Codes& codes, const typename Codes::Input* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes,
+                          int64_t count, I32 (&dots)[R][P * kVectors]) {
     if constexpr (std::is_same_v<typename Codes::Sum, I32>) {
         add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
     } else {
@@ -190,7 +193,9 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
 #pragma GCC unroll 16
             for (int v = 0; v < kSums; ++v) dots[r][v] = start;
         }
-        add_dots<Codes, R, P>(codes, (const InputCode*)x + k, x_stride / int64_t(sizeof(InputCode)), (const uint8_t*)codes_at_k, w.panel_bytes, count, dots);
+        using Input = typename Codes::Input;
+        add_dots<Codes, R, P>(codes, (const Input*)x + k, x_stride / int64_t(sizeof(Input)), (const uint8_t*)codes_at_k, w.panel_bytes, count,
+                              dots);
         codes_at_k += count * codes_of_k;
 
 #pragma GCC unroll 16

@@ -1,8 +1,8 @@
 // Inputs of quantised weights: from a row of fp32 to int8 codes and a scale for each group of them.
 //
-// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes (int8, or int16 where
-//             the table multiplies those), and for each group of `weight.input_group()` inputs a scale,
-//             the sum of its codes, and what a table begins sums of products with.
+// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes (int8, or int16 in the order in which the table multiplies
+//             those), and for each group of `weight.input_group()` inputs a scale, the sum of its codes, and what a table begins sums of
+//             products with.
 // DEFINITION  for each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even
 // NUMERICS    As int8 keys and values (kv_cache.inl): a group of zeros, or so small that its scale is zero, has a scale of zero and
 //             zeros; one with an element that is not finite has a scale of NaN and zeros, so that it spoils its row of outputs. A code
@@ -11,7 +11,7 @@
 //             maximum over all its lanes, some 20 cycles; the processor overlaps those of neighbouring groups.
 
 // Codes of one group; returns their sum.
-static float quantize_group(const float* x, int64_t count, float scale, InputCode* codes) {
+static float quantize_group(const float* x, int64_t count, float scale, int8_t* codes) {
     F32 sum = zero();
     for (int64_t k = 0; k < count; k += kLanes) {
         const int n = count - k < kLanes ? int(count - k) : kLanes;
@@ -23,11 +23,13 @@ static float quantize_group(const float* x, int64_t count, float scale, InputCod
 }
 
 static void quantize_input(const float* x, const PackedHeader& h, void* row) {
-    InputCode* const codes = (InputCode*)row;
+    const bool nibbles = h.layout == Layout::PanelU4 && h.has_even_levels();
+    const bool spread = (nibbles ? sizeof(NibblesInput) : sizeof(FactorInput)) == sizeof(int16_t);
+    int8_t* const codes = (int8_t*)row + (spread ? h.k_padded : 0);
     float* const scales = (float*)QuantizedInput::scales(row, h);
     float* const sums = (float*)QuantizedInput::sums(row, h);
     int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
-    const int32_t offset = h.layout == Layout::PanelU4 && h.has_even_levels() ? kNibbleOffset : kSignedOffset;
+    const int32_t offset = nibbles ? kNibbleOffset : kSignedOffset;
     const int64_t group = h.input_group();
     for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {
         const int64_t rest = h.k > k ? h.k - k : 0, count = rest < group ? rest : group;
@@ -36,4 +38,6 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
         starts[g] = -offset * int32_t(sums[g]);
     }
     for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
+    // From the end of their place to its beginning: never further than they have been read.
+    for (int64_t k = 0; spread && k < h.k_padded; k += 16) spread_inputs(codes + k, (int16_t*)row + k);
 }

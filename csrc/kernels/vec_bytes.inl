@@ -4,7 +4,8 @@
 //              load_bytes(p); low_nibbles, high_nibbles: 0..15;  Lookup(table)(b) = table[b] for bytes b of 0..15
 //   load_signed(p), of_signed(Bytes): any int8, as a Factor that is multiplied
 //   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied
-//   broadcast_input(p): the four inputs at p, -127..127, for every lane; p is an InputCode*
+//   broadcast_input(p): the four inputs at p, -127..127, for every lane. A Factor multiplies FactorInputs, Nibbles NibblesInputs: int8, or
+//              int16 that spread_inputs() made of them
 //   dot(sum, Factor, input)   SignedSum + the sum of (w + kSignedOffset) x over the four
 //   dot(sum, Nibbles, input)  NibbleSum + the sum of w x. As levels are w - 8, kNibbleOffset is 8: what begins at -offset * (sum of x)
 //              becomes the sum of levels
@@ -12,9 +13,10 @@
 //
 // NUMERICS     Exact for all of these numbers:
 //   level 0      inputs and weights as 16 bits: pmaddwd adds two products in 32 bits, and a pair of 32-bit lanes makes an output
-//   level 1, 2   maddubs multiplies unsigned with signed bytes and adds two products in 16 bits: |w| times x with the sign of w makes
-//                2 * 128 * 127 = 32512 at most; nibbles 2 * 15 * 127, of which eight (32 of k) add up to 30480.
-//                (pmaddwd on 16 bits was tried for signed weights: 0.8 times as fast as maddubs with AVX2 on Zen 4.)
+//   level 1      nibbles: maddubs multiplies unsigned with signed bytes and adds two products in 16 bits, 2 * 15 * 127, of which eight (32
+//                of k) add up to 30480. Signed weights: 16 bits and pmaddwd, the even bytes of a lane and the odd ones by themselves, so
+//                that both are a shift away. (|w| times x with the sign of w by maddubs was 0.85 times as fast on Zen 4.)
+//   level 2      nibbles as level 1; |w| times x with the sign of w by maddubs: 2 * 128 * 127 = 32512 at most
 //   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble
 constexpr int kNibbleOffset = 8;
 constexpr int kSignedOffset = PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 3 ? 128 : 0;
@@ -115,7 +117,10 @@ struct Bytes {
 };
 using Nibbles = Bytes;
 struct Factor {
-    __m256i magnitude, sign;
+    __m256i even, odd;  // bytes of each lane, as 16 bits
+};
+struct Spread {
+    __m256i even, odd;
 };
 struct Shorts {
     __m256i v;
@@ -129,10 +134,16 @@ struct Lookup {
     explicit Lookup(const int8_t* levels) : table(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels))) {}
     Bytes operator()(Bytes a) const { return {_mm256_shuffle_epi8(table, a.v)}; }
 };
-PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_abs_epi8(a.v), a.v}; }
-PACE_INLINE I32 dot(I32 acc, Factor w, Bytes x) {
-    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x.v, w.sign));
-    return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_srai_epi16(_mm256_slli_epi16(a.v, 8), 8), _mm256_srai_epi16(a.v, 8)}; }
+PACE_INLINE Spread broadcast_input(const int16_t* p) {
+    int32_t even, odd;
+    memcpy(&even, p, sizeof even);
+    memcpy(&odd, p + 2, sizeof odd);
+    return {_mm256_set1_epi32(even), _mm256_set1_epi32(odd)};
+}
+PACE_INLINE I32 dot(I32 acc, Factor w, Spread x) {
+    const __m256i sum = _mm256_add_epi32(acc.v, _mm256_madd_epi16(w.even, x.even));
+    return {_mm256_add_epi32(sum, _mm256_madd_epi16(w.odd, x.odd))};
 }
 PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
 PACE_INLINE Bytes broadcast_input(const int8_t* p) {
@@ -192,12 +203,34 @@ PACE_INLINE I32 add_lanes(I32 acc, PairSums a) {
 
 #endif
 
+#if PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 2
+using FactorInput = int8_t;
+#else
+using FactorInput = int16_t;
+#endif
 #if PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 1
-using InputCode = int8_t;
+using NibblesInput = int8_t;
 using SignedSum = I32;
 #else
-using InputCode = int16_t;
+using NibblesInput = int16_t;
 using SignedSum = PairSums;
+#endif
+
+// Sixteen inputs as 16 bits. Level 1 wants the even ones of each four before the odd ones, as its Factor has them.
+#if !PACE_ISA_EMULATED && PACE_ISA_LEVEL == 1
+PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    const __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)codes), order);
+    _mm256_storeu_si256((__m256i*)out, _mm256_cvtepi8_epi16(bytes));
+}
+#elif !PACE_ISA_EMULATED && PACE_ISA_LEVEL == 0
+PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
+    const Factor wide = of_signed(load_bytes(codes));
+    _mm_storeu_si128((__m128i*)out, wide.low);
+    _mm_storeu_si128((__m128i*)(out + 8), wide.high);
+}
+#else
+PACE_INLINE void spread_inputs(const int8_t*, int16_t*) {}  // others multiply bytes
 #endif
 #if !PACE_ISA_EMULATED && (PACE_ISA_LEVEL == 1 || PACE_ISA_LEVEL == 2)
 using NibbleSum = Shorts;
