@@ -28,7 +28,7 @@
 //   A tile is R rows x P panels: R * P * kVectors sums of integers, and as many of fp32, which a group's end alone needs. Decoded codes
 //   serve R rows, a broadcast serves P panels.
 //     generic  2 rows x 1 panel   16 sums of pairs: some are in memory whatever we do
-//     avx2     4 rows x 1 panel   (8 sums, 4 weights and signs, input, product, ones: 15 of 16 registers)
+//     avx2     4 rows x 1 panel   (8 sums, 4 halves of weights, 2 of an input, a product: 15 of 16 registers)
 //     avx512   6 rows x 2 panels  (12 sums, and 12 in fp32, 4 weights, input: 29 of 32 registers)
 //   Up to kQuantizedRows rows, weights come from memory and pass by once, one panel at a time: see linear.inl.
 //   K blocks keep a tile's weights, 16 KB, in the first-level cache while all rows pass over them.
