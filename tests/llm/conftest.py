@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import pytest
-import torch
 
 from tests.llm.models.variants import save_tiny
 from tests.llm.tokenizer_zoo import ZOO
@@ -27,12 +26,3 @@ def checkpoint(tmp_path_factory):
         return folder, model, tokenizer
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors: a second thread costs more than it brings, much more on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -46,15 +46,6 @@ def oracle(model, ids):
         return model(ids[None]).logits[0].float()
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors: a second thread costs more than it brings, much more on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(params=backends())
 def ops(request):
     return backend(request.param)
