@@ -6,6 +6,7 @@ position computed twice or never all change the logits, or raise at once.
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import numpy as np
@@ -35,7 +36,7 @@ class FakeModel:
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         """fp32 `[V]`: what follows these tokens. A different sequence gives unrelated numbers."""
-        logits = np.random.default_rng([len(tokens), *tokens]).standard_normal(self.vocab_size).astype(np.float32) * np.float32(self.sharpness)
+        logits = _numbers(tuple(tokens), self.vocab_size) * np.float32(self.sharpness)
         logits[0] += self.eos_bias
         return torch.from_numpy(logits)
 
@@ -74,6 +75,12 @@ class FakeModel:
             content = kv.k[blocks, 0].permute(1, 0, 2).reshape(2, -1)[:, :length]
             assert content[1].tolist() == list(range(length)), f"positions in the cache: {content[1].tolist()}"
         return [int(token) for token in content[0]]
+
+
+@functools.lru_cache(maxsize=4096)
+def _numbers(tokens: tuple[int, ...], vocab_size: int) -> np.ndarray:
+    """Standard normal. Kept, for most sequences are asked for by the model and by the definition, with drafts and without."""
+    return np.random.default_rng([len(tokens), *tokens]).standard_normal(vocab_size).astype(np.float32)
 
 
 class FakeTokenizer:
