@@ -27,16 +27,20 @@ struct Quantized {
     std::vector<float> scales, mins;  // [n][groups]
     std::unique_ptr<void, Free> memory;
 
+    // At ends: one row of the least codes, one of the largest, then both at random.
     Quantized(int64_t n, int64_t k, PackedFormat f, bool at_ends, uint32_t seed, bool glu = false)
         : n(n), k(k), format(f), groups(f.group ? divide_up(k, f.group) : 1), codes(size_t(n * k)), scales(size_t(n * groups)),
           mins(size_t(n * groups)) {
         std::mt19937 random(seed);
-        for (uint8_t& code : codes) {
+        for (size_t i = 0; i < codes.size(); ++i) {
+            uint8_t& code = codes[i];
             code = uint8_t(random());
+            const int64_t row = int64_t(i) / k;
+            const bool largest = row < 2 ? row == 1 : random() % 2;
             if (f.code == Code::U4) code &= 15;
             if (f.code == Code::F8 && (code & 0x7f) == 0x7f) code = 0x3c;
-            if (at_ends && f.code == Code::I8) code = random() % 2 ? 0x80 : 0x7f;
-            if (at_ends && f.code == Code::U4) code = random() % 2 ? 0 : 15;
+            if (at_ends && f.code == Code::I8) code = largest ? 0x7f : 0x80;
+            if (at_ends && f.code == Code::U4) code = largest ? 15 : 0;
         }
         for (float& scale : scales) scale = float(1 + random() % 1000) * 0x1p-10f;
         for (float& min : mins) min = (float(random() % 2001) - 1000.0f) * 0x1p-10f;
@@ -44,7 +48,11 @@ struct Quantized {
         memory.reset(std::aligned_alloc(64, size_t(round_up(bytes, 64))));
         std::memset(memory.get(), 0, size_t(bytes));
         init_packed(memory.get(), n, k, f, glu);
-        // In three pieces that cut panels, the last first.
+        pack();
+    }
+
+    // In three pieces that cut panels, the last first. Again, where a test wrote other codes or scales.
+    void pack() {
         const int64_t cuts[] = {0, n / 3, n - n / 4, n};
         for (int piece = 2; piece >= 0; --piece) {
             const int64_t first = cuts[piece];
@@ -55,11 +63,13 @@ struct Quantized {
     }
 
     int64_t group() const { return format.group ? format.group : k; }
-    float level(int64_t row, int64_t column) const {
+    int level(int64_t row, int64_t column) const {
         const uint8_t code = codes[size_t(row * k + column)];
-        if (format.code == Code::F8) return float8_to_float(code);
-        if (format.code == Code::I8) return float(int8_t(code));
-        return float(format.levels ? format.levels[code] : int(code) - 8);
+        if (format.code == Code::I8) return int8_t(code);
+        return format.levels ? format.levels[code] : int(code) - 8;
+    }
+    float value(int64_t row, int64_t column) const {  // before the scale
+        return format.code == Code::F8 ? float8_to_float(codes[size_t(row * k + column)]) : float(level(row, column));
     }
     float scale(int64_t row, int64_t column) const { return scales[size_t(row * groups + column / group())]; }
     float min(int64_t row, int64_t column) const { return format.has_mins ? mins[size_t(row * groups + column / group())] : 0.0f; }
@@ -94,22 +104,36 @@ std::vector<float> multiply(Inputs& x, const Quantized& w, const int32_t* order 
     return out;
 }
 
-// One output, as DEFINITION of kernels/linear_quantized.inl says, `x` in the order of the columns of codes.
-float defined(const std::vector<float>& x, const Quantized& w, int64_t n) {
-    int64_t size = 128;
-    while (w.format.group % size) size /= 2;
-    float sum = 0.0f;
-    for (int64_t begin = 0; begin < w.k; begin += size) {
-        const int64_t end = std::min(w.k, begin + size);
-        float largest = 0.0f;
-        for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::fabs(x[size_t(k)]));
-        const float scale = largest / 127.0f;
-        int32_t dot = 0, codes = 0;
-        for (int64_t k = begin; k < end; ++k) {
-            const int32_t code = scale > 0 ? int32_t(std::nearbyint(std::min(127.0f, std::max(-127.0f, x[size_t(k)] / scale)))) : 0;
-            dot += code * int32_t(w.level(n, k));
-            codes += code;
+// A row of inputs in the order of the columns of codes, as DEFINITION of kernels/quantize_input.inl says.
+struct InputRow {
+    int64_t group = 128;
+    std::vector<int32_t> codes;
+    std::vector<float> scales;  // of groups
+
+    InputRow(const float* x, const Quantized& w) : codes(size_t(w.k)) {
+        while (w.format.group % group) group /= 2;
+        for (int64_t begin = 0; begin < w.k; begin += group) {
+            const int64_t end = std::min(w.k, begin + group);
+            float largest = 0.0f;
+            for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::fabs(x[k]));
+            const float scale = largest / 127.0f;
+            for (int64_t k = begin; k < end && scale > 0; ++k)
+                codes[size_t(k)] = int32_t(std::nearbyint(std::min(127.0f, std::max(-127.0f, x[k] / scale))));
+            scales.push_back(scale);
         }
+    }
+};
+
+// One output, as DEFINITION of kernels/linear_quantized.inl says.
+float defined(const InputRow& x, const Quantized& w, int64_t n) {
+    float sum = 0.0f;
+    for (int64_t begin = 0, g = 0; begin < w.k; begin += x.group, ++g) {
+        int32_t dot = 0, codes = 0;
+        for (int64_t k = begin; k < std::min(w.k, begin + x.group); ++k) {
+            dot += x.codes[size_t(k)] * w.level(n, k);
+            codes += x.codes[size_t(k)];
+        }
+        const float scale = x.scales[size_t(g)];
         sum = std::fma(float(dot), w.scale(n, begin) * scale, sum);
         if (w.format.has_mins) sum = std::fma(w.min(n, begin) * scale, float(codes), sum);
     }
@@ -120,7 +144,7 @@ void check_definition(Inputs& x, const Quantized& w, const std::string& what) {
     const std::vector<float> got = multiply(x, w);
     bool same = true;
     for (int64_t r = 0; r < x.rows; ++r) {
-        const std::vector<float> row(x.row(r), x.row(r) + x.k);
+        const InputRow row(x.row(r), w);
         for (int64_t n = 0; n < w.n; ++n) same &= float_bits(got[size_t(r * w.n + n)]) == float_bits(defined(row, w, n));
     }
     if (!same) check::fail(__FILE__, __LINE__, what + " m " + std::to_string(x.rows) + " n " + std::to_string(w.n) + " k " + std::to_string(w.k));
@@ -169,6 +193,71 @@ TEST_TABLES(quantized_products_over_several_blocks_of_k) {
     }
 }
 
+TEST_TABLES(quantized_products_of_many_panels_and_rows) {
+    for (const Named& kind : integer_formats())
+        for (const int64_t m : {1, 2, 17, 40}) {
+            const Quantized w(163, 49, kind.format, m == 2, uint32_t(m));
+            Inputs x(m, 49, m == 2, uint32_t(m));
+            check_definition(x, w, kind.name);
+        }
+}
+
+TEST_TABLES(quantized_products_with_extreme_scales_and_groups_of_zeros) {
+    struct Powers {
+        int weights, inputs;
+    };
+    for (const Named& kind : integer_formats())
+        for (const Powers power : {Powers{-139, 30}, Powers{-125, 120}, Powers{110, -135}, Powers{117, -30}, Powers{0, -146}, Powers{-100, -45}}) {
+            Quantized w(37, 300, kind.format, false, 11);
+            for (std::vector<float>* const values : {&w.scales, &w.mins})
+                for (size_t i = 0; i < values->size(); ++i) (*values)[i] = i % 5 == 3 ? 0.0f : std::ldexp((*values)[i], power.weights);
+            w.pack();
+            Inputs x(8, 300, false, 12);
+            for (int64_t r = 0; r < x.rows; ++r)
+                for (int64_t i = 0; i < x.k; ++i) x.row(r)[i] = (i / 16 + r) % 7 < 2 ? 0.0f : std::ldexp(x.row(r)[i], power.inputs);
+            check_definition(x, w, std::string(kind.name) + " times 2^" + std::to_string(power.weights) + ", inputs 2^" + std::to_string(power.inputs));
+        }
+}
+
+TEST_TABLES(every_float8_code_is_multiplied_exactly) {
+    const int64_t n = 21, k = 256;
+    for (const int64_t group : {0, 16})
+        for (const int power : {0, 118, -117, -139}) {
+            PackedFormat format = {.code = Code::F8};
+            format.group = group;
+            Quantized w(n, k, format, false, 1);
+            for (int64_t r = 0; r < n; ++r)
+                for (int64_t i = 0; i < k; ++i) {
+                    const uint8_t code = uint8_t(i + 37 * r);
+                    w.codes[size_t(r * k + i)] = (code & 0x7f) == 0x7f ? 0x80 : code;  // each row has two of NaN
+                }
+            for (size_t i = 0; i < w.scales.size(); ++i) w.scales[i] = std::ldexp(float(1 + i % 2), power);
+            w.codes[size_t(3 * k + 100)] = 0x7f;
+            w.codes[size_t(17 * k + 255)] = 0xff;
+            w.pack();
+            // Rows of the unit matrix pick one column each: all of them at once, and some by themselves.
+            Inputs all(k, k, false, 1);
+            for (int64_t i = 0; i < k; ++i)
+                for (int64_t j = 0; j < k; ++j) all.row(i)[j] = i == j ? 1.0f : 0.0f;
+            const std::vector<float> of_all = multiply(all, w);
+            bool right = true;
+            for (int64_t i = 0; i < k; ++i) {
+                std::vector<float> got(of_all.begin() + i * n, of_all.begin() + (i + 1) * n);
+                if (i % 32 == 7) {
+                    Inputs one(1, k, false, 1);
+                    std::memcpy(one.row(0), all.row(i), size_t(k) * sizeof(float));
+                    const std::vector<float> alone = multiply(one, w);
+                    right &= std::memcmp(alone.data(), got.data(), size_t(n) * sizeof(float)) == 0;
+                }
+                for (int64_t r = 0; r < n; ++r) {
+                    const bool spoilt = r == 3 || r == 17;
+                    right &= spoilt ? std::isnan(got[size_t(r)]) : got[size_t(r)] == w.value(r, i) * w.scale(r, i);
+                }
+            }
+            if (!right) check::fail(__FILE__, __LINE__, "group " + std::to_string(group) + ", scales around 2^" + std::to_string(power));
+        }
+}
+
 TEST_TABLES(float8_products_are_within_the_bound_of_their_sums) {
     size_t turn = 0;
     for (const int64_t group : {0, 16, 128})
@@ -185,7 +274,7 @@ TEST_TABLES(float8_products_are_within_the_bound_of_their_sums) {
                     for (int64_t c = 0; c < n; ++c) {
                         double sum = 0, magnitude = 0;
                         for (int64_t i = 0; i < k; ++i) {
-                            const double product = double(x.row(r)[i]) * double(w.level(c, i) * w.scale(c, i));
+                            const double product = double(x.row(r)[i]) * double(w.value(c, i) * w.scale(c, i));
                             sum += product;
                             magnitude += std::fabs(product);
                         }
@@ -210,7 +299,7 @@ TEST_TABLES(quantized_rows_come_back_in_the_order_of_the_input) {
             bool same = true;
             for (int64_t r = 0; r < 34; ++r)
                 for (int64_t j = 0; j < 130; ++j)
-                    same &= rows[size_t(r * 130 + order[size_t(j)])] == w.level(r, j) * w.scale(r, j) + w.min(r, j);
+                    same &= rows[size_t(r * 130 + order[size_t(j)])] == w.value(r, j) * w.scale(r, j) + w.min(r, j);
             CHECK(same);
             if (glu) continue;
             // x in another order against columns in another order is x against columns as they are.
@@ -232,12 +321,13 @@ TEST_TABLES(inputs_that_are_not_finite_or_tiny_follow_their_definition) {
     std::fill_n(x.row(3), 70, 1e-44f);
     std::fill_n(x.row(4), 70, 3e38f);
     const std::vector<float> got = multiply(x, w);
+    const std::vector<float> large(70, 3e38f);
+    const InputRow of_large(large.data(), w);
     bool right = true;
     for (int64_t n = 0; n < 20; ++n) {
         right &= std::isnan(got[size_t(n)]) && std::isnan(got[size_t(20 + n)]) && got[size_t(40 + n)] == 0.0f;
         right &= std::isfinite(got[size_t(60 + n)]) && got[size_t(100 + n)] == before[size_t(100 + n)];
-        const std::vector<float> large(70, 3e38f);
-        right &= float_bits(got[size_t(80 + n)]) == float_bits(defined(large, w, n));
+        right &= float_bits(got[size_t(80 + n)]) == float_bits(defined(of_large, w, n));
     }
     CHECK(right);
 }
