@@ -187,8 +187,10 @@ TEST_TABLES(quantized_products_have_the_bits_of_their_definition) {
 
 TEST_TABLES(quantized_products_over_several_blocks_of_k) {
     for (const Named& kind : integer_formats()) {
-        const Quantized w(40, 2100, kind.format, false, 7);
-        Inputs x(9, 2100, false, 8);
+        // Tiles of some rows and of many, an odd panel at the end.
+        const bool many = kind.format.group % 32;
+        const Quantized w(many ? 17 : 40, 2100, kind.format, false, 7);
+        Inputs x(many ? 21 : 9, 2100, false, 8);
         check_definition(x, w, kind.name);
     }
 }
@@ -330,6 +332,23 @@ TEST_TABLES(inputs_that_are_not_finite_or_tiny_follow_their_definition) {
         right &= float_bits(got[size_t(80 + n)]) == float_bits(defined(of_large, w, n));
     }
     CHECK(right);
+}
+
+// They are stored as F16 times a power of two for the row; 65520 and more would round to infinity.
+TEST(scales_that_are_no_fp16_are_rounded) {
+    for (const int power : {-140, -20, 0, 100})
+        for (const float scale : {65504.0f, 65519.0f, 65520.0f, 65535.0f, 65537.0f, 40000.0f}) {
+            Quantized w(17, 64, with("", kI8, 32).format, false, 1);
+            std::fill(w.codes.begin(), w.codes.end(), uint8_t(1));
+            for (size_t i = 0; i < w.scales.size(); ++i) w.scales[i] = std::ldexp(i % 2 ? scale : -1.0f, power);
+            w.pack();
+            std::vector<float> row(64, check::kPoison);
+            const int64_t last = 16;
+            GatherOp gather = {w.memory.get(), &last, 1, row.data(), true, 0, nullptr, 0, 0};
+            execute(gather);
+            CHECK(row[0] == std::ldexp(-1.0f, power));
+            CHECK(std::fabs(row[63] - w.scales[1]) <= w.scales[1] * 0x1p-11f + 0x1p-149f);
+        }
 }
 
 TEST(mistakes_about_quantized_weights_are_refused) {

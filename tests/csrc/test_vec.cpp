@@ -28,6 +28,7 @@ struct Probe {
     void (*from_int8)(const int8_t*, float*, int count);
     void (*dot_bytes)(const uint8_t*, const int8_t*, int32_t* sums);  // lanes * 4 bytes
     bool (*pairs)(const BF16*, const BF16*, float* sums);             // false where the level has none
+    void (*fused)(const float* a, const float* b, float* c);          // c = a * b + c, rounded once
 };
 
 #define PACE_ISA_LEVEL 0
@@ -287,6 +288,36 @@ TEST_TABLES(vec_partial_touches_only_its_lanes) {
                                                              : narrow[i].bits == 0x1234;
             CHECK(right);
         }
+}
+
+TEST_TABLES(vec_fused_fma_rounds_once) {
+    const Probe& probe = probe_of(table);
+    std::mt19937 random(7);
+    const auto check = [&](float a, float b, float c) {
+        std::vector<float> as(size_t(probe.lanes), a), bs(as.size(), b), got(as.size(), c);
+        probe.fused(as.data(), bs.data(), got.data());
+        const float expected = std::fma(a, b, c);
+        for (const float g : got) {
+            if (float_bits(g) == float_bits(expected) || (std::isnan(g) && std::isnan(expected))) continue;
+            char text[160];
+            std::snprintf(text, sizeof text, "%a * %a + %a is %a, not %a", double(a), double(b), double(c), double(g), double(expected));
+            return check::fail(__FILE__, __LINE__, text);
+        }
+    };
+    const auto sign = [&] { return random() % 2 ? 1.0f : -1.0f; };
+    // A product of almost half a unit in the last place of c: fp64 rounds the sum to the middle of two fp32, which is another rounding.
+    for (int round = 0; round < 2000; ++round) {
+        const float near_one = float(1 + random() % 30) * 0x1p-23f, c = sign() * (1.0f + float(random() % (1 << 23)) * 0x1p-23f);
+        const int power = int(random() % 60) - 30;
+        check(sign() * std::ldexp(1.0f + near_one, power), sign() * (1.0f - near_one), std::ldexp(c, power + 24));
+        check(sign() * std::ldexp(1.0f + near_one, power), sign() * (1.0f - near_one), std::ldexp(c, power + 23));
+    }
+    const std::vector<float> values = check::heavy_tailed(6000, 8);
+    for (size_t i = 0; i + 2 < values.size(); i += 3) check(values[i], values[i + 1], values[i + 2]);
+    const float ends[] = {0.0f, 1.0f, -3.5f, 0x1p-149f, -0x1.fffffcp-127f, 0x1p-126f, 0x1p-75f, -0x1.fffffep127f, 0x1p64f, HUGE_VALF, __builtin_nanf("")};
+    for (const float a : ends)
+        for (const float b : ends)
+            for (const float c : ends) check(a, b, c);
 }
 
 TEST_TABLES(vec_dot_of_bytes_is_exact) {

@@ -3,6 +3,7 @@
 #include "../../csrc/kernels/vec.inl"
 #include "../../csrc/kernels/vec_math.inl"
 #include "../../csrc/kernels/vec_dot.inl"
+#include "../../csrc/kernels/vec_bytes.inl"
 
 template <class From, class To>
 static void convert(const From* x, To* y, int count) {
@@ -33,6 +34,8 @@ static void apply(Function function, const float* x, float* y, int count) {
 static float sum(const float* x) { return reduce_add(load(x)); }
 static float largest(const float* x) { return reduce_max(load(x)); }
 
+static void fused(const float* a, const float* b, float* c) { store(c, fused_fma(load(a), load(b), load(c))); }
+
 static void dot_bytes(const uint8_t* a, const int8_t* b, int32_t* sums) {
     I32 acc;
     memcpy(&acc, sums, sizeof acc);
@@ -52,4 +55,4 @@ static bool pairs(const BF16* a, const BF16* b, float* sums) {
 
 constexpr Probe probe = {PACE_ISA_LEVEL,       PACE_ISA_EMULATED,     kLanes, apply, sum,   largest, convert<float, BF16>,
                          convert<float, F16>, convert<float, int8_t>, convert<BF16, float>, convert<F16, float>,
-                         convert<int8_t, float>, dot_bytes, pairs};
+                         convert<int8_t, float>, dot_bytes, pairs, fused};
