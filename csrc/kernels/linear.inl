@@ -215,61 +215,74 @@ static void linear(const LinearArgs& a) {
 #if PACE_ISA_LEVEL >= 5
 // ---- AMX: every product goes through tiles, a single row too, because a tile adds up 32 k in its own order
 // (tile.inl). Two tiles of rows x two panels: tmm0-3 sums, 4-5 inputs, 6-7 weights; every loaded tile is used twice.
-template <int kRowTiles, int kPanels>
-PACE_INLINE void linear_amx_tile(const BF16* x, int64_t x_bytes, const BF16* w, int64_t panel_stride, int64_t k,
-                                 float* sums, int64_t sums_bytes) {
+constexpr int64_t kTileRows = 16, kRowsOfTiles = 2 * kTileRows, kPanelsOfTiles = 2;
+
+// For `rows` rows, at most kRowsOfTiles, of which a tile takes `row_bytes` at a time.
+PACE_INLINE void configure_tiles(int64_t rows, int64_t row_bytes) {
+    const uint8_t upper = rows < kTileRows ? rows : kTileRows, lower = rows - upper, of_weights = row_bytes / 4;
+    const uint8_t tile_rows[8] = {upper, upper, lower, lower, upper, lower, of_weights, of_weights};
+    TileConfig config = {};
+    config.palette = 1;
+    for (int t = 0; t < 8; ++t) {
+        config.rows[t] = tile_rows[t];
+        config.row_bytes[t] = tile_rows[t] == 0 ? 0 : t == 4 || t == 5 ? row_bytes : 64;
+    }
+    tile_configure(config);
+}
+
+// Sums, 4 bytes each, of products over `bytes` of each row, a multiple of `row_bytes`; 16 times as many of a panel.
+template <class Element, int kRowTiles, int kPanels>
+PACE_INLINE void multiply_tile(const char* x, int64_t x_stride, const char* w, int64_t panel_stride, int64_t bytes, int64_t row_bytes,
+                               float* sums, int64_t sums_bytes) {
     tile_zero<0>();
     if constexpr (kPanels > 1) tile_zero<1>();
     if constexpr (kRowTiles > 1) tile_zero<2>();
     if constexpr (kRowTiles > 1 && kPanels > 1) tile_zero<3>();
-    for (int64_t i = 0; i < k; i += kPairPadding) {
-        tile_load<4>(x + i, x_bytes);
-        tile_load<6>(w + 16 * i, 64);
-        tile_dot<0, 4, 6>();
+    for (const char* const end = x + bytes; x < end; x += row_bytes, w += kTileRows * row_bytes) {
+        tile_load<4>(x, x_stride);
+        tile_load<6>(w, 64);
+        tile_dot<Element, 0, 4, 6>();
         if constexpr (kPanels > 1) {
-            tile_load<7>(w + panel_stride + 16 * i, 64);
-            tile_dot<1, 4, 7>();
+            tile_load<7>(w + panel_stride, 64);
+            tile_dot<Element, 1, 4, 7>();
         }
         if constexpr (kRowTiles > 1) {
-            tile_load<5>((const char*)(x + i) + 16 * x_bytes, x_bytes);
-            tile_dot<2, 5, 6>();
-            if constexpr (kPanels > 1) tile_dot<3, 5, 7>();
+            tile_load<5>(x + kTileRows * x_stride, x_stride);
+            tile_dot<Element, 2, 5, 6>();
+            if constexpr (kPanels > 1) tile_dot<Element, 3, 5, 7>();
         }
     }
     tile_store<0>(sums, sums_bytes);
     if constexpr (kPanels > 1) tile_store<1>(sums + 16, sums_bytes);
-    if constexpr (kRowTiles > 1) tile_store<2>((char*)sums + 16 * sums_bytes, sums_bytes);
-    if constexpr (kRowTiles > 1 && kPanels > 1) tile_store<3>((char*)(sums + 16) + 16 * sums_bytes, sums_bytes);
+    if constexpr (kRowTiles > 1) tile_store<2>((char*)sums + kTileRows * sums_bytes, sums_bytes);
+    if constexpr (kRowTiles > 1 && kPanels > 1) tile_store<3>((char*)(sums + 16) + kTileRows * sums_bytes, sums_bytes);
+}
+
+// multiply_tile for as many rows as tiles were configured for, and one panel or two. Strides in bytes.
+template <class Element>
+PACE_INLINE void multiply_tiles(int64_t rows, int64_t panels, const char* x, int64_t x_stride, const char* w, int64_t panel_stride,
+                                int64_t bytes, int64_t row_bytes, float* sums, int64_t sums_bytes) {
+    const bool lower = rows > kTileRows;
+    if (lower && panels > 1)
+        multiply_tile<Element, 2, 2>(x, x_stride, w, panel_stride, bytes, row_bytes, sums, sums_bytes);
+    else if (lower)
+        multiply_tile<Element, 2, 1>(x, x_stride, w, panel_stride, bytes, row_bytes, sums, sums_bytes);
+    else if (panels > 1)
+        multiply_tile<Element, 1, 2>(x, x_stride, w, panel_stride, bytes, row_bytes, sums, sums_bytes);
+    else
+        multiply_tile<Element, 1, 1>(x, x_stride, w, panel_stride, bytes, row_bytes, sums, sums_bytes);
 }
 
 static void linear_amx(const LinearArgs& a) {
-    const int64_t panel_stride = 16 * a.k_padded, x_bytes = 2 * a.x_stride, sums_bytes = 4 * a.sums_stride;
-    for (int64_t row = 0; row < a.rows; row += 32) {
-        const int64_t rows = a.rows - row < 32 ? a.rows - row : 32;
-        const uint8_t upper = rows < 16 ? rows : 16, lower = rows - upper;
-        TileConfig config = {};
-        config.palette = 1;
-        for (int t = 0; t < 8; ++t) config.row_bytes[t] = 64;
-        const uint8_t tile_rows[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
-        for (int t = 0; t < 8; ++t) {
-            config.rows[t] = tile_rows[t];
-            if (tile_rows[t] == 0) config.row_bytes[t] = 0;
-        }
-        tile_configure(config);
-        const BF16* x = (const BF16*)a.x + row * a.x_stride;
-        for (int64_t p = 0; p < a.panel_count; p += 2) {
-            const BF16* w = (const BF16*)a.panels + p * panel_stride;
-            float* sums = a.sums + row * a.sums_stride + 16 * p;
-            const bool two_panels = p + 1 < a.panel_count;
-            if (lower && two_panels)
-                linear_amx_tile<2, 2>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
-            else if (lower)
-                linear_amx_tile<2, 1>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
-            else if (two_panels)
-                linear_amx_tile<1, 2>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
-            else
-                linear_amx_tile<1, 1>(x, x_bytes, w, panel_stride, a.k_padded, sums, sums_bytes);
-        }
+    constexpr int64_t kElement = sizeof(BF16);
+    const int64_t panel_stride = 16 * a.k_padded * kElement, x_stride = a.x_stride * kElement;
+    for (int64_t row = 0; row < a.rows; row += kRowsOfTiles) {
+        const int64_t rows = a.rows - row < kRowsOfTiles ? a.rows - row : kRowsOfTiles;
+        configure_tiles(rows, kPairPadding * kElement);
+        for (int64_t p = 0; p < a.panel_count; p += kPanelsOfTiles)
+            multiply_tiles<BF16>(rows, a.panel_count - p, (const char*)a.x + row * x_stride, x_stride, (const char*)a.panels + p * panel_stride,
+                                 panel_stride, a.k_padded * kElement, kPairPadding * kElement, a.sums + row * a.sums_stride + 16 * p,
+                                 4 * a.sums_stride);
     }
     tile_release();
 }

@@ -31,7 +31,7 @@
 //     avx2     4 rows x 1 panel   (8 sums, 4 halves of weights, 2 of an input, a product: 15 of 16 registers)
 //     avx512   6 rows x 2 panels  (12 sums, and 12 in fp32, 4 weights, input: 29 of 32 registers)
 //   Up to kQuantizedRows rows, weights come from memory and pass by once, one panel at a time: see linear.inl.
-//   K blocks keep a tile's weights, 16 KB, in the first-level cache while all rows pass over them.
+//   K blocks keep a tile's weights, 16 KB, in the first-level cache while all rows pass over them (amx: linear_quantized_amx.inl).
 
 // Rows of a tile, and its panels where it finds its weights in cache.
 constexpr int kQuantizedRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;
@@ -266,6 +266,9 @@ static void linear_codes(const QuantizedLinearArgs& a) {
 
 static void linear_quantized(const QuantizedLinearArgs& a) {
     if (a.weight->layout == Layout::PanelF8) return linear_float8(a);
+#if PACE_ISA_LEVEL >= 5
+    if (a.rows > kQuantizedRows) return linear_quantized_amx(a);
+#endif
     if (a.weight->layout == Layout::PanelI8) return linear_codes<CodesI8>(a);
     if (a.weight->has_even_levels()) return linear_codes<CodesU4>(a);
     linear_codes<CodesU4Levels>(a);

@@ -1,8 +1,13 @@
 // AMX tiles: eight registers of 16 rows x 64 bytes. Real ones by inline assembly (the compiler's intrinsics are macros
 // that take literal register numbers only), emulated ones as a thread's array.
 //
-// NUMERICS of tile_dot<C, A, B>, as Intel's manual defines tdpbf16ps: for each element, the 16 products of even k and
-// the 16 of odd k are two chains in ascending order that start from zero; C + (even + odd). Subnormals count as zero.
+// NUMERICS of tile_dot<Element, C, A, B>, as Intel's manual defines them:
+//   BF16, tdpbf16ps   for each element, the 16 products of even k and the 16 of odd k are two chains in ascending order that
+//                     start from zero; C + (even + odd). Subnormals count as zero.
+//   int8_t, tdpbssd   C + the 64 products, in integers of 32 bits
+//
+// What a CPU refuses (an invalid opcode: no tests here run on one), the emulation does too: tiles that were not configured, and shapes
+// that do not belong together.
 #if PACE_ISA_LEVEL >= 5
 
 struct TileConfig {
@@ -21,24 +26,44 @@ struct TileState {
 };
 static thread_local TileState tile_state;
 
-PACE_INLINE void tile_configure(const TileConfig& config) { tile_state.config = config; }
-PACE_INLINE void tile_release() {}
+PACE_INLINE void require(bool what_a_cpu_does) {
+    if (!what_a_cpu_does) __builtin_trap();
+}
+PACE_INLINE void tile_configure(const TileConfig& config) {
+    require(config.palette == 1);
+    for (int t = 0; t < 8; ++t) require(config.rows[t] <= 16 && config.row_bytes[t] <= 64 && (config.rows[t] == 0) == (config.row_bytes[t] == 0));
+    tile_state = {config, {}};
+}
+template <int t>
+PACE_INLINE void require_tile() {
+    require(tile_state.config.rows[t] > 0);
+}
+template <int c, int a, int b>
+PACE_INLINE void require_product() {
+    const TileConfig& config = tile_state.config;
+    require_tile<c>(), require_tile<a>(), require_tile<b>();
+    require(config.rows[c] == config.rows[a] && config.row_bytes[c] == config.row_bytes[b] && config.row_bytes[a] == 4 * config.rows[b]);
+}
+PACE_INLINE void tile_release() { tile_state.config = {}; }
 template <int t>
 PACE_INLINE void tile_zero() {
+    require_tile<t>();
     memset(tile_state.data[t], 0, sizeof tile_state.data[t]);
 }
 template <int t>
 PACE_INLINE void tile_load(const void* p, int64_t stride) {
+    require_tile<t>();
     for (int r = 0; r < tile_state.config.rows[t]; ++r)
         memcpy(tile_state.data[t][r], (const char*)p + r * stride, tile_state.config.row_bytes[t]);
 }
 template <int t>
 PACE_INLINE void tile_store(void* p, int64_t stride) {
+    require_tile<t>();
     for (int r = 0; r < tile_state.config.rows[t]; ++r)
         memcpy((char*)p + r * stride, tile_state.data[t][r], tile_state.config.row_bytes[t]);
 }
 template <int c, int a, int b>
-PACE_INLINE void tile_dot() {
+PACE_INLINE void tile_dot_bf16() {
     for (int m = 0; m < tile_state.config.rows[c]; ++m) {
         F32 even = zero(), odd = zero(), sum = load((const float*)tile_state.data[c][m]);
         for (int k = 0; k < tile_state.config.row_bytes[a] / 4; ++k) {
@@ -54,6 +79,25 @@ PACE_INLINE void tile_dot() {
         for (int n = 0; n < 16; ++n) sum.v[n] = flush_subnormal(sum.v[n] + flush_subnormal(even.v[n] + odd.v[n]));
         store((float*)tile_state.data[c][m], sum);
     }
+}
+template <int c, int a, int b>
+PACE_INLINE void tile_dot_int8() {
+    for (int m = 0; m < tile_state.config.rows[c]; ++m) {
+        int32_t sums[16];
+        memcpy(sums, tile_state.data[c][m], sizeof sums);
+        for (int k = 0; k < tile_state.config.row_bytes[a]; ++k)
+            for (int n = 0; n < 16; ++n)
+                sums[n] += int32_t(int8_t(tile_state.data[a][m][k])) * int32_t(int8_t(tile_state.data[b][k / 4][4 * n + k % 4]));
+        memcpy(tile_state.data[c][m], sums, sizeof sums);
+    }
+}
+template <class Element, int c, int a, int b>
+PACE_INLINE void tile_dot() {
+    require_product<c, a, b>();
+    if constexpr (std::is_same_v<Element, BF16>)
+        tile_dot_bf16<c, a, b>();
+    else
+        tile_dot_int8<c, a, b>();
 }
 
 #else
@@ -72,9 +116,12 @@ template <int t>
 PACE_INLINE void tile_store(void* p, int64_t stride) {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(t) : "memory");
 }
-template <int c, int a, int b>
+template <class Element, int c, int a, int b>
 PACE_INLINE void tile_dot() {
-    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+    if constexpr (std::is_same_v<Element, BF16>)
+        __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+    else
+        __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
 
 #endif

@@ -1,7 +1,8 @@
 // Bytes and nibbles of quantised weights, and their exact products with bytes of an input.
 //
 //   Bytes      4 kLanes bytes; a lane is four k of one output
-//              load_bytes(p); low_nibbles, high_nibbles: 0..15;  Lookup(table)(b) = table[b] for bytes b of 0..15
+//              load_bytes(p), store_bytes(p, b) of 64 (levels 2+); low_nibbles, high_nibbles: 0..15
+//              Lookup(table)(b) = table[b] for bytes b of 0..15
 //   load_signed(p), of_signed(Bytes): any int8, as a Factor that is multiplied
 //   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied
 //   broadcast_input(p): the four inputs at p, -127..127, for every lane. A Factor multiplies FactorInputs, Nibbles NibblesInputs: int8, or
@@ -35,6 +36,7 @@ PACE_INLINE Bytes load_bytes(const void* p) {
     memcpy(result.v, p, sizeof result.v);
     return result;
 }
+PACE_INLINE void store_bytes(void* p, Bytes a) { memcpy(p, a.v, sizeof a.v); }
 PACE_INLINE Bytes low_nibbles(Bytes a) {
     for (int i = 0; i < 64; ++i) a.v[i] &= 15;
     return a;
@@ -74,6 +76,7 @@ struct Bytes {
 using Nibbles = Bytes;
 
 PACE_INLINE Bytes load_bytes(const void* p) { return {_mm512_loadu_si512(p)}; }
+PACE_INLINE void store_bytes(void* p, Bytes a) { _mm512_storeu_si512(p, a.v); }
 PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
 struct Lookup {
