@@ -106,6 +106,15 @@ def test_every_architecture(variant: int, tmp_path) -> None:
         assert all(matrix.weight.storage in (Int4(16).storage, Int8().storage) for matrix in found.matrices())
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_random_models_in_random_formats(seed, tmp_path) -> None:
+    """One of each architecture. (The sweep of quantization_sweep.py goes on from here.)"""
+    pytest.importorskip("transformers")
+    from tests.llm import quantization_sweep
+
+    assert quantization_sweep.check_case(seed, tmp_path) is None
+
+
 def storages(model) -> dict[str, Storage | torch.dtype]:
     return {part: matrix.weight.storage for matrix in model.matrices() for part in matrix.parts}
 

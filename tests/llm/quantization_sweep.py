@@ -1,0 +1,139 @@
+"""Random models in random formats, against transformers on the dequantised weights, and against themselves in other company.
+
+    python -m tests.llm.quantization_sweep --cases 300 --first-seed 0      # by hand, after a change in kernels, formats or packing: minutes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from pace.llm import LLMModel, PromptLookupConfig, QuantizationConfig, SamplingConfig
+from pace.quant import FORMATS
+from tests.llm.models.variants import save_tiny
+from tests.llm.test_quantization import dequantized
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
+GROUPS = {"int8": [16, 48, 128, None], "int4": [16, 32, 48, 64, 128, None], "nf4": [16, 64, 128], "fp4": [16, 64, 128], "fp8": [16, 32, 128]}
+NOISE = 0.08
+"""Of the kernels' logits, relative: 9 products, one after the other, of inputs that are rounded to max / 127 (0.5 to 1 % each), and keys and values in int8."""
+
+
+def random_fields(choose: random.Random, family: str) -> dict[str, Any]:
+    """Sizes that are no multiples of groups, panels or vectors, heads in groups, biases, one matrix for embedding and head."""
+    heads, head_dim, inner = choose.choice([2, 4, 6]), choose.choice([8, 16, 20, 40, 80]), choose.choice([24, 56, 96, 100, 144, 272])
+    fields = {"vocab_size": choose.choice([99, 101, 128, 257]), "hidden_size": heads * head_dim, "num_attention_heads": heads, "max_position_embeddings": 128}
+    fields["tie_word_embeddings"] = choose.random() < 0.5 and family != "phi"
+    if family == "opt":
+        return fields | {"ffn_dim": inner}
+    if family == "gptj":
+        return fields | {"n_inner": inner, "rotary_dim": choose.choice([4, 8])}
+    fields |= {"intermediate_size": inner, "num_key_value_heads": choose.choice([n for n in (1, 2, 3, 6) if heads % n == 0])}
+    if family == "llama":
+        fields |= {"attention_bias": choose.random() < 0.5, "mlp_bias": choose.random() < 0.5}
+    if family == "qwen3":
+        fields["head_dim"] = choose.choice([8, 16, 80])
+    if family == "mistral":
+        fields["sliding_window"] = choose.choice([None, 7, 33])
+    return fields
+
+
+def random_config(choose: random.Random) -> QuantizationConfig:
+    def format(name: str) -> dict[str, Any]:
+        options: dict[str, Any] = {"group": choose.choice(GROUPS[name])} if name in GROUPS else {}
+        if name == "int4" and options["group"]:
+            options["symmetric"] = choose.random() < 0.5
+        if name in ("nf4", "fp4"):
+            options["double_quantization"] = choose.random() < 0.5
+        return {"format": name, **options}
+
+    def choice() -> dict[str, Any] | None:
+        return choose.choice([None, *map(format, FORMATS)])
+
+    more: dict[str, Any] = {}
+    if choose.random() < 0.3:
+        more["embedding"] = more["lm_head"] = choice()
+    if choose.random() < 0.4:
+        more["overrides"] = {choose.choice(["*.0.*", "*.1.*", "*.[01].*", "*"]): choice() for _ in range(2)}
+    return QuantizationConfig(**format(choose.choice(list(FORMATS))), **more)
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def check_case(seed: int, folder: Path) -> str | None:
+    """What is wrong with a random model in a random format; None: nothing."""
+    choose = random.Random(seed)
+    family = FAMILIES[seed % len(FAMILIES)]
+    fields, config, kv = random_fields(choose, family), random_config(choose), choose.choice(["auto", "int8"])
+    wrong = _check_model(family, fields, config, kv, folder, choose)
+    return wrong and f"{wrong}: {family} {fields}, {config}, kv_cache_dtype={kv}"
+
+
+def _check_model(family: str, fields: dict[str, Any], config: QuantizationConfig, kv: str, folder: Path, choose: random.Random) -> str | None:
+    oracle = save_tiny(folder, family, fields)
+    state = dequantized(json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"), config)
+    oracle.load_state_dict(state, strict=False)  # a tied head is not in the file
+    oracle.tie_weights()
+    rows = [[choose.randrange(2, 90) for _ in range(length)] for length in (5, choose.randint(40, 100), 33)]
+    with torch.no_grad():
+        expected = oracle(torch.tensor([rows[1]])).logits[0]
+    options = {"dtype": "float32", "quantization": config, "num_threads": 1, "progress": False}
+    with LLMModel(folder, backend="torch", **options) as model, model.session() as session:
+        error = relative(session.append(rows[1], logits="all"), expected)
+        if not error < 1e-4:
+            return f"on torch, logits are off by {error:.2g}"
+    options["kv_cache_dtype"] = kv
+    greedy, beams = SamplingConfig(max_new_tokens=16, ignore_eos=True), SamplingConfig(max_new_tokens=10, num_beams=3, num_return_sequences=2)
+    with LLMModel(folder, **options) as model:
+        with model.session() as session:
+            error = relative(session.append(rows[1], logits="all"), expected)
+        if not error < NOISE:
+            return f"on the kernels, logits are off by {error:.2g}"
+        texts = [model.generate(row, greedy).generated_token_ids[0] for row in rows]
+        if model.generate(rows, greedy).generated_token_ids != texts:
+            return "texts in a batch differ"
+        if not all(torch.equal(scores, model.score(row)[0]) for row, scores in zip(rows, model.score(rows), strict=True)):
+            return "scores in a batch differ"
+        searched = [text for row in rows for text in model.generate(row, beams).generated_token_ids]
+        if model.generate(rows, beams).generated_token_ids != searched:
+            return "beams in a batch differ"
+    with LLMModel(folder, spec_config=PromptLookupConfig(), prefix_cache_bytes=0, **options) as model:
+        if model.generate(rows, greedy).generated_token_ids != texts:
+            return "texts with drafts differ"
+        if model.generate(rows, beams).generated_token_ids != searched:
+            return "beams without kept prefixes differ"
+    return None
+
+
+def sweep(first_seed: int, num_cases: int) -> int:
+    """Prints what is wrong, and returns how many cases were."""
+    num_wrong = 0
+    for seed in range(first_seed, first_seed + num_cases):
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = check_case(seed, Path(folder))
+        if wrong:
+            num_wrong += 1
+            print(f"case {seed}: {wrong}", flush=True)
+    print(f"{num_cases} cases from {first_seed} on, {num_wrong} wrong")
+    return num_wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Compare random models in random formats with transformers on the dequantised weights.")
+    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--first-seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("pace").setLevel(logging.ERROR)  # parts that become floats are told
+    sys.exit(min(1, sweep(arguments.first_seed, arguments.cases)))
