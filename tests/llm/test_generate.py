@@ -123,9 +123,9 @@ def test_every_kind_of_input_is_the_same_prompt(model: LLMModel) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_seen_through_and_given_back(model: LLMModel, side: str) -> None:
+def test_padding_is_seen_through_and_given_back(model: LLMModel, side: str, monkeypatch) -> None:
     texts = ["Once upon a time there", "fox", "the café"]
-    model.tokenizer.padding_side = side
+    monkeypatch.setattr(model.tokenizer, "padding_side", side)  # other tests share the model
     batch = model.tokenizer(texts, padding=True, return_tensors="pt")
     out = model.generate(batch, GREEDY)
     singles = [model.generate(text, GREEDY).generated_token_ids[0] for text in texts]
