@@ -90,6 +90,14 @@ def encode(texts: Sequence[str] | Sequence[list[int]], tokenizer: Any, vocab_siz
     return [row[1:] if isinstance(text, str) and row[:2] == [bos, bos] else row for text, row in zip(texts, rows)]
 
 
+def read_context(context: int | None, longest: int) -> int:
+    """Tokens of a window for a model that takes `longest`; None for the default. Raises ValueError for fewer than two, or more than that."""
+    context = min(CONTEXT, longest) if context is None else context
+    if not 2 <= context <= longest:
+        raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
+    return context
+
+
 def windows(rows: Sequence[list[int]], context: int) -> Iterator[list[int]]:
     """The rows in runs of at most `context` tokens, each beginning with the last token of the one before: so that every token but a
     row's first is predicted once."""
@@ -116,10 +124,7 @@ def evaluate(
     Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and for models
     that do not share their vocabulary."""
     models = [model] if reference is None else [model, reference]
-    longest = min(m._open.engine.max_length for m in models)
-    context = min(CONTEXT, longest) if context is None else context
-    if not 2 <= context <= longest:
-        raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
+    context = read_context(context, min(m._open.engine.max_length for m in models))
     rows = encode(texts, model.tokenizer, model.config.vocab_size)
     if reference is not None:
         _check_comparable(model, reference, texts, rows)

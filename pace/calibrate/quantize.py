@@ -25,7 +25,7 @@ from pace.calibrate import layout, migration
 from pace.calibrate.recording import CalibrationText, InputStatistics
 from pace.calibrate.report import Report, compare_models
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
-from pace.eval import CONTEXT, encode, windows
+from pace.eval import encode, read_context, windows
 from pace.llm.layers import Embedding, Layer, Linear, LMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -380,10 +380,7 @@ def _windows(
     texts: Sequence[str], tokenizer: Any, model: BaseModelForCausalLM, context: int | None, max_tokens: int
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Windows to calibrate on, and those that are kept for the report. Raises ValueError for too few tokens."""
-    longest = model.max_position_embeddings
-    context = min(CONTEXT, longest) if context is None else context
-    if not 2 <= context <= longest:
-        raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
+    context = read_context(context, model.max_position_embeddings)
     texts = _some(texts, CHARACTERS_A_TOKEN * max_tokens * REPORT_SHARE // (REPORT_SHARE - 1))
     found = list(windows(encode(texts, tokenizer, model.vocab_size), context))
     kept = found[REPORT_SHARE - 1 :: REPORT_SHARE]

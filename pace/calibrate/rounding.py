@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops.storage import CODES, QuantizedRows, Storage
+from pace.quant import int4
 
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
 """Least and greatest level of a code; what int4 stores is 8 more."""
@@ -23,8 +24,8 @@ DAMPING = 0.01
 BLOCK = 32
 """Columns whose errors reach the rest of the matrix in one product."""
 
-STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0, 10.0)
-"""Of a group's int4 scales that are tried: the weight of largest magnitude is so many steps from zero, on the side of level -8."""
+STEPS_TO_LARGEST = (*int4.STEPS_TO_LARGEST, 10.0)
+"""Of a group's int4 scales that are tried; where squared errors have weights, the largest weight may matter little."""
 
 
 def importance(hessian_diagonal: Tensor) -> Tensor:
@@ -43,18 +44,8 @@ def fit_scales(weight: Tensor, storage: Storage, weights: Tensor) -> Tensor:
         scales = x.abs().amax(-1) / 127
         return scales if storage.group is None else _stored(scales)
     weights = functional.pad(weights, padding).unflatten(0, (count, group))
-    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-    x = x / torch.where(largest == 0, 1.0, largest)
-    scales, least = torch.zeros(x.shape[:-1]), torch.zeros(x.shape[:-1])
-    for steps in STEPS_TO_LARGEST:
-        levels = (x * -steps).round_().clamp_(-8, 7)
-        weighted = levels * weights
-        squares, products = (levels * weighted).sum(-1), (x * weighted).sum(-1)
-        fitted = products / squares.clamp_(min=torch.finfo(torch.float32).tiny)
-        error = -fitted * products  # less what is the same for all
-        better = error < least
-        scales, least = torch.where(better, fitted, scales), torch.where(better, error, least)
-    return _stored(scales * largest[..., 0])
+    x, largest = int4.by_largest(x)
+    return _stored(int4.fitted_scales(x, STEPS_TO_LARGEST, weights) * largest[..., 0])
 
 
 def _stored(scales: Tensor) -> Tensor:

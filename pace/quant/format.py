@@ -108,3 +108,10 @@ def count_below(x: Tensor, bounds: list[float]) -> Tensor:
     for bound in bounds[1:]:
         count += (x > bound).view(torch.uint8)
     return count
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """float32 of E8M0 bytes: 2^(byte - 127), NaN of 255."""
+    exponents = exponents.view(torch.uint8).int()
+    powers = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)  # 2^-127 is subnormal
+    return torch.where(exponents == 255, torch.nan, powers)

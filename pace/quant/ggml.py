@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pace.ops.storage import CODES, QuantizedRows, Storage
-from pace.quant.format import CHUNK_ELEMENTS
+from pace.quant.format import CHUNK_ELEMENTS, power_of_two
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
 """Codes `[blocks, weights]`, scales and mins `[blocks, groups]`."""
@@ -140,11 +140,8 @@ def _iq4_xs(blocks: Tensor) -> Parts:
     return fields(blocks[:, 8:], 16, 4), half(blocks, 0) * (groups.view(torch.int8) - 32), None
 
 
-_E8M0 = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)] + [torch.nan])
-
-
 def _mxfp4(blocks: Tensor) -> Parts:
-    return fields(blocks[:, 1:], 16, 4), _E8M0[blocks[:, :1].long()], None
+    return fields(blocks[:, 1:], 16, 4), power_of_two(blocks[:, :1]), None
 
 
 BLOCK_TYPES: dict[int, BlockType] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,18 +43,31 @@ class Int4(Format):
 
 def symmetric_int4(x: Tensor) -> tuple[Tensor, Tensor, None]:
     """As `Format._quantize`."""
+    x, largest = by_largest(x)
+    scales = fitted_scales(x, STEPS_TO_LARGEST)
+    codes = x.div_(torch.where(scales == 0, 1.0, scales)[..., None]).round_().clamp_(-8, 7).add_(8)
+    return codes, scales * largest[..., 0], None
+
+
+def by_largest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups `[..., group]` over their weight of largest magnitude, and these `[..., 1]`; groups of zeros stay zeros."""
     largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-    x = x / torch.where(largest == 0, 1.0, largest)
+    return x / torch.where(largest == 0, 1.0, largest), largest
+
+
+def fitted_scales(x: Tensor, steps_to_largest: Sequence[float], weights: Tensor | None = None) -> Tensor:
+    """Scales of groups as `by_largest` gives them: of those that put the largest weight so many steps from zero, each fitted by least squares to the
+    levels that it gives, the one with the least squared error. `weights`, positive: of the elements' squared errors."""
     scales, least = torch.zeros(x.shape[:-1]), torch.zeros(x.shape[:-1])
-    for steps in STEPS_TO_LARGEST:
+    for steps in steps_to_largest:
         levels = (x * -steps).round_().clamp_(-8, 7)
-        squares, products = levels.square().sum(-1), (x * levels).sum(-1)
-        fitted = products / squares.clamp_(min=1)
+        weighted = levels if weights is None else levels * weights
+        squares, products = (levels * weighted).sum(-1), (x * weighted).sum(-1)
+        fitted = products / squares.clamp_(min=torch.finfo(torch.float32).tiny)
         error = -fitted * products  # less the sum of x^2, which is the same for all
         better = error < least
         scales, least = torch.where(better, fitted, scales), torch.where(better, error, least)
-    codes = x.div_(torch.where(scales == 0, 1.0, scales)[..., None]).round_().clamp_(-8, 7).add_(8)
-    return codes, scales * largest[..., 0], None
+    return scales
 
 
 def affine_int4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from pace.ops.storage import MIN_GROUP, QuantizedRows, Storage
 from pace.quant.checkpoints.method import MAX_GROUP, Method, modules_stored_as, read_name, refused, wrong
-from pace.quant.checkpoints.stored import FLOATS, StoredMatrix, TensorSource, power_of_two
+from pace.quant.checkpoints.stored import FLOATS, StoredMatrix, TensorSource
+from pace.quant.format import power_of_two
 
 EXPONENTS = tuple(dtype for dtype in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)) if dtype)
 SCALES = (".weight_scale_inv", ".weight_scale")

@@ -15,7 +15,8 @@ import torch
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.checkpoints.fp8 import EXPONENTS
 from pace.quant.checkpoints.method import Method, modules_with
-from pace.quant.checkpoints.stored import StoredMatrix, TensorSource, power_of_two, unpack
+from pace.quant.checkpoints.stored import StoredMatrix, TensorSource, unpack
+from pace.quant.format import power_of_two
 
 BLOCK = 32
 

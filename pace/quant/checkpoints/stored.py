@@ -219,10 +219,3 @@ def as_octets(values: Tensor) -> Tensor:
     if not values.is_contiguous() or values.stride(-1) != 1:  # torch calls a dimension of 1 contiguous whatever its stride
         values = values.clone(memory_format=torch.contiguous_format)
     return values.view(torch.uint8)
-
-
-def power_of_two(exponents: Tensor) -> Tensor:
-    """float32 of E8M0 bytes: 2^(byte - 127), NaN of 255."""
-    exponents = exponents.view(torch.uint8).int()
-    powers = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)  # 2^-127 is subnormal
-    return torch.where(exponents == 255, torch.nan, powers)

@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.checkpoints import read_quant_method
-from pace.quant.checkpoints.stored import power_of_two, unpack
+from pace.quant.checkpoints.stored import unpack
+from pace.quant.format import power_of_two
 from tests.quant.checkpoints import packers
 
 N, K = 48, 96
