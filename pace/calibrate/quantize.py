@@ -36,7 +36,7 @@ from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.llm.models.safetensors_file import TensorInfo
 from pace.llm.models.safetensors_writer import SafetensorsWriter
 from pace.ops import reference
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.storage import QuantizedRows
 from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
 
 logger = logging.getLogger("pace")
