@@ -67,7 +67,8 @@ VNNI_CODES = {
     "int4": replace(AVX512, weights=0.80, products=2.54),
     "float8": replace(AVX512, weights=0.28, products=0.74),
 }
-"""Integers are multiplied by VNNI in all sets that have it, `amx` among them. Products of them are more than the fp32 peak."""
+"""Of all sets that have VNNI. Products of integers are more than the fp32 peak; `amx` multiplies those of many rows on tiles, measured on no machine yet, so that its
+prefill should be underestimated."""
 
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
