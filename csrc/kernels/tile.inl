@@ -22,7 +22,7 @@ static_assert(sizeof(TileConfig) == 64);
 
 struct TileState {
     TileConfig config;
-    uint8_t data[8][16][64];
+    alignas(64) uint8_t data[8][16][64];
 };
 static thread_local TileState tile_state;
 
