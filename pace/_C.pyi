@@ -49,6 +49,12 @@ def place_packed(weight: int) -> None:
 
 def pack_rows(weight: int, row: int, rows: int, source: int, source_dtype: int, source_stride: int) -> None: ...
 def pack_codes(weight: int, row: int, rows: int, codes: int, codes_stride: int, scales: int, mins: int) -> None: ...
+def quantize_rows(
+    quantizer: int, source: int, source_dtype: int, source_stride: int, rows: int, k: int, group: int, rounds_scales: bool,
+    bounds: int, bound_count: int, code_of_level: int, codes: int, nibbles: bool, scales: int, mins: int,
+) -> bool:  # fmt: skip
+    """False where an element of the source is not finite: nothing that was written counts then."""
+
 def gather_rows(weight: int, order: int, ids: int, count: int, out: int, widen: bool) -> None: ...
 def linear(
     x: int, x_stride: int, rows: int, weight: int, order: int, bias: int, activation: int, residual: int, out: int

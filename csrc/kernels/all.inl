@@ -13,6 +13,7 @@
 #include "tile.inl"
 #include "elementwise.inl"
 #include "pack.inl"
+#include "quantize_weights.inl"
 #include "linear.inl"
 #include "kv_cache.inl"
 #include "quantize_input.inl"

@@ -16,6 +16,7 @@ constexpr KernelTable kernel_table = {
     .tile_rows = PACE_ISA_LEVEL >= 5 ? 32 : kManyRows,
     .pack_panel = pack_panel,
     .unpack_row = unpack_row,
+    .quantize_row = quantize_row,
 #if PACE_ISA_LEVEL >= 5
     .linear = {linear<WeightF32>, linear_amx, linear<WeightF16>},
 #else

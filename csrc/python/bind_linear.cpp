@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 
 #include "bindings.h"
@@ -59,6 +60,31 @@ void pack_codes(Address weight, int64_t row, int64_t rows, Address codes, int64_
     pace::execute(op);
 }
 
+// False where an element of the source is not finite.
+bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t source_stride, int64_t rows, int64_t k, int64_t group, bool rounds_scales,
+                   Address bounds, int bound_count, Address code_of_level, Address codes, bool nibbles, Address scales, Address mins) {
+    std::atomic<bool> all_finite{true};
+    pace::QuantizeRowsOp op = {};
+    op.row.quantizer = pace::Quantizer(quantizer);
+    op.row.rounds_scales = rounds_scales;
+    op.row.source_dtype = pace::DType(source_dtype);
+    op.row.source = at<const void>(source);
+    op.row.k = k;
+    op.row.group = group;
+    op.row.bounds = at<const float>(bounds);
+    op.row.bound_count = bound_count;
+    op.row.code_of_level = at<const uint8_t>(code_of_level);
+    op.row.codes = at<uint8_t>(codes);
+    op.row.scales = at<float>(scales);
+    op.row.mins = at<float>(mins);
+    op.rows = rows;
+    op.source_stride = source_stride;
+    op.nibbles = nibbles;
+    op.all_finite = &all_finite;
+    pace::execute(op);
+    return all_finite;
+}
+
 void gather_rows(Address weight, Address order, Address ids, int64_t count, Address out, bool widen) {
     pace::GatherOp op = {at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, at<const int32_t>(order),
                          0,                      0};
@@ -84,6 +110,7 @@ void bind_linear(py::module_& m) {
     m.def("place_packed", [](Address weight) { pace::place_packed(at<void>(weight)); }, release);
     m.def("pack_rows", pack_rows, release);
     m.def("pack_codes", pack_codes, release);
+    m.def("quantize_rows", quantize_rows, release);
     m.def("gather_rows", gather_rows, release);
     m.def("linear", linear, release);
     m.def("activation", activation, release);

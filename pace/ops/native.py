@@ -7,6 +7,7 @@ one call, which releases the GIL and shares its work among the threads of the po
 from pace.ops.native_attention import attention, rotary_, store_kv
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
 from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
+from pace.ops.native_quantize import quantize
 from pace.ops.native_sampling import argmax, log_softmax, softmax, top_k_top_p_
 from pace.ops.weight import PackedWeight, empty_weight, pack_quantized_, pack_rows_, unpack, weight_nbytes
 
@@ -24,6 +25,7 @@ __all__ = [
     "log_softmax",
     "pack_quantized_",
     "pack_rows_",
+    "quantize",
     "rms_norm",
     "rotary_",
     "softmax",

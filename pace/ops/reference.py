@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops import checks
+from pace.ops.quantizer import Quantizer
 from pace.ops.storage import QuantizedRows, Storage
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
     Disjoint rows may be written from several threads."""
     checks.check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
     weight.matrix[row : row + rows.shape[0]] = rows.dequantize()
+
+
+def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
+    """`rows [R, K]` of any float dtype in a format. Raises ValueError that says `name` where an element is NaN or infinite."""
+    return format.quantize(rows, name)
 
 
 def unpack(weight: DenseWeight) -> Tensor:

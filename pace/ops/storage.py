@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -83,38 +83,53 @@ class QuantizedRows:
     """Rows of a quantised matrix, one code an element: what readers and quantisers make, and `pack_quantized_` takes.
 
     codes `[rows, K]` of `CODES[storage.code]`; scales, and mins where the storage has them, float32 `[rows, groups]`. `order`, an
-    int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input; None: j. Raises ValueError
-    where shapes, dtypes or codes do not fit."""
+    int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input; None: j. With `paired_k` = K,
+    codes of int4 come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low bits: as most files have them, so that nobody
+    need take them apart. Raises ValueError where shapes, dtypes or codes do not fit."""
 
     storage: Storage
     codes: Tensor
     scales: Tensor
     mins: Tensor | None = None
     order: Tensor | None = None
+    paired_k: int | None = None
 
     def __post_init__(self) -> None:
         codes, storage = self.codes, self.storage
         if codes.ndim != 2 or codes.dtype != CODES[storage.code]:
             raise ValueError(f"{storage.code} codes are a matrix of {CODES[storage.code]}; got {codes.dtype} of shape {tuple(codes.shape)}")
-        groups = (codes.shape[0], storage.num_groups(codes.shape[1]))
+        if self.paired_k is not None and (storage.code != "int4" or codes.shape[1] != -(-self.paired_k // 2)):
+            raise ValueError(f"codes of int4 alone come in pairs, ceil(K / 2) bytes a row; got {storage.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}")
+        k = self.shape[1]
+        groups = (codes.shape[0], storage.num_groups(k))
         if (self.mins is not None) != storage.has_mins:
             raise ValueError(f"a storage {'with' if storage.has_mins else 'without'} minima was given {'none' if storage.has_mins else 'some'}")
         for name, values in (("scales", self.scales), ("mins", self.mins)):
             if values is not None and (tuple(values.shape) != groups or values.dtype != torch.float32):
                 raise ValueError(f"{name} are float32 {groups}; got {values.dtype} of shape {tuple(values.shape)}")
-        if self.order is not None and (tuple(self.order.shape) != (codes.shape[1],) or self.order.dtype != torch.int64):
-            raise ValueError(f"order is int64 ({codes.shape[1]},); got {self.order.dtype} of shape {tuple(self.order.shape)}")
-        if storage.code == "int4" and codes.numel() and codes.max() > 15:
+        if self.order is not None and (tuple(self.order.shape) != (k,) or self.order.dtype != torch.int64):
+            raise ValueError(f"order is int64 ({k},); got {self.order.dtype} of shape {tuple(self.order.shape)}")
+        if storage.code == "int4" and self.paired_k is None and codes.numel() and codes.max() > 15:
             raise ValueError(f"int4 codes are 0..15; got {codes.max().item()}")
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        return tuple(self.codes.shape)
+        return self.codes.shape[0], self.codes.shape[1] if self.paired_k is None else self.paired_k
+
+    def unpaired(self) -> QuantizedRows:
+        """The same with a code an element."""
+        if self.paired_k is None:
+            return self
+        pairs = self.codes.to(torch.int16)
+        codes = (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
+        return replace(self, codes=codes[:, : self.paired_k], paired_k=None)
 
     def as_storage(self, storage: Storage) -> QuantizedRows:
         """The same values in a storage that `common_storage` gave for it and others."""
         if storage == self.storage:
             return self
+        if storage.code != self.storage.code and self.paired_k is not None:
+            return self.unpaired().as_storage(storage)
         k, groups = self.shape[1], storage.num_groups(self.shape[1])
         repeats = groups if self.storage.group is None else self.storage.group // storage.group
 
@@ -126,11 +141,11 @@ class QuantizedRows:
             factor = INT8_FACTORS[self.storage.codebook]
             codes, scales = (self.storage.levels * factor).to(torch.int8)[codes.int()], scales / factor
         mins = spread(self.mins) if self.mins is not None else torch.zeros(codes.shape[0], groups) if storage.has_mins else None
-        return QuantizedRows(storage, codes, spread(scales), mins, self.order)
+        return QuantizedRows(storage, codes, spread(scales), mins, self.order, self.paired_k)
 
     @property
     def nbytes(self) -> int:
-        """Of what it holds here, a byte for each code."""
+        """Of what it holds here."""
         return sum(part.nbytes for part in (self.codes, self.scales, self.mins, self.order) if part is not None)
 
     def dequantize(self) -> Tensor:
@@ -140,7 +155,7 @@ class QuantizedRows:
         if storage.code == "float8":
             levels = self.codes.view(torch.float8_e4m3fn).float()
         elif storage.code == "int4":
-            levels = storage.levels[self.codes.long()]
+            levels = storage.levels[self.unpaired().codes.long()]
         else:
             levels = self.codes.float()
         group = storage.group or k

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import Storage
 from pace.quant.format import Format, normalize
 
@@ -27,6 +28,10 @@ class FP8(Format):
     @property
     def storage(self) -> Storage:
         return Storage("float8", self.group)
+
+    @property
+    def kernel(self) -> QuantizerKernel:
+        return QuantizerKernel("fp8")
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, largest = normalize(x)

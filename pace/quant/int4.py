@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import Storage
-from pace.quant.format import Format, as_packed, normalize
+from pace.quant.format import Format, as_packed, normalize, ordered_sum
 
 STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0)
 """Tried for the weight of largest magnitude, whose side gets the level 8 steps from zero (the other side has 7). Relative error of
@@ -37,6 +38,10 @@ class Int4(Format):
             raise ValueError("groups alone have zero points; with symmetric=False give a group, as 32 or 64, or leave whole rows symmetric")
         return Storage("int4", self.group, has_mins=not self.symmetric)
 
+    @property
+    def kernel(self) -> QuantizerKernel:
+        return QuantizerKernel("int4" if self.symmetric else "affine int4")
+
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         return symmetric_int4(x) if self.symmetric else affine_int4(x)
 
@@ -62,7 +67,7 @@ def fitted_scales(x: Tensor, steps_to_largest: Sequence[float], weights: Tensor 
     for steps in steps_to_largest:
         levels = (x * -steps).round_().clamp_(-8, 7)
         weighted = levels if weights is None else levels * weights
-        squares, products = (levels * weighted).sum(-1), (x * weighted).sum(-1)
+        squares, products = ordered_sum(levels * weighted), ordered_sum(x * weighted)
         fitted = products / squares.clamp_(min=torch.finfo(torch.float32).tiny)
         error = -fitted * products  # less the sum of x^2, which is the same for all
         better = error < least
@@ -76,11 +81,11 @@ def affine_int4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     low, high = x.aminmax(dim=-1, keepdim=True)
     length = (high - low).clamp_(min=torch.finfo().tiny)
     unit = (x - low) / length
-    size, total = x.shape[-1], unit.sum(-1)
+    size, total = x.shape[-1], ordered_sum(unit)
     scales, mins, least = torch.zeros(total.shape), torch.zeros(total.shape), torch.full(total.shape, torch.inf)
     for share in SHARES_OF_RANGE:
         levels = (unit * (15 / share) + 7.5 * (1 - 1 / share)).round_().clamp_(0, 15)
-        sums, squares, products = levels.sum(-1), levels.square().sum(-1), (unit * levels).sum(-1)
+        sums, squares, products = ordered_sum(levels), ordered_sum(levels.square()), ordered_sum(unit * levels)
         scale = (size * products - total * sums) / (size * squares - sums.square()).clamp_(min=1)
         start = (total - scale * sums) / size
         error = -scale * products - start * total  # less the sum of squares

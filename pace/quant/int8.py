@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import Storage
 from pace.quant.format import Format, normalize
 
@@ -22,6 +23,10 @@ class Int8(Format):
     @property
     def storage(self) -> Storage:
         return Storage("int8", self.group)
+
+    @property
+    def kernel(self) -> QuantizerKernel:
+        return QuantizerKernel("int8")
 
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, largest = normalize(x)

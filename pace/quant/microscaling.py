@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import CODEBOOKS, Storage
 from pace.quant.fp8 import e4m3_codes
 from pace.quant.format import Format, count_below
@@ -48,6 +49,10 @@ class MXFP4(Microscaling):
     def storage(self) -> Storage:
         return Storage("int4", BLOCK, codebook="mxfp4")
 
+    @property
+    def kernel(self) -> QuantizerKernel:
+        return QuantizerKernel("mxfp4", _E2M1_BOUNDS)
+
     @staticmethod
     def _codes(x: Tensor) -> Tensor:
         return count_below(x.abs(), _E2M1_BOUNDS) | (x < 0).view(torch.uint8) << 3
@@ -64,17 +69,21 @@ class MXFP8(Microscaling):
     def storage(self) -> Storage:
         return Storage("float8", BLOCK)
 
+    @property
+    def kernel(self) -> QuantizerKernel:
+        return QuantizerKernel("mxfp8")
+
     @staticmethod
     def _codes(x: Tensor) -> Tensor:
         return e4m3_codes(x)
 
 
-def _bounds_to_even(levels: Tensor) -> list[float]:
+def _bounds_to_even(levels: Tensor) -> Tensor:
     """For `count_below`, which gives a bound itself to the level below: halfway between two levels, and just below that where the
     level above has the even code."""
     halfway = (levels[:-1] + levels[1:]) / 2
     above_is_even = torch.arange(1, len(levels)) % 2 == 0
-    return torch.where(above_is_even, torch.nextafter(halfway, torch.zeros(())), halfway).tolist()
+    return torch.where(above_is_even, torch.nextafter(halfway, torch.zeros(())), halfway)
 
 
 _E2M1_BOUNDS = _bounds_to_even(torch.tensor(CODEBOOKS["mxfp4"][:8]))

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import CODEBOOKS, Storage
 from pace.quant.format import Format, count_below, normalize
 
@@ -30,14 +31,18 @@ class Codebook(Format):
     def storage(self) -> Storage:
         return Storage("int4", self.group, codebook=self.name)
 
+    @property
+    def kernel(self) -> QuantizerKernel:
+        return QuantizerKernel("codebook", *_ascending(self.name), gives_final_scales=not self.double_quantization)
+
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scales = normalize(x)
         bounds, order = _ascending(self.name)
         below = count_below(x, bounds)
         return below if order is None else order[below.int()], scales, None
 
-    def _final_scales(self, scales: Tensor) -> Tensor:
-        return nested(scales) if self.double_quantization else scales
+    def final_scales(self, scales: Tensor) -> Tensor:
+        return super().final_scales(nested(scales) if self.double_quantization else scales)
 
 
 class NF4(Codebook):
@@ -53,13 +58,13 @@ class FP4(Codebook):
 
 
 @cache
-def _ascending(codebook: str) -> tuple[list[float], Tensor | None]:
+def _ascending(codebook: str) -> tuple[Tensor, Tensor | None]:
     """Bounds halfway between ascending levels, and the codes of these; None for 0 to 15."""
     levels = torch.tensor(CODEBOOKS[codebook])
     ascending = levels.unique()
     codes = torch.stack([(levels == level).nonzero()[0, 0] for level in ascending])
     in_order = torch.equal(codes, torch.arange(len(levels)))
-    return ((ascending[:-1] + ascending[1:]) / 2).tolist(), None if in_order else codes.to(torch.uint8)
+    return (ascending[:-1] + ascending[1:]) / 2, None if in_order else codes.to(torch.uint8)
 
 
 def nested(scales: Tensor) -> Tensor:

@@ -72,6 +72,24 @@ struct PackArgs {
     int64_t k;
 };
 
+// quantize_row: a row of floats to codes and scales. See kernels/quantize_weights.inl.
+struct QuantizeRow {
+    Quantizer quantizer;
+    bool rounds_scales;  // to eleven bits, as those of groups are packed
+    DType source_dtype;
+    const void* source;
+    int64_t k, group;              // the last group may be shorter
+    const float* bounds;           // [bound_count] between the levels of Codebook and MXFP4, ascending
+    int bound_count;
+    const uint8_t* code_of_level;  // [bound_count + 1] of Codebook, by ascending level; null: 0, 1, ...
+    float* stage;                  // stage_floats(group) to work in
+    uint8_t* codes;                // [k], a byte each, and 15 more that are written
+    float* scales;                 // [groups]
+    float* mins;                   // [groups] of AffineInt4, else null
+
+    static int64_t stage_floats(int64_t group) { return 2 * round_up(group, 16); }
+};
+
 // One row of a norm. With a residual, x + residual is normalised and also written to `sum`.
 struct NormRow {
     const float* x;
@@ -101,6 +119,7 @@ struct KernelTable {
     void (*pack_panel)(const PackArgs&);
     // One row of a panel as k elements: fp32 if `widen`, else the weight's dtype.
     void (*unpack_row)(Layout, const void* panel, int64_t row, int64_t k, void* out, bool widen);
+    bool (*quantize_row)(const QuantizeRow&);  // false where an element is not finite
     void (*linear[3])(const LinearArgs&);  // by the weight's DType
     // -- of quantised weights (kernels/quantize_input.inl, linear_quantized.inl, linear_float8.inl)
     void (*quantize_input)(const float* x, const PackedHeader& weight, void* row);  // x [k] -> QuantizedInput

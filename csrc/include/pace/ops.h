@@ -7,6 +7,7 @@
 // thread pool; Program (pace/program.h) runs the same structs, a whole step of a model at once.
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <utility>
 #include <vector>
@@ -100,6 +101,22 @@ struct PackQuantizedOp {
     int64_t codes_stride;
     const float* scales;   // [rows][groups]
     const float* mins;     // [rows][groups], where the weight has minima
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk;
+};
+
+// Codes and scales of rows of floats (ops/quantize_weights.cpp).
+struct QuantizeRowsOp {
+    static constexpr int kPhases = 1;
+    QuantizeRow row;        // of the first row, without `stage`; outputs of rows follow each other
+    int64_t rows;
+    int64_t source_stride;  // elements between rows
+    bool nibbles;           // codes [rows][ceil(k / 2)], the first of two in the low bits; else [rows][k]
+    std::atomic<bool>* all_finite;  // set to false where an element is not; outputs are then incomplete
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }

@@ -43,6 +43,9 @@ enum class Layout : uint16_t {
 // What a quantised weight holds for each element (pace/ops/storage.py); None in others.
 enum class Code : uint32_t { None = 0, I8, U4, F8 };
 
+// How rows of floats become codes and scales: the formats of pace/quant, Codebook being nf4 and fp4.
+enum class Quantizer : uint32_t { Int8, Int4, AffineInt4, Codebook, MXFP4, MXFP8, FP8 };
+
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
 

@@ -25,10 +25,10 @@ class WeightPlan:
     order: Tensor | None = None
     """Of the columns, as in `QuantizedRows`."""
 
-    def prepare(self, rows: Tensor | QuantizedRows, part: str) -> Tensor | QuantizedRows:
+    def prepare(self, ops: ModuleType, rows: Tensor | QuantizedRows, part: str) -> Tensor | QuantizedRows:
         """Rows of a part as the weight takes them. Raises ValueError that names the tensor for floats that cannot be quantised."""
         if part in self.formats:
-            rows = self.formats[part].quantize(rows, f"{part}.weight")
+            rows = ops.quantize(rows, self.formats[part], f"{part}.weight")
         if isinstance(rows, QuantizedRows):
             return rows.dequantize() if self.storage is None else rows.as_storage(self.storage)
         return rows
@@ -70,7 +70,7 @@ class Linear(Layer):
         return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(self.n, self.k, self.plan.storage or dtype, self.glu)
 
     def _fill(self, source: Tensor | QuantizedRows, part: str, row: int) -> None:
-        rows = self.plan.prepare(source, part)
+        rows = self.plan.prepare(self._ops, source, part)
         if isinstance(rows, QuantizedRows):
             self._ops.pack_quantized_(self.weight, rows, row)
         else:

@@ -1,0 +1,53 @@
+// Rows of floats to codes and scales, some rows a chunk: the order of the arguments of pace.ops.native.quantize, the work of
+// kernels/quantize_weights.inl.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "pace/ops.h"
+
+namespace pace {
+
+namespace {
+
+// Elements of a chunk: some 50 us of work.
+constexpr int64_t kChunkElements = 64 * 1024;
+
+// Two codes a byte, the first in the low bits; what is left of the last byte stays zero.
+void pack_nibbles(const uint8_t* codes, int64_t k, uint8_t* out) {
+    for (int64_t i = 0; i < k / 2; ++i) out[i] = uint8_t(codes[2 * i] | codes[2 * i + 1] << 4);
+    if (k % 2) out[k / 2] = codes[k - 1];
+}
+
+}  // namespace
+
+void QuantizeRowsOp::prepare(int) {
+    if (row.k < 1 || row.group < 1 || rows < 0) throw std::invalid_argument("rows to quantise have at least one element, and so have groups");
+    rows_per_chunk = std::max<int64_t>(1, kChunkElements / row.k);
+    chunk_count = divide_up(rows, rows_per_chunk);
+}
+
+void QuantizeRowsOp::run(int, int64_t chunk, int) const {
+    const int64_t groups = divide_up(row.k, row.group), stage_floats = QuantizeRow::stage_floats(std::min(row.group, row.k));
+    QuantizeRow args = row;
+    args.group = std::min(row.group, row.k);
+    args.stage = static_cast<float*>(thread_scratch(size_t(stage_floats) * sizeof(float) + size_t(row.k) + 15));
+    args.codes = reinterpret_cast<uint8_t*>(args.stage + stage_floats);
+    const int64_t source_bytes = source_stride * int64_t(dtype_bytes(row.source_dtype));
+    for (int64_t r = chunk * rows_per_chunk; r < std::min(rows, (chunk + 1) * rows_per_chunk); ++r) {
+        args.source = static_cast<const char*>(row.source) + r * source_bytes;
+        args.scales = row.scales + r * groups;
+        if (row.mins) args.mins = row.mins + r * groups;
+        if (!kernels().quantize_row(args)) {
+            all_finite->store(false, std::memory_order_relaxed);
+            return;
+        }
+        if (nibbles) {
+            pack_nibbles(args.codes, row.k, row.codes + r * divide_up(row.k, 2));
+        } else {
+            std::memcpy(row.codes + r * row.k, args.codes, size_t(row.k));
+        }
+    }
+}
+
+}  // namespace pace
