@@ -32,30 +32,117 @@ int row_exponent(const float* scales, const float* mins, int64_t groups) {
     return std::max(kLeastExponent, exponent - 16 + (fraction * 65536.0f >= 65520.0f));
 }
 
-F16 scaled_f16(float value, int exponent) {
-    F16 out;
-    from_float(std::ldexp(value, -exponent), out);
-    return out;
-}
-
 uint32_t load_four(const uint8_t* p) {
     uint32_t four;
     std::memcpy(&four, p, sizeof four);
     return four;
 }
 
-// `count` codes of one row into its places of a panel, from `panel` on. What lies beyond them stays zero.
-void pack_codes(const PackedHeader& h, const uint8_t* codes, int64_t count, int64_t row, uint8_t* panel) {
-    if (h.layout == Layout::PanelF8) {
-        for (int64_t k = 0; k < count; ++k) panel[k * kPanelRows + row] = codes[k];
+// ---- Codes of rows, as PackQuantizedOp is given them, to words of panels: one word of each row after the other.
+
+// A word is four bytes as they are.
+struct ByteWords {
+    static constexpr int kBytes = 4;
+    static uint32_t word(const uint8_t* codes) { return load_four(codes); }
+};
+
+// Eight codes, a byte each: the first four in the low nibbles.
+struct NibbleWords {
+    static constexpr int kBytes = 8;
+    static uint32_t word(const uint8_t* codes) { return load_four(codes) | load_four(codes + 4) << 4; }
+};
+
+// Eight codes, two a byte, likewise.
+struct PairedNibbleWords {
+    static constexpr int kBytes = 4;
+    static uint32_t spread(uint32_t four) {
+        four = (four | four << 8) & 0x00ff00ff;
+        return (four | four << 4) & 0x0f0f0f0f;
+    }
+    static uint32_t word(const uint8_t* codes) { return spread(load_four(codes) & 0xffff) | spread(load_four(codes) >> 16) << 4; }
+};
+
+// Some bytes of each of some rows that follow each other in a panel, `first` being the first row's place in it.
+struct CodeRows {
+    const uint8_t* codes;
+    int64_t stride, bytes, rows, first;
+};
+
+// A cache line of each row at a time goes through a stage, so that neither rows nor panel are walked through in leaps.
+constexpr int64_t kStageWords = 16;
+
+// What lies beyond the rows' bytes becomes zeros.
+template <class Words>
+void pack_words(const CodeRows& from, uint8_t* panel) {
+    uint32_t stage[kPanelRows][kStageWords];
+    constexpr int64_t kStep = kStageWords * Words::kBytes;
+    for (int64_t start = 0; start < from.bytes; start += kStep, panel += kStageWords * kPanelRows * 4) {
+        const int64_t bytes = std::min(kStep, from.bytes - start), words = divide_up(bytes, Words::kBytes);
+        for (int64_t r = 0; r < from.rows; ++r) {
+            const uint8_t* codes = from.codes + r * from.stride + start;
+            uint8_t last[kStep];
+            if (bytes < kStep) {
+                std::memset(last, 0, sizeof last);
+                codes = static_cast<const uint8_t*>(std::memcpy(last, codes, size_t(bytes)));
+            }
+            for (int64_t w = 0; w < kStageWords; ++w) stage[r][w] = Words::word(codes + w * Words::kBytes);
+        }
+        uint32_t* const out = reinterpret_cast<uint32_t*>(panel) + from.first;
+        if (from.rows == kPanelRows) {
+            for (int64_t w = 0; w < words; ++w)
+                for (int64_t r = 0; r < kPanelRows; ++r) out[w * kPanelRows + r] = stage[r][w];
+        } else {
+            for (int64_t w = 0; w < words; ++w)
+                for (int64_t r = 0; r < from.rows; ++r) out[w * kPanelRows + r] = stage[r][w];
+        }
+    }
+}
+
+void pack_bytes(const CodeRows& from, uint8_t* panel) {
+    constexpr int64_t kStep = 64;
+    for (int64_t start = 0; start < from.bytes; start += kStep)
+        for (int64_t k = start; k < std::min(from.bytes, start + kStep); ++k)
+            for (int64_t r = 0; r < from.rows; ++r) panel[k * kPanelRows + from.first + r] = from.codes[r * from.stride + k];
+}
+
+// Scales, and minima, of row r of an op.
+void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Place place) {
+    const auto writable = [&](const char* p) { return static_cast<char*>(op.weight) + (p - static_cast<const char*>(op.weight)); };
+    const int64_t groups = h.groups(), index = place.panel * kPanelRows + place.row;
+    const float* const row_scales = op.scales + r * groups;
+    if (!h.group) {
+        reinterpret_cast<float*>(writable(h.row_scales()))[index] = row_scales[0];
         return;
     }
-    const int64_t step = h.layout == Layout::PanelU4 ? 8 : 4;
-    for (int64_t k = 0; k < count; k += step, panel += 4 * kPanelRows) {
-        uint8_t some[8] = {};
-        std::memcpy(some, codes + k, size_t(std::min(step, count - k)));
-        const uint32_t four = step == 4 ? load_four(some) : load_four(some) | load_four(some + 4) << 4;
-        std::memcpy(panel + 4 * row, &four, sizeof four);
+    const float* const row_mins = h.has_mins ? op.mins + r * groups : nullptr;
+    const int exponent = row_exponent(row_scales, row_mins, groups);
+    reinterpret_cast<int8_t*>(writable(h.row_scales()))[index] = int8_t(exponent);
+    const float power = std::ldexp(1.0f, -exponent);  // normal, so that a product is rounded once, as ldexp() rounds
+    for (int64_t g = 0; g < groups; ++g) {
+        F16* const place_of_scale = reinterpret_cast<F16*>(writable(h.panel(place.panel)) + h.scales_offset(g)) + place.row;
+        from_float(row_scales[g] * power, *place_of_scale);
+        if (row_mins) from_float(row_mins[g] * power, place_of_scale[2 * kPanelRows]);
+    }
+}
+
+// Codes of rows [r, r + count) of an op, of which the first goes to `place`.
+void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int64_t count, Place place) {
+    uint8_t* const panel = static_cast<uint8_t*>(op.weight) + (h.panel(place.panel) - static_cast<const char*>(op.weight));
+    const int64_t piece = h.group ? 2 * int64_t(h.group) : h.k;  // columns whose codes lie together
+    for (int64_t k = 0; k < h.k; k += piece) {
+        const int64_t columns = std::min(piece, h.k - k);
+        uint8_t* const out = panel + h.codes_offset(k);
+        const uint8_t* const from = op.codes + r * op.codes_stride + (op.paired ? k / 2 : k);
+        const CodeRows piece_rows = {from, op.codes_stride, op.paired ? divide_up(columns, 2) : columns, count, place.row};
+        if (h.layout == Layout::PanelF8) {
+            pack_bytes(piece_rows, out);
+        } else if (h.layout == Layout::PanelI8) {
+            pack_words<ByteWords>(piece_rows, out);
+        } else if (op.paired) {
+            pack_words<PairedNibbleWords>(piece_rows, out);
+        } else {
+            pack_words<NibbleWords>(piece_rows, out);
+        }
     }
 }
 
@@ -96,35 +183,20 @@ void PackQuantizedOp::prepare(int) {
     const PackedHeader& h = packed_header(weight);
     if (!h.quantized()) throw std::invalid_argument("a dense weight is packed from a matrix, not from codes");
     if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
+    if (paired && (h.layout != Layout::PanelU4 || h.k % 2)) throw std::invalid_argument("codes of four bits alone come in pairs, and of an even k");
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = divide_up(rows, rows_per_chunk);
 }
 
 void PackQuantizedOp::run(int, int64_t chunk, int) const {
     const PackedHeader& h = packed_header(weight);
-    const auto writable = [&](const char* p) { return static_cast<char*>(weight) + (p - static_cast<const char*>(weight)); };
-    const int64_t groups = h.groups(), end = std::min(rows, (chunk + 1) * rows_per_chunk);
-    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end;) {
         const Place place = place_of(h, row + r);
-        char* const panel = writable(h.panel(place.panel));
-        const int64_t index = place.panel * kPanelRows + place.row;
-        const float* const row_scales = scales + r * groups;
-        const float* const row_mins = h.has_mins ? mins + r * groups : nullptr;
-        if (h.group) {
-            const int exponent = row_exponent(row_scales, row_mins, groups);
-            reinterpret_cast<int8_t*>(writable(h.row_scales()))[index] = int8_t(exponent);
-            for (int64_t g = 0; g < groups; ++g) {
-                F16* const place_of_scale = reinterpret_cast<F16*>(panel + h.scales_offset(g)) + place.row;
-                *place_of_scale = scaled_f16(row_scales[g], exponent);
-                if (row_mins) place_of_scale[2 * kPanelRows] = scaled_f16(row_mins[g], exponent);
-            }
-        } else {
-            reinterpret_cast<float*>(writable(h.row_scales()))[index] = row_scales[0];
-        }
-        const int64_t pair = h.group ? 2 * int64_t(h.group) : h.k;  // columns whose codes lie in one piece
-        for (int64_t k = 0; k < h.k; k += pair)
-            pack_codes(h, codes + r * codes_stride + k, std::min(pair, h.k - k), place.row,
-                       reinterpret_cast<uint8_t*>(panel) + h.codes_offset(k));
+        const int64_t count = rows_in_panel(h, row + r, end - r);
+        for (int64_t i = 0; i < count; ++i) pack_scales(*this, h, r + i, {place.panel, place.row + i});
+        pack_codes(*this, h, r, count, place);
+        r += count;
     }
 }
 

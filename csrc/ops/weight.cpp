@@ -25,6 +25,11 @@ Place place_of(const PackedHeader& h, int64_t r) {
     return {in_half / kPanelRows * 2 + (r >= half), in_half % kPanelRows};
 }
 
+int64_t rows_in_panel(const PackedHeader& h, int64_t row, int64_t count) {
+    count = std::min(count, kPanelRows - place_of(h, row).row);
+    return h.glu && row < h.n / 2 ? std::min(count, h.n / 2 - row) : count;
+}
+
 int64_t rows_of_chunk(const PackedHeader& h) {
     const int64_t row_bytes = divide_up(h.panel_bytes(), kPanelRows);
     return round_up(std::max<int64_t>(1, 256 * 1024 / std::max<int64_t>(1, row_bytes)), kPanelRows);
@@ -103,9 +108,7 @@ void PackOp::run(int, int64_t chunk, int) const {
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end;) {
         const Place place = place_of(h, row + r);
-        // As many rows as follow each other in one panel: to its end, or to where the gate rows end.
-        int64_t count = std::min(end - r, kPanelRows - place.row);
-        if (h.glu && row + r < h.n / 2) count = std::min(count, h.n / 2 - (row + r));
+        const int64_t count = rows_in_panel(h, row + r, end - r);
         PackArgs args = {};
         args.layout = h.layout;
         args.dtype = h.dtype;

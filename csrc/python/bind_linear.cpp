@@ -54,9 +54,9 @@ void pack_rows(Address weight, int64_t row, int64_t rows, Address source, int so
     pace::execute(op);
 }
 
-void pack_codes(Address weight, int64_t row, int64_t rows, Address codes, int64_t codes_stride, Address scales, Address mins) {
-    pace::PackQuantizedOp op = {at<void>(weight),      row, rows, at<const uint8_t>(codes), codes_stride, at<const float>(scales),
-                                at<const float>(mins), 0,   0};
+void pack_codes(Address weight, int64_t row, int64_t rows, Address codes, int64_t codes_stride, Address scales, Address mins, bool paired) {
+    pace::PackQuantizedOp op = {at<void>(weight),      row,    rows, at<const uint8_t>(codes), codes_stride, at<const float>(scales),
+                                at<const float>(mins), paired, 0,    0};
     pace::execute(op);
 }
 

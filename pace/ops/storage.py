@@ -145,8 +145,8 @@ class QuantizedRows:
 
     @property
     def nbytes(self) -> int:
-        """Of what it holds here."""
-        return sum(part.nbytes for part in (self.codes, self.scales, self.mins, self.order) if part is not None)
+        """Of what it holds, a byte for each code."""
+        return math.prod(self.shape) + sum(part.nbytes for part in (self.scales, self.mins, self.order) if part is not None)
 
     def dequantize(self) -> Tensor:
         """float32 `[rows, K]`, columns in the order of the input: the definition."""

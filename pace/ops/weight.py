@@ -144,6 +144,8 @@ def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None
 
     Disjoint rows may be written from several threads."""
     check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
+    if rows.paired_k is not None and rows.paired_k % 2:
+        rows = rows.unpaired()
     codes, scales, mins = rows.codes, rows.scales.contiguous(), rows.mins
     if codes.stride(1) != 1 and codes.shape[1] > 1:
         codes = codes.contiguous()
@@ -152,7 +154,7 @@ def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None
     if mins is not None:
         mins = mins.contiguous()
     mins_address = 0 if mins is None else mins.data_ptr()
-    _C.pack_codes(weight.address, row, rows.shape[0], codes.data_ptr(), codes.stride(0), scales.data_ptr(), mins_address)
+    _C.pack_codes(weight.address, row, rows.shape[0], codes.data_ptr(), codes.stride(0), scales.data_ptr(), mins_address, rows.paired_k is not None)
 
 
 def unpack(weight: PackedWeight) -> Tensor:

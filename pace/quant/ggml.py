@@ -17,7 +17,7 @@ from pace.ops.storage import CODES, QuantizedRows, Storage
 from pace.quant.format import CHUNK_ELEMENTS, power_of_two
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
-"""Codes `[blocks, weights]`, scales and mins `[blocks, groups]`."""
+"""Codes `[blocks, weights]`, or pairs of codes `[blocks, weights / 2]`; scales and mins `[blocks, groups]`."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class BlockType:
     storage: Storage
     parts: Callable[[Tensor], Parts]
     """Of uint8 `[blocks, nbytes]`."""
+    in_pairs: bool = False
+    """Codes come two in a byte (`QuantizedRows.paired_k`)."""
 
     def row_bytes(self, k: int) -> int:
         """Of a row of k weights; ValueError where these are no whole blocks."""
@@ -43,7 +45,7 @@ class BlockType:
         """The rows in uint8 `[rows, row_bytes(k)]`."""
         num_rows, blocks = rows.shape[0], rows.reshape(-1, self.nbytes)
         groups = self.storage.num_groups(self.weights)
-        codes = torch.empty(len(blocks), self.weights, dtype=CODES[self.storage.code])
+        codes = torch.empty(len(blocks), self.weights // 2 if self.in_pairs else self.weights, dtype=CODES[self.storage.code])
         scales = torch.empty(len(blocks), groups)
         mins = torch.empty(len(blocks), groups) if self.storage.has_mins else None
         for start in range(0, len(blocks), step := CHUNK_ELEMENTS // self.weights):
@@ -55,7 +57,8 @@ class BlockType:
         def by_row(part: Tensor) -> Tensor:
             return part.view(num_rows, rows.shape[1] // self.nbytes * part.shape[1])
 
-        return QuantizedRows(self.storage, by_row(codes), by_row(scales), None if mins is None else by_row(mins))
+        k = rows.shape[1] // self.nbytes * self.weights
+        return QuantizedRows(self.storage, by_row(codes), by_row(scales), None if mins is None else by_row(mins), paired_k=k if self.in_pairs else None)
 
 
 def half(blocks: Tensor, byte: int) -> Tensor:
@@ -70,13 +73,19 @@ def fields(packed: Tensor, chunk: int, bits: int) -> Tensor:
     return parts.bitwise_and_((1 << bits) - 1).flatten(1)
 
 
+def pairs(packed: Tensor, chunk: int) -> Tensor:
+    """Neighbours of `fields(packed, chunk, 4)`, two in a byte, the first in the low bits."""
+    first, second = packed.reshape(packed.shape[0], -1, chunk // 2, 2).unbind(-1)
+    return torch.cat([first & 15 | second << 4, first >> 4 | second & 0xF0], dim=-1).flatten(1)
+
+
 def _q4_0(blocks: Tensor) -> Parts:
-    return fields(blocks[:, 2:], 16, 4), half(blocks, 0), None
+    return pairs(blocks[:, 2:], 16), half(blocks, 0), None
 
 
 def _q4_1(blocks: Tensor) -> Parts:
     scale = half(blocks, 0)
-    return fields(blocks[:, 4:], 16, 4), scale, half(blocks, 2) + 8 * scale  # s c + m = s (c - 8) + (m + 8 s)
+    return pairs(blocks[:, 4:], 16), scale, half(blocks, 2) + 8 * scale  # s c + m = s (c - 8) + (m + 8 s)
 
 
 def _five_bits(high: Tensor, low: Tensor) -> Tensor:
@@ -118,7 +127,7 @@ def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(blocks: Tensor) -> Parts:
     scales, mins = _scales_and_mins(blocks)
-    return fields(blocks[:, 16:], 32, 4), scales, mins + 8 * scales
+    return pairs(blocks[:, 16:], 32), scales, mins + 8 * scales
 
 
 def _q5_k(blocks: Tensor) -> Parts:
@@ -132,32 +141,32 @@ def _q6_k(blocks: Tensor) -> Parts:
 
 
 def _iq4_nl(blocks: Tensor) -> Parts:
-    return fields(blocks[:, 2:], 16, 4), half(blocks, 0), None
+    return pairs(blocks[:, 2:], 16), half(blocks, 0), None
 
 
 def _iq4_xs(blocks: Tensor) -> Parts:
     groups = fields(blocks[:, 4:8], 1, 4) | fields(blocks[:, 2:4], 1, 2) << 4
-    return fields(blocks[:, 8:], 16, 4), half(blocks, 0) * (groups.view(torch.int8) - 32), None
+    return pairs(blocks[:, 8:], 16), half(blocks, 0) * (groups.view(torch.int8) - 32), None
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
-    return fields(blocks[:, 1:], 16, 4), power_of_two(blocks[:, :1]), None
+    return pairs(blocks[:, 1:], 16), power_of_two(blocks[:, :1]), None
 
 
 BLOCK_TYPES: dict[int, BlockType] = {
-    2: BlockType("Q4_0", 32, 18, Storage("int4", 32), _q4_0),
-    3: BlockType("Q4_1", 32, 20, Storage("int4", 32, has_mins=True), _q4_1),
+    2: BlockType("Q4_0", 32, 18, Storage("int4", 32), _q4_0, in_pairs=True),
+    3: BlockType("Q4_1", 32, 20, Storage("int4", 32, has_mins=True), _q4_1, in_pairs=True),
     6: BlockType("Q5_0", 32, 22, Storage("int8", 32), _q5_0),
     7: BlockType("Q5_1", 32, 24, Storage("int8", 32, has_mins=True), _q5_1),
     8: BlockType("Q8_0", 32, 34, Storage("int8", 32), _q8_0),
     10: BlockType("Q2_K", 256, 84, Storage("int4", 16, has_mins=True), _q2_k),
     11: BlockType("Q3_K", 256, 110, Storage("int4", 16), _q3_k),
-    12: BlockType("Q4_K", 256, 144, Storage("int4", 32, has_mins=True), _q4_k),
+    12: BlockType("Q4_K", 256, 144, Storage("int4", 32, has_mins=True), _q4_k, in_pairs=True),
     13: BlockType("Q5_K", 256, 176, Storage("int8", 32, has_mins=True), _q5_k),
     14: BlockType("Q6_K", 256, 210, Storage("int8", 16), _q6_k),
-    20: BlockType("IQ4_NL", 32, 18, Storage("int4", 32, codebook="iq4_nl"), _iq4_nl),
-    23: BlockType("IQ4_XS", 256, 136, Storage("int4", 32, codebook="iq4_nl"), _iq4_xs),
-    39: BlockType("MXFP4", 32, 17, Storage("int4", 32, codebook="mxfp4"), _mxfp4),
+    20: BlockType("IQ4_NL", 32, 18, Storage("int4", 32, codebook="iq4_nl"), _iq4_nl, in_pairs=True),
+    23: BlockType("IQ4_XS", 256, 136, Storage("int4", 32, codebook="iq4_nl"), _iq4_xs, in_pairs=True),
+    39: BlockType("MXFP4", 32, 17, Storage("int4", 32, codebook="mxfp4"), _mxfp4, in_pairs=True),
 }
 """By ggml's number of the type."""
 

@@ -57,7 +57,7 @@ struct Quantized {
         for (int piece = 2; piece >= 0; --piece) {
             const int64_t first = cuts[piece];
             PackQuantizedOp op = {memory.get(),  first, cuts[piece + 1] - first, codes.data() + first * k, k, scales.data() + first * groups,
-                                  mins.data() + first * groups, 0, 0};
+                                  mins.data() + first * groups, false, 0, 0};
             execute(op);
         }
     }

@@ -103,6 +103,32 @@ def assert_close_to_definition(got: Tensor, x: Tensor, weight: native.PackedWeig
     assert (difference <= bound).all(), f"{(difference / bound).max():.3g} times the bound"
 
 
+def in_pairs(rows: QuantizedRows) -> QuantizedRows:
+    """Codes of int4 two in a byte, as files have them, each row with bytes behind it that are not its own; the high bits of an odd row's last byte are not, either."""
+    n, k = rows.shape
+    codes = torch.nn.functional.pad(rows.codes, (0, k % 2), value=9)
+    wide = torch.full((n, codes.shape[1] // 2 + 3), 0xEE, dtype=torch.uint8)
+    wide[:, :-3] = codes[:, ::2] | codes[:, 1::2] << 4
+    return replace(rows, codes=wide[:, :-3], paired_k=k)
+
+
+@pytest.mark.parametrize("storage", [storage for storage in STORAGES if storage.code == "int4"], ids=str)
+def test_codes_in_pairs_are_the_same_codes(storage):
+    """Byte for byte of the packed weight, in pieces that cut panels and halves of a gate/up weight."""
+    for n, k in SIZES:
+        for glu in {False, n % 2 == 0}:
+            rows = random_rows(n, k, storage, ordered=True)
+            pairs = in_pairs(rows)
+            assert pairs.shape == rows.shape and pairs.nbytes == rows.nbytes and torch.equal(pairs.unpaired().codes, rows.codes)
+            assert torch.equal(pairs.dequantize(), rows.dequantize())
+            weight = native.empty_weight(n, k, storage, glu, rows.order)
+            for start, stop in ((n // 3, n), (0, n // 3)):
+                mins = pairs.mins[start:stop] if storage.has_mins else None
+                native.pack_quantized_(weight, replace(pairs, codes=pairs.codes[start:stop], scales=pairs.scales[start:stop], mins=mins), start)
+            expected = packed(rows, glu)
+            assert torch.equal(weight._buffer[: weight.nbytes], expected._buffer[: expected.nbytes]), (n, k, glu)
+
+
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_unpacking_gives_the_definition(storage):
     for n, k in SIZES:

@@ -1,6 +1,7 @@
 """Codes and scales: what they mean, what is refused, and the storage that serves several at once."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +53,9 @@ def test_common_storage_keeps_values(first, second):
     for storage in (first, second):
         rows = random_rows(storage)
         assert torch.equal(rows.as_storage(common).dequantize(), rows.dequantize())
+        if storage.code == "int4":
+            pairs = replace(rows, codes=rows.codes[:, ::2] | rows.codes[:, 1::2] << 4, paired_k=rows.shape[1])
+            assert torch.equal(pairs.as_storage(common).dequantize(), rows.dequantize())
 
 
 def test_common_storage_is_no_larger_than_needed():
@@ -77,6 +81,8 @@ def test_common_storage_is_no_larger_than_needed():
         (lambda: Storage("int8", None, has_mins=True), "minima"),
         (lambda: QuantizedRows(Storage("int4", 32), torch.full((1, 32), 16, dtype=torch.uint8), torch.ones(1, 1)), "0..15"),
         (lambda: QuantizedRows(Storage("int4", 32), torch.zeros(1, 32), torch.ones(1, 1)), "torch.uint8"),
+        (lambda: QuantizedRows(Storage("int4", 32), torch.zeros(1, 32, dtype=torch.uint8), torch.ones(1, 1), paired_k=32), "(1, 32) for K = 32"),
+        (lambda: QuantizedRows(Storage("int8", 32), torch.zeros(1, 16, dtype=torch.int8), torch.ones(1, 1), paired_k=32), "int4 alone"),
         (lambda: QuantizedRows(Storage("int8", 32), torch.zeros(2, 40, dtype=torch.int8), torch.ones(2, 1)), "(2, 2)"),
         (lambda: QuantizedRows(Storage("int8", 32), torch.zeros(1, 32, dtype=torch.int8), torch.ones(1, 1), torch.ones(1, 1)), "without minima"),
         (lambda: QuantizedRows(Storage("int8", 32), torch.zeros(1, 32, dtype=torch.int8), torch.ones(1, 1), order=torch.zeros(31, dtype=torch.int64)), "int64 (32,)"),

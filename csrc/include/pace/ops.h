@@ -92,15 +92,16 @@ struct PackOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Logical rows [row, row + rows) of a quantised weight from codes, a byte each (ops/quantized_weight.cpp); as PackOp otherwise.
+// Logical rows [row, row + rows) of a quantised weight from codes (ops/quantized_weight.cpp); as PackOp otherwise.
 struct PackQuantizedOp {
     static constexpr int kPhases = 1;
     void* weight;
     int64_t row, rows;
-    const uint8_t* codes;  // [rows][k], codes_stride bytes between rows
+    const uint8_t* codes;  // [rows][k], or, if paired, [rows][ceil(k / 2)]; codes_stride bytes between rows
     int64_t codes_stride;
     const float* scales;   // [rows][groups]
     const float* mins;     // [rows][groups], where the weight has minima
+    bool paired;           // codes of four bits, two a byte, the first in the low bits; k is even
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }

@@ -138,14 +138,15 @@ class BlockScaledMatrix(StoredMatrix):
         rows, k = stop - start, self.shape[1]
         first, last = start * k, stop * k
         octets = self._octets(first // 2, -(-last // 2))
-        # The first code is in the high bits.
-        codes = torch.stack((octets >> 4, octets & 15), dim=-1).flatten()[first % 2 :][: last - first].view(rows, k)
         scales = self._block_scales(first // self.block, -(-last // self.block))
+        # The first code is in the high bits.
         if not isinstance(self.dtype, Storage):
+            codes = torch.stack((octets >> 4, octets & 15), dim=-1).flatten()[first % 2 :][: last - first].view(rows, k)
             block_of = torch.arange(first, last) // self.block - first // self.block
             return self.levels[codes.long()] * scales[block_of].view(rows, k)
         block_of = torch.arange(first, last, self.group) // self.block - first // self.block
-        return QuantizedRows(self.dtype, codes, scales[block_of].view(rows, k // self.group))
+        pairs = (octets >> 4 | octets << 4).view(rows, k // 2)  # groups are multiples of 16, and so is k
+        return QuantizedRows(self.dtype, pairs, scales[block_of].view(rows, k // self.group), paired_k=k)
 
     def _octets(self, start: int, stop: int) -> Tensor:
         """Bytes [start, stop) of the codes, whatever dtype and shape they are stored in."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from pace.quant.checkpoints.fp8 import Block, Float8Matrix, read_block
 from pace.quant.checkpoints.method import Method, modules_stored_as, modules_with, read_bits, read_group_size, read_name, refused, wrong
 from pace.quant.checkpoints.mxfp4 import MXFP4Matrix
-from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, StoredMatrix, TensorSource, unpack
+from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, StoredMatrix, TensorSource, as_octets, unpack
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
 ADVICE = f"readable are {', '.join(FORMATS)}; take a checkpoint in one of these, or the original"
@@ -199,6 +199,9 @@ class PackedMatrix(ScaledMatrix):
 
     def codes(self, start: int, stop: int) -> Tensor:
         return self._fields(self.stored("codes", start, stop))[:, : self.shape[1]]
+
+    def code_pairs(self, start: int, stop: int) -> Tensor:
+        return as_octets(self.stored("codes", start, stop))[:, : -(-self.shape[1] // 2)]
 
     def zeros(self, start: int, stop: int) -> Tensor | None:
         if not self.has("zeros"):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pace.quant.checkpoints.method import Method, modules_with, read_bits, read_flag, read_group_size, read_name, refused, wrong
-from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, TensorSource, unpack
+from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, TensorSource, as_octets, unpack
 
 BITS = (2, 3, 4, 8)
 FORMATS = {"gptq": 1, "gptq_v2": 2}
@@ -114,6 +114,9 @@ class GPTQMatrix(IntegerMatrix):
 
     def codes(self, start: int, stop: int) -> Tensor:
         return unpack(self.columns("codes", start, stop), self.bits)
+
+    def code_pairs(self, start: int, stop: int) -> Tensor:
+        return as_octets(self.columns("codes", start, stop))
 
     def scales(self, start: int, stop: int) -> Tensor:
         return self.finite("scales", self.columns("scales", start, stop))

@@ -15,7 +15,7 @@ import torch
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.checkpoints.fp8 import EXPONENTS
 from pace.quant.checkpoints.method import Method, modules_with
-from pace.quant.checkpoints.stored import StoredMatrix, TensorSource, unpack
+from pace.quant.checkpoints.stored import StoredMatrix, TensorSource
 from pace.quant.format import power_of_two
 
 BLOCK = 32
@@ -48,4 +48,4 @@ class MXFP4Matrix(StoredMatrix):
 
     def read(self, start: int, stop: int) -> QuantizedRows:
         scales = self.finite("scales", power_of_two(self.stored("scales", start, stop)))
-        return QuantizedRows(self.dtype, unpack(self.stored("codes", start, stop).flatten(1), 4), scales)
+        return QuantizedRows(self.dtype, self.stored("codes", start, stop).flatten(1), scales, paired_k=self.shape[1])

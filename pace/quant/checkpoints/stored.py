@@ -152,6 +152,10 @@ class IntegerMatrix(StoredMatrix):
     def codes(self, start: int, stop: int) -> Tensor:
         """uint8 `[rows, K]`: u."""
 
+    def code_pairs(self, start: int, stop: int) -> Tensor | None:
+        """Codes of 4 bits as files have them: uint8 `[rows, ceil(K / 2)]`, the first of two in the low bits; None where they lie otherwise."""
+        return None
+
     @abstractmethod
     def scales(self, start: int, stop: int) -> Tensor:
         """float32 `[rows, G]`, finite."""
@@ -171,9 +175,12 @@ class IntegerMatrix(StoredMatrix):
         self.order = self.groups.order
 
     def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
-        codes, scales, zeros = self.codes(start, stop), self.scales(start, stop), self.zeros(start, stop)
+        scales, zeros = self.scales(start, stop), self.zeros(start, stop)
         middle = 1 << (self.bits - 1)
         storage = self.dtype
+        if self.bits == 4 and isinstance(storage, Storage) and self.order is None and (pairs := self.code_pairs(start, stop)) is not None:
+            return QuantizedRows(storage, pairs, scales, None if zeros is None else scales * (middle - zeros), paired_k=self.shape[1])
+        codes = self.codes(start, stop)
         if not isinstance(storage, Storage):
             of_columns = self.groups.of_columns()
             return (codes.float() - (middle if zeros is None else zeros[:, of_columns])) * scales[:, of_columns]
