@@ -32,8 +32,8 @@ class Quantizer(Protocol):
         """How rows are stored."""
 
     @property
-    def kernel(self) -> QuantizerKernel:
-        """What gives the bits of `quantize`."""
+    def kernel(self) -> QuantizerKernel | None:
+        """What gives the bits of `quantize`; None: nothing does."""
 
     def quantize(self, rows: Tensor, name: str) -> QuantizedRows:
         """The definition, in plain torch. Raises ValueError that says `name` where an element is NaN or infinite."""

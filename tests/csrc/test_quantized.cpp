@@ -1,6 +1,7 @@
 // Quantised weights: on every table the bits that the definition gives (kernels/linear_quantized.inl, quantize_input.inl), over sizes
 // around all edges, at the ends of what codes can be, on misaligned rows with NaN between them.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 
@@ -351,6 +352,48 @@ TEST(scales_that_are_no_fp16_are_rounded) {
         }
 }
 
+// Codes and scales of rows, by the definition of int8; what a table's vectors leave over of a row must not be written.
+TEST_TABLES(rows_are_quantized_within_their_bounds) {
+    for (const int64_t k : {1, 15, 16, 17, 64, 100}) {
+        const int64_t rows = 700;
+        std::vector<float> values = check::heavy_tailed(size_t(rows * k), 7);
+        std::vector<float> scales(size_t(rows) + 1, 3.0f);
+        std::vector<uint8_t> codes(size_t(rows * k) + 1, 99);
+        std::atomic<bool> all_finite{true};
+        QuantizeRowsOp op = {};
+        op.row.quantizer = Quantizer::Int8;
+        op.row.source = values.data();
+        op.row.k = op.row.group = k;
+        op.row.codes = codes.data();
+        op.row.scales = scales.data();
+        op.rows = rows;
+        op.source_stride = k;
+        op.all_finite = &all_finite;
+        execute(op);
+        bool right = all_finite && scales.back() == 3.0f && codes.back() == 99;
+        for (int64_t r = 0; r < rows; ++r) {
+            float largest = 0.0f;
+            for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::fabs(values[size_t(r * k + i)]));
+            right &= scales[size_t(r)] == largest / 127.0f;
+            for (int64_t i = 0; i < k; ++i) {
+                const float code = largest == 0.0f ? 0.0f : std::nearbyint(values[size_t(r * k + i)] / largest * 127.0f);
+                right &= float(int8_t(codes[size_t(r * k + i)])) == code;
+            }
+        }
+        CHECK(right);
+        // As codes of four bits in pairs; an odd row's last byte has zeros in its high bits.
+        std::vector<uint8_t> pairs(size_t(rows * divide_up(k, 2)) + 1, 99);
+        op.row.quantizer = Quantizer::Int4;
+        op.row.codes = pairs.data();
+        op.nibbles = true;
+        execute(op);
+        CHECK(pairs.back() == 99 && (k % 2 == 0 || pairs[size_t(k / 2)] < 16));
+        values.back() = HUGE_VALF;
+        execute(op);
+        CHECK(!all_finite);
+    }
+}
+
 TEST(mistakes_about_quantized_weights_are_refused) {
     const auto refused = [](auto&& f) {
         try {
@@ -364,7 +407,9 @@ TEST(mistakes_about_quantized_weights_are_refused) {
     float source[32] = {};
     PackOp dense = {w.memory.get(), 0, 1, source, DType::F32, 32, 0, 0};
     CHECK(refused([&] { execute(dense); }));
-    PackQuantizedOp outside = {w.memory.get(), 19, 2, w.codes.data(), 32, w.scales.data(), nullptr, 0, 0};
+    PackQuantizedOp outside = {w.memory.get(), 19, 2, w.codes.data(), 32, w.scales.data(), nullptr, false, 0, 0};
     CHECK(refused([&] { execute(outside); }));
+    PackQuantizedOp pairs_of_bytes = {w.memory.get(), 0, 2, w.codes.data(), 32, w.scales.data(), nullptr, true, 0, 0};
+    CHECK(refused([&] { execute(pairs_of_bytes); }));
     CHECK(refused([&] { packed_bytes(4, 32, with("", kI8, 24).format, false); }));
 }
