@@ -20,7 +20,7 @@ from pace.llm.models.model_utils import load_model  # noqa: E402
 from pace.ops.storage import QuantizedRows, Storage  # noqa: E402
 from pace.quant.ggml import BLOCK_TYPES  # noqa: E402
 from tests.gguf_files import ARCHITECTURES, add_config, add_tokenizer, write_gguf  # noqa: E402
-from tests.llm.models.test_oracle import TOLERANCE, one_thread, oracle, relative_error  # noqa: E402, F401
+from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402
 from tests.support import prefill  # noqa: E402
 
