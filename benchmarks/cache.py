@@ -34,7 +34,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, command, publish  # noqa: E402
 from pace import _C  # noqa: E402
 from pace.bench import measure  # noqa: E402
 from pace.llm.cache import CacheManager  # noqa: E402
@@ -255,7 +255,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.context <= NEW_TOKENS:
         parser.error(f"--context must be more than the {NEW_TOKENS} new tokens of a prompt whose beginning is known; got {args.context}")
-    reserve(args.into, SCRIPT)
+    check_page(args.into, SCRIPT)
     subject = measure.load(args.shape, args.dtype, num_threads=args.num_threads)
     rows, copy_rate = compare(subject, policies(args.rows), args.context, args.generate, args.batch, args.repeats)
     read_rate = attention_bytes_per_second(subject, args.context, args.batch)

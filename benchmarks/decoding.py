@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, command, publish  # noqa: E402
 from pace import _C  # noqa: E402
 from pace.assets import TINY, TINY_DRAFT  # noqa: E402
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig  # noqa: E402
@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--no-drafts", action="store_true", help="the race of requests alone")
     add_into_argument(parser)
     args = parser.parse_args()
-    reserve(args.into, SCRIPT)
+    check_page(args.into, SCRIPT)
     torch.set_num_threads(_C.cpu_info()["default_threads"])
     report = {
         "command": command(SCRIPT),

@@ -13,10 +13,10 @@ def add_into_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="the page where the tables go (default: stdout)")
 
 
-def reserve(into: Path | None, script: str) -> None:
-    """Raises what `write_into` would, before the wait."""
+def check_page(into: Path | None, script: str) -> None:
+    """Raises what `write_into` would, before the wait; the page stays as it is until there is something to write."""
     if into:
-        write_into(into, script, "being measured\n")
+        _around(into, script)
 
 
 def publish(into: Path | None, script: str, text: str, report: dict[str, Any] | None = None) -> None:
@@ -41,9 +41,15 @@ def markers(script: str) -> tuple[str, str]:
 
 def write_into(path: Path, script: str, text: str) -> None:
     """Replaces what stands between the script's two lines. Raises ValueError where the file has not both of them, in this order."""
+    before, after = _around(path, script)
+    begin, end = markers(script)
+    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
+
+
+def _around(path: Path, script: str) -> tuple[str, str]:
     begin, end = markers(script)
     before, found_begin, rest = path.read_text(encoding="utf-8").partition(begin)
     _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:
         raise ValueError(f"{path} needs the lines {begin} and {end}, between which the tables go")
-    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
+    return before, after

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, command, publish  # noqa: E402
 from pace.bench import measure  # noqa: E402
 from pace.bench.limits import Limits  # noqa: E402
 from pace.bench.measure import Phase, Result  # noqa: E402
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     add_into_argument(parser)
     args = parser.parse_args()
-    reserve(args.into, SCRIPT)
+    check_page(args.into, SCRIPT)
     rows = []
     for shape in args.shape:
         for dtype in args.dtype:

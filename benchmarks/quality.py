@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.page import add_into_argument, command, publish, reserve  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, command, publish  # noqa: E402
 from pace.assets import TINY  # noqa: E402
 from pace.calibrate import quantize_checkpoint  # noqa: E402
 from pace.eval import Evaluation, evaluate, read_texts  # noqa: E402
@@ -72,7 +72,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             for method in METHODS.get(format, []):
                 with tempfile.TemporaryDirectory() as folder:
                     out = Path(folder) / "out"
-                    quantize_checkpoint(options.model, out, format, read_texts(options.calibrate), method=method, report=False)
+                    calibration = None if method == "rtn" else read_texts(options.calibrate)
+                    quantize_checkpoint(options.model, out, format, calibration, method=method, report=False)
                     yield row(f"{format}, `--method {method}`", out)
 
 
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=f"some of {', '.join(FORMATS)}")
     add_into_argument(parser)
     options = parser.parse_args()
-    reserve(options.into, SCRIPT)
+    check_page(options.into, SCRIPT)
 
     from pace import _C
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.comparison.checkpoint import ensure_checkpoint  # noqa: E402
 from benchmarks.comparison.measure import ensure_conversion  # noqa: E402
 from benchmarks.comparison.worker import MACHINE, Worker, WorkerError  # noqa: E402
-from benchmarks.page import add_into_argument, publish, reserve  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, publish  # noqa: E402
 from pace.bench.shapes import SHAPES  # noqa: E402
 
 SCRIPT = "benchmarks/quantization.py"
@@ -176,7 +176,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    reserve(options.into, SCRIPT)
+    check_page(options.into, SCRIPT)
     options.folder.mkdir(parents=True, exist_ok=True)
     with start(MACHINE, options) as machine:
         about = machine.ask("machine", threads=options.threads)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.page import markers, publish, reserve, write_into
+from benchmarks.page import check_page, markers, publish, write_into
 
 
 def test_what_stands_between_the_lines_is_replaced_and_nothing_else(tmp_path) -> None:
@@ -28,12 +28,12 @@ def test_a_page_without_the_lines_is_left_alone(tmp_path, text: str) -> None:
 
 def test_tables_go_to_the_page_or_to_stdout_and_the_report_is_the_last_line(tmp_path, capsys) -> None:
     page = tmp_path / "page.md"
-    page.write_text("\n".join(markers("benchmarks/a.py")))
-    reserve(page, "benchmarks/a.py")
-    assert "being measured" in page.read_text()
+    page.write_text(text := "\n".join(markers("benchmarks/a.py")))
+    check_page(page, "benchmarks/a.py")
+    assert page.read_text() == text  # until there is something to write
     publish(page, "benchmarks/a.py", "| 1 |\n", {"one": 1})
     assert "| 1 |" in page.read_text() and json.loads(capsys.readouterr().out) == {"one": 1}
-    reserve(None, "benchmarks/a.py")
+    check_page(None, "benchmarks/a.py")
     publish(None, "benchmarks/a.py", "| 2 |\n", {"two": 2})
     assert capsys.readouterr().out.splitlines() == ["| 2 |", "", '{"two": 2}']
 
@@ -42,4 +42,4 @@ def test_a_page_without_the_lines_is_told_before_the_wait(tmp_path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(ValueError, match="needs the lines"):
-        reserve(page, "benchmarks/a.py")
+        check_page(page, "benchmarks/a.py")
