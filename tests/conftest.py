@@ -4,6 +4,9 @@ two processes share two cores, for torch's threads spin while they wait (a calib
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, which reads it when it is imported
 
@@ -11,7 +14,23 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 
+# What a shell starts in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> None:
     """Whatever a test before has set."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def restore_isa_and_threads() -> Iterator[None]:
+    """The kernels' instruction set and threads as they were."""
+    from pace import _C
+
+    isa, threads = _C.isa(), _C.get_num_threads()
+    yield
+    _C.select_isa(isa)
+    _C.set_num_threads(threads)

@@ -178,7 +178,7 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
         if (k == k_of_next_scale) {
             k_of_next_scale += w.group;
             if (++group % 2) {
-                scales += PackedHeader::kMinsOffset / 2;
+                scales += kPanelRows * int64_t(sizeof(F16));
             } else {
                 scales = codes_at_k;
                 codes_at_k += w.pair_scales_bytes;
@@ -209,7 +209,7 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
                 for (int r = 0; r < R; ++r)
                     sum[r][v] = fused_fma(to_f32(dots[r][v]), scale * broadcast(x_scales[g + r * stride]), sum[r][v]);
                 if (w.h.has_mins) {
-                    const F32 min = load(place + 2 * kPanelRows) * row_scales[v];
+                    const F32 min = load(place + PackedHeader::kPairScales) * row_scales[v];
 #pragma GCC unroll 16
                     for (int r = 0; r < R; ++r)
                         sum[r][v] = fused_fma(min * broadcast(x_scales[g + r * stride]), broadcast(x_sums[g + r * stride]),

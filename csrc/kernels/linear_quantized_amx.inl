@@ -68,7 +68,7 @@ static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels
                 F32 sum = g == 0 ? zero() : load(to);
                 sum = fused_fma(to_f32(bits(load(dots[r] + 16 * p))), scale * broadcast(x_scales[g + r * stride]), sum);
                 if (h.has_mins) {
-                    const F32 min = load(place + PackedHeader::kMinsOffset / 2) * row_scales[p];
+                    const F32 min = load(place + PackedHeader::kPairScales) * row_scales[p];
                     sum = fused_fma(min * broadcast(x_scales[g + r * stride]), broadcast(x_sums[g + r * stride]), sum);
                 }
                 store(to, sum);

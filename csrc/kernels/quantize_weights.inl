@@ -156,21 +156,23 @@ static void quantize_affine_int4(const QuantizeRow&, const WeightGroup& group, i
     float* const unit = group.x + group.padded;
     for (int64_t i = 0; i < group.padded; i += kLanes) store(unit + i, (load(group.x + i) - broadcast(low)) / broadcast(length));
     for (int64_t i = group.count; i < group.padded; ++i) unit[i] = 0.0f;
-    const float size = float(group.count);
-    float total = 0.0f, best = 0.0f, start = 0.0f, least = __builtin_inff();
+    F32 units[kParts];
+    for (int p = 0; p < kParts; ++p) units[p] = zero();
+    for (int64_t i = 0; i < group.padded; i += 16)
+        for (int p = 0; p < kParts; ++p) units[p] = units[p] + load(unit + i + p * kLanes);
+    const float size = float(group.count), total = total_of(units);
+    float best = 0.0f, start = 0.0f, least = __builtin_inff();
     for (const double share : kSharesOfRange) {
         const F32 steps = broadcast(float(15 / share)), offset = broadcast(float(7.5 * (1 - 1 / share)));
-        F32 units[kParts], sums[kParts], squares[kParts], products[kParts];
-        for (int p = 0; p < kParts; ++p) units[p] = sums[p] = squares[p] = products[p] = zero();
+        F32 sums[kParts], squares[kParts], products[kParts];
+        for (int p = 0; p < kParts; ++p) sums[p] = squares[p] = products[p] = zero();
         for (int64_t i = 0; i < group.padded; i += 16)
             for (int p = 0; p < kParts; ++p) {
                 const F32 u = load(unit + i + p * kLanes), level = rounded_within(u * steps + offset, 0.0f, 15.0f);
-                units[p] = units[p] + u;
                 sums[p] = sums[p] + level;
                 squares[p] = squares[p] + level * level;
                 products[p] = products[p] + u * level;
             }
-        total = total_of(units);
         const float sum = total_of(sums), square = total_of(squares), product = total_of(products);
         const float spread = size * square - sum * sum;
         const float slope = (size * product - total * sum) / (spread < 1.0f ? 1.0f : spread);

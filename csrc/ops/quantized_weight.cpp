@@ -121,7 +121,7 @@ void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Pl
     for (int64_t g = 0; g < groups; ++g) {
         F16* const place_of_scale = reinterpret_cast<F16*>(writable(h.panel(place.panel)) + h.scales_offset(g)) + place.row;
         from_float(row_scales[g] * power, *place_of_scale);
-        if (row_mins) from_float(row_mins[g] * power, place_of_scale[2 * kPanelRows]);
+        if (row_mins) from_float(row_mins[g] * power, place_of_scale[PackedHeader::kPairScales]);
     }
 }
 
@@ -165,7 +165,7 @@ void unpack_quantized_row(const PackedHeader& h, Place place, const int32_t* ord
             const F16* const scales = reinterpret_cast<const F16*>(panel + h.scales_offset(g)) + place.row;
             const float power = std::ldexp(1.0f, reinterpret_cast<const int8_t*>(h.row_scales())[index]);
             scale = to_float(*scales) * power;
-            if (h.has_mins) min = to_float(scales[2 * kPanelRows]) * power;
+            if (h.has_mins) min = to_float(scales[PackedHeader::kPairScales]) * power;
         } else {
             scale = reinterpret_cast<const float*>(h.row_scales())[index];
         }

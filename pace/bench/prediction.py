@@ -72,8 +72,8 @@ prefill should be underestimated."""
 
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
-    """Of the kernels of an instruction set, for weights of a dtype, or in codes (`Costs.code`). `generic` is told as if it were `avx2`: it comes to lower
-    limits with about its shares."""
+    """Of the kernels of an instruction set, for weights of a dtype, or in codes (`Costs.code`). `generic`, and with codes `avx512`, which has no VNNI and
+    was not measured, are told as if they were `avx2`; `generic` comes to lower limits with about its shares."""
     if code is not None:
         return (VNNI_CODES if isa in ("avx512_vnni", "avx512_bf16", "amx") else AVX2_CODES)[code]
     multiplies_pairs = {"avx512_bf16": AVX512_BF16, "amx": AMX}

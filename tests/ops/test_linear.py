@@ -14,12 +14,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ISAS = _C.available_isas()
 
 
-@pytest.fixture(autouse=True)
-def restore_isa_and_threads():
-    isa, threads = _C.isa(), _C.get_num_threads()
-    yield
-    _C.select_isa(isa)
-    _C.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
 
 def packed(matrix: torch.Tensor, dtype: torch.dtype, glu: bool = False) -> native.PackedWeight:

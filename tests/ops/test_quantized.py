@@ -37,13 +37,12 @@ STORAGES = [
 SIZES = [(1, 1), (16, 15), (33, 16), (50, 17), (15, 31), (17, 32), (64, 33), (21, 100), (81, 128), (40, 129), (70, 300), (35, 1100)]
 
 
+pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
+
+
 @pytest.fixture(autouse=True)
-def restore_isa_and_threads():
-    isa, threads = _C.isa(), _C.get_num_threads()
+def same_numbers_every_time():
     torch.manual_seed(0)
-    yield
-    _C.select_isa(isa)
-    _C.set_num_threads(threads)
 
 
 def random_rows(n: int, k: int, storage: Storage, ordered: bool = False) -> QuantizedRows:

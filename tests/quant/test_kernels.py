@@ -16,12 +16,7 @@ from tests.quant.test_formats import EVERY, heavy_tailed
 ISAS = _C.available_isas()
 
 
-@pytest.fixture(autouse=True)
-def restore_isa_and_threads():
-    isa, threads = _C.isa(), _C.get_num_threads()
-    yield
-    _C.select_isa(isa)
-    _C.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
 
 def cases(k: int) -> dict[str, torch.Tensor]:

@@ -97,7 +97,7 @@ struct PackQuantizedOp {
     static constexpr int kPhases = 1;
     void* weight;
     int64_t row, rows;
-    const uint8_t* codes;  // [rows][k], or, if paired, [rows][ceil(k / 2)]; codes_stride bytes between rows
+    const uint8_t* codes;  // [rows][k], or, if paired, [rows][k / 2]; codes_stride bytes between rows
     int64_t codes_stride;
     const float* scales;   // [rows][groups]
     const float* mins;     // [rows][groups], where the weight has minima

@@ -69,7 +69,7 @@ constexpr int64_t kInputGroup = 128;
 // A group's scale is the F16 times 2 to the row's exponent. A kernel given another layout than its own raises.
 struct PackedHeader {
     static constexpr uint32_t kMagic = 0x45434150;  // "PACE"
-    static constexpr int64_t kMinsOffset = 2 * kPanelRows * int64_t(sizeof(F16));
+    static constexpr int64_t kPairScales = 2 * kPanelRows;  // F16 numbers: of two groups
     uint32_t magic;
     Layout layout;
     uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
@@ -108,10 +108,10 @@ struct PackedHeader {
         return !quantized() ? elements * int64_t(dtype_bytes(dtype)) : layout == Layout::PanelU4 ? elements / 2 : elements;
     }
     // Of two groups: their scales, and minima.
-    constexpr int64_t pair_scales_bytes() const { return group ? kMinsOffset * (1 + has_mins) : 0; }
-    // In a panel: group g's scales [16], minima [16] kMinsOffset behind them; and the codes of column k.
+    constexpr int64_t pair_scales_bytes() const { return group ? kPairScales * int64_t(sizeof(F16)) * (1 + has_mins) : 0; }
+    // In a panel: group g's scales [16], whose minima [16] lie kPairScales numbers behind them; and the codes of column k.
     constexpr int64_t scales_offset(int64_t g) const {
-        return g / 2 * (pair_scales_bytes() + codes_bytes(2 * int64_t(group))) + g % 2 * kMinsOffset / 2;
+        return g / 2 * (pair_scales_bytes() + codes_bytes(2 * int64_t(group))) + g % 2 * kPanelRows * int64_t(sizeof(F16));
     }
     constexpr int64_t codes_offset(int64_t k) const {
         return codes_bytes(k) + (group ? (k / (2 * int64_t(group)) + 1) * pair_scales_bytes() : 0);

@@ -17,6 +17,8 @@ from pace.ops import native
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import Runner, load_model
 
+pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
+
 pytest.importorskip("transformers")
 
 STEPS = [{1: slice(0, 20)}, {3: slice(3, 36), 1: slice(20, PROMPT), 0: slice(0, 7), 2: slice(5, 6)}, {0: slice(7, 8)}, {0: slice(8, 9)}, {0: slice(9, 13), 2: slice(6, 7)}]
@@ -28,15 +30,6 @@ def checkpoint(request, tmp_path):
     model_type, _, fields = VARIANTS[request.param]
     save_tiny(tmp_path, model_type, fields)
     return tmp_path, torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(request.param))
-
-
-@pytest.fixture(autouse=True)
-def settings():
-    """The instruction set and the threads as they were."""
-    isa, threads = _C.isa(), _C.get_num_threads()
-    yield
-    _C.select_isa(isa)
-    _C.set_num_threads(threads)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
