@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import argparse
+import functools
 import random
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from tests.llm import sweep
 from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.tokenizer_zoo import byte_level
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -24,6 +24,9 @@ from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
+VOCAB_SIZE = 120
+"""Of `tiny_model`."""
+
 TIE = 1e-5
 """Scores this close are the same number, rounded in two ways: which of the two texts comes first, or goes on, is then chance."""
 
@@ -134,37 +137,26 @@ def check_real_case(seed: int, model: Any, oracle: Any, vocab_size: int) -> str 
     return None
 
 
-def sweep(first_seed: int, num_cases: int) -> int:
-    """Half on random logits, half on the architectures in turn; prints what is wrong, and returns how many cases were."""
+@functools.cache
+def tiny_model(family: str) -> tuple[Any, Any]:
+    """Ours and transformers', of the same random weights and `VOCAB_SIZE` tokens."""
     from pace.llm import LLMModel
     from tests.llm.models.variants import save_tiny
 
-    num_wrong = 0
+    fields = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128} | ({"original_max_position_embeddings": 128} if family == "phi3" else {})
     with tempfile.TemporaryDirectory() as folder:
-        models = []
-        for family in FAMILIES:
-            path = Path(folder, family)
-            fields = {"vocab_size": 120, "max_position_embeddings": 128} | ({"original_max_position_embeddings": 128} if family == "phi3" else {})
-            oracle = save_tiny(path, family, fields)
-            models.append((LLMModel(path, dtype=torch.float32, progress=False, num_threads=1), oracle))
-        for seed in range(first_seed, first_seed + num_cases):
-            if seed % 2:
-                wrong = check_fake_case(seed // 2)
-            else:
-                family = seed // 2 % len(FAMILIES)
-                wrong = check_real_case(seed, *models[family], vocab_size=120)
-                wrong = wrong and f"{FAMILIES[family]}: {wrong}"
-            if wrong:
-                num_wrong += 1
-                print(f"case {seed}: {wrong}", flush=True)
-    print(f"{num_cases} cases from {first_seed} on, {num_wrong} wrong")
-    return num_wrong
+        oracle = save_tiny(Path(folder), family, fields)
+        return LLMModel(folder, dtype=torch.float32, progress=False, num_threads=1), oracle
+
+
+def check_case(seed: int) -> str | None:
+    """Half on random logits, half on the architectures in turn."""
+    if seed % 2:
+        return check_fake_case(seed // 2)
+    family = FAMILIES[seed // 2 % len(FAMILIES)]
+    wrong = check_real_case(seed, *tiny_model(family), VOCAB_SIZE)
+    return wrong and f"{family}: {wrong}"
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Compare beam search with transformers' on random cases.")
-    parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--first-seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    sys.exit(min(1, sweep(arguments.first_seed, arguments.cases)))
+    sweep.main("Compare beam search with transformers' on random cases.", check_case, num_cases=2000)

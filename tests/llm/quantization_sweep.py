@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import random
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from safetensors.torch import load_file
 
 from pace.llm import LLMModel, PromptLookupConfig, QuantizationConfig, SamplingConfig
 from pace.quant import FORMATS
+from tests.llm import sweep
 from tests.llm.models.variants import save_tiny
 from tests.llm.test_quantization import dequantized
 
@@ -71,12 +70,13 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
 
-def check_case(seed: int, folder: Path) -> str | None:
+def check_case(seed: int) -> str | None:
     """What is wrong with a random model in a random format; None: nothing."""
     choose = random.Random(seed)
     family = FAMILIES[seed % len(FAMILIES)]
     fields, config, kv = random_fields(choose, family), random_config(choose), choose.choice(["auto", "int8"])
-    wrong = _check_model(family, fields, config, kv, folder, choose)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = _check_model(family, fields, config, kv, Path(folder), choose)
     return wrong and f"{wrong}: {family} {fields}, {config}, kv_cache_dtype={kv}"
 
 
@@ -116,24 +116,6 @@ def _check_model(family: str, fields: dict[str, Any], config: QuantizationConfig
     return None
 
 
-def sweep(first_seed: int, num_cases: int) -> int:
-    """Prints what is wrong, and returns how many cases were."""
-    num_wrong = 0
-    for seed in range(first_seed, first_seed + num_cases):
-        with tempfile.TemporaryDirectory() as folder:
-            wrong = check_case(seed, Path(folder))
-        if wrong:
-            num_wrong += 1
-            print(f"case {seed}: {wrong}", flush=True)
-    print(f"{num_cases} cases from {first_seed} on, {num_wrong} wrong")
-    return num_wrong
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Compare random models in random formats with transformers on the dequantised weights.")
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--first-seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
     logging.getLogger("pace").setLevel(logging.ERROR)  # parts that become floats are told
-    sys.exit(min(1, sweep(arguments.first_seed, arguments.cases)))
+    sweep.main("Compare random models in random formats with transformers on the dequantised weights.", check_case, num_cases=300)

@@ -107,12 +107,12 @@ def test_every_architecture(variant: int, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_models_in_random_formats(seed, tmp_path) -> None:
+def test_random_models_in_random_formats(seed) -> None:
     """One of each architecture. (The sweep of quantization_sweep.py goes on from here.)"""
     pytest.importorskip("transformers")
     from tests.llm import quantization_sweep
 
-    assert quantization_sweep.check_case(seed, tmp_path) is None
+    assert quantization_sweep.check_case(seed) is None
 
 
 def storages(model) -> dict[str, Storage | torch.dtype]:
