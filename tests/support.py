@@ -1,4 +1,4 @@
-"""What several tests need: batches over a small cache, backends, checkpoints read without the loader, and Ctrl-C at any line."""
+"""What several tests need: batches over a small cache, backends, checkpoints read without the loader, processes that end, and Ctrl-C at any line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import importlib
 import importlib.util
 import json
 import linecache
+import os
+import signal
+import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -116,6 +120,35 @@ def prefill(model: BaseModelForCausalLM, ops: ModuleType, ids: Tensor, chunk: in
     runner = Runner(model, ops, 1, len(ids))
     chunks = ids.split(chunk or len(ids))
     return torch.cat([runner.step({0: part}, {0: len(ids)})[0] for part in chunks])
+
+
+def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[str, str]:
+    """Waits for a process to end; returns what it has written since to stdout and stderr. One that does not end in `timeout` seconds is killed, and AssertionError
+    tells what it had written."""
+    try:
+        return process.communicate(timeout=timeout)
+    except BaseException as error:
+        process.kill()
+        out, err = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise AssertionError(f"{process.args} did not end in {timeout} s, and wrote {out!r}, and to stderr {err!r}") from None
+        raise
+
+
+def exit_code_in_fork(check: Callable[[], bool], timeout: int = 30) -> int:
+    """Of a child forked here and now: 0 where `check` holds in it, 1 where not or where it raises, -SIGALRM where it hangs (on a lock of its parent's, say)."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler in Python, as of pytest-timeout, waits for what hangs
+            signal.alarm(timeout)
+            code = 0 if check() else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def functions_in(*files: str, spared: tuple[str, ...] = ()) -> Callable[[CodeType], bool]:

@@ -24,6 +24,7 @@ from pace.cli import COMMANDS, main
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
 from pace.cli.environment import memory
 from pace.llm.configs import SamplingConfig
+from tests.support import finish
 
 CAPITAL = ["generate", "--chat", "What is the capital of Japan?"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
@@ -119,7 +120,7 @@ def test_a_failure_is_one_line_and_1(command, arguments, message):
 def test_debug_shows_where():
     for arguments in (["--debug", "generate", "x", "--model", "/no/such/directory"], ["generate", "x", "--model", "/no/such/directory", "--debug"]):
         running = process(*arguments)
-        out, err = running.communicate(timeout=60)
+        out, err = finish(running)
         assert running.returncode == 1 and out == "" and "Traceback" in err and "/no/such/directory" in err
 
 
@@ -127,7 +128,7 @@ def test_a_reader_that_goes_away_is_no_error():
     running = process("generate", "Once upon a time", "--max-new-tokens", "900", "--ignore-eos")
     running.stdout.read(10)
     running.stdout.close()
-    assert running.wait(timeout=60) == 141 and running.stderr.read() == ""
+    assert finish(running) == ("", "") and running.returncode == 141
 
 
 # -- generate ----------------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def test_generate_from_a_terminal_wants_a_prompt():
     """At a terminal it does not wait for an input that nobody knows of."""
     controller, terminal = pty.openpty()
     running = process("generate", stdin=terminal)
-    out, err = running.communicate(timeout=60)
+    out, err = finish(running)
     os.close(controller), os.close(terminal)
     assert running.returncode == 2 and "no prompt" in err
 
@@ -232,7 +233,7 @@ def test_ctrl_c_in_json_tells_what_there_is():
         if "pace:" in line:
             break
     running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=60)
+    out, _ = finish(running)
     assert running.returncode == 130
     assert out == "" or json.loads(out)["finish_reasons"] in ([], ["cancelled"])
 
@@ -387,7 +388,7 @@ def test_env(command, monkeypatch):
 @pytest.mark.parametrize("isa, code", [("generic", 0), ("nonsense", 1)])
 def test_env_tells_what_was_forced(isa, code):
     running = process("env", env={**ENVIRONMENT, "PACE_ISA": isa})
-    out, err = running.communicate(timeout=60)
+    out, err = finish(running)
     assert (running.returncode, err) == (code, "")
     assert re.search(rf"instruction set +{'generic: PACE_ISA asks for it' if code == 0 else 'none: PACE_ISA=nonsense'}", out)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 import pace
 from pace.assets import TINY
 from pace.llm import CallbackStreamer, LLMModel, SamplingConfig
+from tests.support import finish
 
 PROMPTS = json.loads((TINY / "prompts.json").read_text(encoding="utf-8"))
 STORY = [{"role": "user", "content": "Tell me a story about a little fox."}]
@@ -150,7 +152,7 @@ def child(*command: str, **more) -> subprocess.Popen:
 
 
 def test_ctrl_c_leaves_the_model_usable():
-    out, err = child("-c", CHILD).communicate(timeout=120)
+    out, err = finish(child("-c", CHILD), timeout=120)
     assert (out, err) == ("stopped\n" * 3 + "usable\n", "")
 
 
@@ -159,7 +161,7 @@ def test_ctrl_c_in_a_process_that_generates():
     process = child("-m", "pace", "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1")
     first = process.stdout.read(10)  # it has begun to write
     process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=60)
+    rest, err = finish(process)
     assert process.returncode == 130 and err == ""
     assert len(first) == 10 and rest.endswith("\n")
 
@@ -179,7 +181,7 @@ begun.wait()
 time.sleep(0.1)
 """
     process = child("-c", program)
-    assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
+    assert finish(process) == ("", "") and process.returncode == 0
 
 
 def test_start_up_is_quick():
@@ -189,11 +191,11 @@ def test_start_up_is_quick():
     ours = "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
 
     def seconds(program: str) -> float:
-        process = child("-c", program)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, process.stderr.read()
-        return usage.ru_utime + usage.ru_stime
+        before, process = resource.getrusage(resource.RUSAGE_CHILDREN), child("-c", program)
+        _, err = finish(process)
+        assert process.returncode == 0, err
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     beyond = []
     while len(beyond) < 3 and min(beyond, default=1.0) >= 0.8:  # a neighbour on the machine makes processor time longer too, never shorter

@@ -19,6 +19,7 @@ from pace.cli.environment import collect
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.models.model_utils import use_threads
 from pace.ops import native
+from tests.support import exit_code_in_fork
 
 ROOT = Path(__file__).parent.parent
 CPUS = sorted(os.sched_getaffinity(0))
@@ -67,12 +68,7 @@ def test_a_forked_child_can_use_the_kernels():
     _C.set_num_threads(2)
     x, weight = torch.randn(200, 64), torch.ones(64)
     expected = native.rms_norm(x, weight, 1e-6)
-    child = os.fork()
-    if child == 0:
-        same = torch.equal(native.rms_norm(x, weight, 1e-6), expected) and _C.get_num_threads() == 2
-        os._exit(0 if same else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert exit_code_in_fork(lambda: torch.equal(native.rms_norm(x, weight, 1e-6), expected) and _C.get_num_threads() == 2) == 0
 
 
 def test_a_flush_of_denormals_set_by_the_caller_does_not_change_results():

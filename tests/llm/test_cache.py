@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pace.llm.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache import CacheManager
 from pace.llm.sequence import Sequence
+from tests.support import exit_code_in_fork
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
 
@@ -239,7 +239,4 @@ def test_a_process_with_a_cache_beyond_its_memory_can_fork():
     """The pool reserves addresses, not memory: with more than any machine has, fork still works (plain memory refuses it)."""
     cache = CacheManager(KVSpec(1, 1, 64, torch.float32), 2**40)
     assert cache.kv[0].k.nbytes + cache.kv[0].v.nbytes > 2**38
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert exit_code_in_fork(lambda: True) == 0

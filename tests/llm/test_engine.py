@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import threading
 
@@ -20,7 +19,7 @@ from pace.llm.sequence import Sequence
 from pace.llm.session import CollectLogits
 from pace.llm.stopping_criteria import NeverStops, StoppingCriteria
 from tests.llm.generators import make_generator, random_prompts
-from tests.support import functions_in, interrupted_before_line
+from tests.support import exit_code_in_fork, functions_in, interrupted_before_line
 
 PLENTY = 1 << 22
 
@@ -285,15 +284,16 @@ def test_a_child_forked_during_a_step_of_another_thread_can_generate() -> None:
     other = threading.Thread(target=generator.generate, args=([1, 2],))
     other.start()
     is_inside.wait(60)
-    child = os.fork()
-    if not child:
-        threading.Timer(30, os._exit, (2,)).start()
+
+    def generates() -> bool:
         model.hook = lambda batch: None
         model._busy = threading.Lock()  # whose holder stayed behind
-        os._exit(0 if generator.generate([1, 2]).generated_token_ids == expected else 1)
+        return generator.generate([1, 2]).generated_token_ids == expected
+
+    exit_code = exit_code_in_fork(generates)
     may_go_on.set()
     other.join(60)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_code == 0
     model.hook = lambda batch: None
     assert generator.generate([1, 2]).generated_token_ids == expected
 

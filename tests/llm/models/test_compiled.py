@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 
@@ -15,7 +13,7 @@ from pace.llm.batch import ForwardBatch, Spans
 from pace.llm.models.compiled import CompiledModel
 from pace.ops import native
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
-from tests.support import Runner, load_model
+from tests.support import Runner, exit_code_in_fork, load_model
 
 pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
@@ -182,11 +180,7 @@ def test_children_forked_in_the_middle_of_a_step_can_run_it(models):
     runner.start()
     try:
         for _ in range(10):
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)  # a child that waits for a lock of its parent's dies
-                os._exit(0 if torch.equal(compiled.forward(native, batch), expected) else 1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert exit_code_in_fork(lambda: torch.equal(compiled.forward(native, batch), expected)) == 0
     finally:
         stop.set()
         runner.join()
