@@ -20,6 +20,7 @@ from pace.llm.inputs import read_prompts
 from pace.llm.llm import LLMModel
 from pace.llm.models.model_utils import progress_bar
 from pace.llm.session import Session
+from pace.naming import argument
 from pace.ops.storage import Storage
 
 CONTEXT = 512
@@ -94,7 +95,7 @@ def read_context(context: int | None, longest: int) -> int:
     """Tokens of a window for a model that takes `longest`; None for the default. Raises ValueError for fewer than two, or more than that."""
     context = min(CONTEXT, longest) if context is None else context
     if not 2 <= context <= longest:
-        raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
+        raise ValueError(f"{argument('context')} must be from 2 to the {longest} tokens that the model takes; got {context}")
     return context
 
 

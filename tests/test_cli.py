@@ -19,11 +19,12 @@ import pytest
 
 import pace
 from pace import env
-from pace.assets import TINY_DRAFT
+from pace.assets import TINY, TINY_DRAFT
 from pace.cli import COMMANDS, main
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
 from pace.cli.environment import memory
 from pace.llm.configs import SamplingConfig
+from pace.naming import argument, arguments_named_by
 from tests.support import finish
 
 CAPITAL = ["generate", "--chat", "What is the capital of Japan?"]
@@ -75,7 +76,7 @@ def test_help_names_every_command(command):
     [
         (["nonsense"], "invalid choice"),
         (["env", "--nonsense"], "--nonsense"),
-        (["generate", "x", "--top-k", "-1"], "top_k"),
+        (["generate", "x", "--top-k", "-1"], "--top-k"),
         (["generate", "x", "--top-k", "many"], "--top-k"),
         (["generate", "x", "--temp", "1"], "--temp"),
         (["generate", "x", "--logit-bias", "[1]"], "token id"),
@@ -103,7 +104,7 @@ def test_a_wrong_command_line_is_one_line_and_2(command, arguments, message):
     [
         (["generate", "x", "--model", "/no/such/directory"], "/no/such/directory"),
         (["generate", "x", "--dtype", "int3"], "int3"),
-        (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"], "num_beams=2"),
+        (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"], "--num-beams=2"),
         (["generate", "x", "--pard", str(TINY_DRAFT)], "pard_token"),
         (["generate", "x", "--draft", "/no/such/directory"], "/no/such/directory"),
         (["generate", "x " * 3000], "tokens"),
@@ -115,6 +116,64 @@ def test_a_failure_is_one_line_and_1(command, arguments, message):
     code, out, err = command(*arguments)
     assert (code, out) == (1, "")
     assert err.startswith("pace: error: ") and message in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+TEXT = str(Path(__file__).parent / "data" / "tiny_heldout.jsonl")
+QUANTIZE = ["quantize", str(TINY), "out"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([*QUANTIZE, "--calibrate", TEXT, "--tokens", "10"], "--tokens must be at least 256; got 10"),
+        ([*QUANTIZE], "give one (--calibrate), or --method='rtn'"),
+        ([*QUANTIZE, "--method", "rtn", "--context", "64"], "--context would have no effect: there is no text to read; give one to calibrate on (--calibrate)"),
+        ([*QUANTIZE, "--method", "rtn", "--tokens", "512", "--tokenizer", "x"], "--tokens and --tokenizer would have no effect"),
+        ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--tokens", "512"], "--tokens=512 would have no effect"),
+        ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--no-report"], "the report is turned off (--no-report)"),
+        ([*QUANTIZE, "--method", "rtn", "--no-act-order"], "--no-act-order tells GPTQ"),
+        ([*QUANTIZE, "--method", "awq", "--calibrate", TEXT, "--act-order"], "--act-order tells GPTQ"),
+        ([*QUANTIZE, "--calibrate", TEXT, "--context", "5000"], "--context must be from 2 to the 1024"),
+        ([*QUANTIZE, "--method", "rtn", "--keep", "*.nothing"], "--keep: no module matches '*.nothing'"),
+        ([*QUANTIZE, "--method", "rtn", "--num-threads", "0"], "--num-threads must be in 1.."),
+        ([*QUANTIZE, "--format", "nf4"], "load the original with --quantization='nf4'"),
+        (["eval", "--text", TEXT, "--context", "5000"], "--context must be from 2 to the 1024"),
+        (["eval", "--text", TEXT, "--max-seq-len", "1"], "--max-seq-len must be from 2 to the 1024"),
+        (["eval", "--text", TEXT, "--dtype", "int3"], "--dtype must be bfloat16"),
+        (["eval", "--text", TEXT, "--kv-cache-bytes", "2G"], "--kv-cache-bytes: a size is"),
+        (["eval", "--text", TEXT, "--kv-cache-bytes", "10"], "--kv-cache-bytes=10 is too little"),
+        (["eval", "--text", TEXT, "--bmc-rows", "8"], "--bmc-rows=8 is for --kv-cache-type='bmc'"),
+        (["eval", "--text", TEXT, "--prefix-cache-bytes", "9999999", "--kv-cache-bytes", "1MiB"], "--prefix-cache-bytes=9999999 is a part of --kv-cache-bytes"),
+        (["eval", str(TINY), "--text", TEXT, "--revision", "x"], "--revision='x' was given"),
+        (["eval", "nobody/nothing", "--text", TEXT, "--local-files-only"], "--local-files-only forbids"),
+        (["plan", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
+        (["plan", str(TINY), "--num-threads", "0"], "--num-threads must be in 1.."),
+        (["plan", str(TINY), "--revision", "x"], "--revision='x' was given"),
+        (["bench", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
+        (["bench", str(TINY), "--num-threads", "0"], "--num-threads must be in 1.."),
+        (["bench", str(TINY), "--dtype", "int3"], "--dtype must be bfloat16"),
+        (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"], "--num-return-sequences=3 exceeds --num-beams=2"),
+        (["generate", "x", "--num-return-sequences", "3"], "set --do-sample, or --num-beams"),
+        (["generate", "x", "--top-k", "-1"], "--top-k must be an int in"),
+        (["generate", "x", "--eos-token-id", "-1"], "--eos-token-id must be an int >= 0, got -1; set --ignore-eos to"),
+    ],
+    ids=lambda value: " ".join(value).replace(TEXT, "TEXT").replace(str(TINY), "MODEL") if isinstance(value, list) else "",
+)
+def test_errors_name_options_as_they_are_typed(command, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, out, err = command(*arguments)
+    assert out == "" and message in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_python_callers_read_names_in_python(command):
+    """Before a command, during it, and after."""
+    command(*QUANTIZE, "--tokens", "10")
+    assert argument("max_tokens") == "max_tokens" and argument("act_order", False) == "act_order=False"
+    with arguments_named_by(lambda name, flag: f"--{name}" if name == "known" else None):
+        assert argument("known") == "--known" and argument("other", True) == "other=True"
+        with pytest.raises(ValueError, match="^generation_config.json: top_k must be"):
+            SamplingConfig.from_dict({"top_k": -1})
 
 
 def test_debug_shows_where():

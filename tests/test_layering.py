@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 # Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching name counts.
 LAYERS: list[list[str]] = [
-    ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.llm.configs", "pace.llm.outputs", "pace.llm.batch", "pace.llm.sequence"]
+    ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.naming", "pace.llm.configs", "pace.llm.outputs", "pace.llm.batch", "pace.llm.sequence"]
     + ["pace.llm.detokenizer", "pace.llm.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
     ["pace.ops", "pace.graph"],
     ["pace.quant"],

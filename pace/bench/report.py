@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pace.bench.measure import Phase, Result
 
-NO_PROFILE = "no profile: only backend='native' runs a program whose instructions can be timed"
+NO_PROFILE = "no profile: only the native backend runs a program whose instructions can be timed"
 
 
 def table(result: Result) -> str:

@@ -35,6 +35,7 @@ from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_confi
 from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.llm.models.safetensors_file import TensorInfo
 from pace.llm.models.safetensors_writer import SafetensorsWriter
+from pace.naming import argument
 from pace.ops import reference
 from pace.ops.storage import QuantizedRows
 from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
@@ -88,7 +89,7 @@ def read_method(name: str, act_order: bool | None = None) -> Method:
     rounding = "gptq" if "gptq" in (first, second) else "rtn"
     if act_order is not None and rounding != "gptq":
         ordered = ", ".join(method for method in METHODS if "gptq" in method)
-        raise ValueError(f"act_order={act_order} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}")
+        raise ValueError(f"{argument('act_order', act_order)} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}")
     return Method(kind, rounding, act_order is not False)
 
 
@@ -136,7 +137,7 @@ def quantize_checkpoint(
     _check_formats(config)
     chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < MIN_TOKENS):
-        raise ValueError(f"max_tokens must be at least {MIN_TOKENS}; got {max_tokens!r}")
+        raise ValueError(f"{argument('max_tokens')} must be at least {MIN_TOKENS}; got {max_tokens!r}")
     if calibrate is None:
         _check_without_text(chosen, context=context, max_tokens=max_tokens, tokenizer_name_or_path=tokenizer_name_or_path)
     elif not chosen.is_calibrated:
@@ -355,7 +356,7 @@ def _check_formats(config: QuantizationConfig) -> None:
 def _check_formats_of(formats: dict[str, Format]) -> None:
     for format in formats.values():
         if not isinstance(format, (Int4, Int8)):
-            raise ValueError(f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with quantization={format.name!r}")
+            raise ValueError(f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with {argument('quantization')}={format.name!r}")
         if isinstance(format, Int4) and not format.symmetric:
             raise ValueError("zero points are not calibrated; leave int4 symmetric, or load the original with symmetric=False")
 
@@ -363,17 +364,17 @@ def _check_formats_of(formats: dict[str, Format]) -> None:
 def _check_without_text(method: Method, **of_text: Any) -> None:
     """Raises ValueError for a method that needs a text, and where something was said about reading one."""
     if method.is_calibrated:
-        raise ValueError(f"the method {method} needs a text to calibrate on; give one, or method='rtn'")
-    if said := [name for name, value in of_text.items() if value is not None]:
-        raise ValueError(f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on, or leave this out")
+        raise ValueError(f"the method {method} needs a text to calibrate on; give one ({argument('calibrate')}), or {argument('method')}='rtn'")
+    if said := [argument(name) for name, value in of_text.items() if value is not None]:
+        raise ValueError(f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on ({argument('calibrate')}), or leave this out")
 
 
 def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) -> None:
     """Raises ValueError where a text for the report alone is too much, or too little is made of it."""
     if not report:
-        raise ValueError(f"the text would have no effect: the method {method} looks at none, and the report is turned off; leave the text out, or take another method")
+        raise ValueError(f"the text would have no effect: the method {method} looks at none, and the report is turned off ({argument('report', False)}); leave the text out, or take another method")
     if max_tokens is not None:
-        raise ValueError(f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out")
+        raise ValueError(f"{argument('max_tokens')}={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out")
 
 
 def _windows(

@@ -16,6 +16,7 @@ import os
 import sys
 
 from pace import __version__
+from pace.naming import arguments_named_by
 
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue or answer one prompt"),
@@ -37,6 +38,11 @@ class OneLineErrorParser(argparse.ArgumentParser):
     def error(self, message: str):
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
+    def option(self, name: str, flag: bool | None = None) -> str | None:
+        """What sets the argument of that name (`dest`), or sets it to a flag; None where nothing does."""
+        found = [text for action in self._actions if action.dest == name for text in action.option_strings or [action.metavar]]
+        return next((text for text in found if flag is None or text.startswith("--no-") != flag), None)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's own) and returns the exit code; `--help` and usage errors raise
@@ -49,11 +55,12 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(module_name)
         module.add_arguments(parser)
         parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
-        # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
-        arguments = parser.parse_args(argv[argv.index(top.command) + 1 :])
-        top.debug |= arguments.debug
-        _show_log(logging.DEBUG if top.debug else logging.WARNING)
-        return module.run(arguments)
+        with arguments_named_by(lambda name, flag: parser.option(name, flag) or _loading_parser().option(name, flag)):
+            # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
+            arguments = parser.parse_args(argv[argv.index(top.command) + 1 :])
+            top.debug |= arguments.debug
+            _show_log(logging.DEBUG if top.debug else logging.WARNING)
+            return module.run(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -80,6 +87,15 @@ def _top_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the options of the command")
+    return parser
+
+
+def _loading_parser() -> OneLineErrorParser:
+    """The options of every command that loads a model: what one that does not may have to advise."""
+    from pace.cli.arguments import add_loading_arguments
+
+    parser = OneLineErrorParser()
+    add_loading_arguments(parser)
     return parser
 
 

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
     print(f"speeds are predictions for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them")
-    print("a model takes half of the memory that is left for texts unless it is told more (kv_cache_bytes)")
+    print("a model takes half of the memory that is left for texts unless it is told more (--kv-cache-bytes)")
     return 0
 
 

@@ -17,13 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", metavar="FILE", help='a text like those that the model is for; of a .jsonl file each line is one, {"text": "..."}')
     parser.add_argument("--method", metavar="NAME", help="rtn, gptq, awq, smoothquant, awq+gptq (default of int4), smoothquant+gptq; of int8: smoothquant")
     parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, help="gptq rounds the columns with the largest inputs first (default), or in their own order")
-    parser.add_argument("--keep", action="append", default=[], metavar="PATTERN", help="modules to leave as floats, as *.down_proj or lm_head; may be given several times")
+    parser.add_argument("--keep", dest="overrides", action="append", default=[], metavar="PATTERN", help="modules to leave as floats, as *.down_proj or lm_head; may be given several times")
     parser.add_argument("--context", type=count, metavar="N", help="tokens of a window of the text (default: 512, or what the model takes)")
-    parser.add_argument("--tokens", type=count, metavar="N", help="of the text to calibrate on (default: 32768)")
-    parser.add_argument("--no-report", action="store_true", help="do not compare the result with bfloat16 on a part of the text")
+    parser.add_argument("--tokens", dest="max_tokens", type=count, metavar="N", help="of the text to calibrate on (default: 32768)")
+    parser.add_argument("--no-report", dest="report", action="store_false", help="do not compare the result with bfloat16 on a part of the text")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
-    parser.add_argument("--tokenizer", metavar="PATH_OR_HUB_ID", help="where it is not with the model")
+    parser.add_argument("--tokenizer", dest="tokenizer_name_or_path", metavar="PATH_OR_HUB_ID", help="where it is not with the model")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
     parser.add_argument("--local-files-only", action="store_true", help="download nothing")
@@ -38,18 +38,18 @@ def run(arguments: argparse.Namespace) -> int:
     report = quantize_checkpoint(
         arguments.model,
         arguments.out,
-        QuantizationConfig(arguments.format, overrides=dict.fromkeys(arguments.keep), **options),
+        QuantizationConfig(arguments.format, overrides=dict.fromkeys(arguments.overrides), **options),
         None if arguments.calibrate is None else read_texts(arguments.calibrate),
         method=arguments.method,
         act_order=arguments.act_order,
         context=arguments.context,
-        max_tokens=arguments.tokens,
-        tokenizer_name_or_path=arguments.tokenizer,
+        max_tokens=arguments.max_tokens,
+        tokenizer_name_or_path=arguments.tokenizer_name_or_path,
         num_threads=arguments.num_threads,
         revision=arguments.revision,
         cache_dir=arguments.cache_dir,
         local_files_only=arguments.local_files_only,
-        report=not arguments.no_report,
+        report=arguments.report,
     )
     print(json.dumps({**asdict(report), "out": str(report.out)}) if arguments.json else report)
     return 0

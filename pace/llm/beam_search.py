@@ -40,6 +40,7 @@ from pace.llm.sampler import PromptLogprobs, draw, uniform
 from pace.llm.sequence import Sequence, Span, TokenLogprob
 from pace.llm.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.streamer import Feed
+from pace.naming import argument
 
 
 def branching(num_end_tokens: int) -> int:
@@ -360,7 +361,7 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
     except OverflowError:
         is_fine = False
     if not is_fine:
-        raise ValueError(f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0")
+        raise ValueError(f"{argument('length_penalty')}={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0")
 
 
 class BeamBatch(Batch):

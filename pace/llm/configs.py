@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pace.naming import argument
+
 logger = logging.getLogger("pace")
 
 
@@ -28,7 +30,7 @@ class KVCacheType(str, enum.Enum):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Checks: each takes (name, value) and returns the value in its canonical form, or raises an error that teaches.
+# Checks: each takes (what messages call the field, value) and returns the value in its canonical form, or raises an error that teaches.
 
 
 def _integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callable[[str, Any], int]:
@@ -85,8 +87,8 @@ def _token_list(name: str, value: Any) -> list[int]:
         value = value.tolist()
     ids = list(value) if isinstance(value, (list, tuple, set)) else [value]
     if not ids:
-        raise ValueError(f"{name} must name at least one token; leave it out for the model's own, or set ignore_eos=True for none")
-    check = _integer(0, hint="; set ignore_eos=True to generate past the end token" if name == "eos_token_id" else "")
+        raise ValueError(f"{name} must name at least one token; leave it out for the model's own, or set {argument('ignore_eos', True)} for none")
+    check = _integer(0, hint=f"; set {argument('ignore_eos', True)} to generate past the end token")
     return list(dict.fromkeys(check(name, token) for token in ids))
 
 
@@ -255,11 +257,14 @@ class SamplingConfig:
         if name not in _CHECKS:
             nearest = [known for known in _CHECKS if known.startswith(name)] or difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.0)
             raise TypeError(f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}")
+        self._set(name, argument(name), value)
+
+    def _set(self, name: str, called: str, value: Any) -> None:
         if value is None:
             self.explicit_fields.discard(name)
             self.__dict__.pop(name, None)  # the class attribute, which is the default, shows again
             return
-        self.__dict__[name] = _CHECKS[name](name, value)
+        self.__dict__[name] = _CHECKS[name](called, value)
         self.explicit_fields.add(name)
 
     def __delattr__(self, name: str) -> None:
@@ -305,10 +310,7 @@ class SamplingConfig:
         for name, value in values.items():
             if name not in _CHECKS or value is None or (name in ("eos_token_id", "pad_token_id") and value == -1):
                 continue
-            try:
-                setattr(config, name, value)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"{source}: {error}") from None
+            config._set(name, f"{source}: {name}", value)
         asked = [name for name in _NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
         if asked:
             logger.warning("%s sets %s, which pace does not implement: generation goes without", source, ", ".join(asked))
@@ -335,21 +337,22 @@ class SamplingConfig:
         the fields `asked` for by the caller (by default all that are set)."""
         asked = self.explicit_fields if asked is None else asked
         if self.do_sample and self.temperature < _LEAST_TEMPERATURE:
-            raise ValueError(f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely token set do_sample=False")
+            raise ValueError(f"{argument('temperature')}={self.temperature:g} with {argument('do_sample', True)} divides by zero, or nearly; for the most likely token set {argument('do_sample', False)}")
         if self.num_return_sequences > self.num_beams > 1:
-            raise ValueError(f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search returns the best of its beams")
+            raise ValueError(f"{argument('num_return_sequences')}={self.num_return_sequences} exceeds {argument('num_beams')}={self.num_beams}: beam search returns the best of its beams")
         if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
             raise ValueError(
-                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; set do_sample=True, or num_beams"
+                f"{argument('num_return_sequences')}={self.num_return_sequences} without sampling would return the same text each time; "
+                f"set {argument('do_sample', True)}, or {argument('num_beams')}"
             )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
+            raise ValueError(f"{argument('min_new_tokens')}={self.min_new_tokens} exceeds {argument('max_new_tokens')}={self.max_new_tokens}")
         idle = ["length_penalty", "early_stopping"] if self.num_beams == 1 else []
         if not self.do_sample and "do_sample" not in asked:
             idle += ["temperature", "top_k", "top_p", "min_p", "typical_p"]
         idle = [name for name in idle if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
         if idle:
-            logger.warning("%s set, but without effect: nothing looks at them with do_sample=%s and num_beams=%d", ", ".join(idle), self.do_sample, self.num_beams)
+            logger.warning("%s set, but without effect: nothing looks at them with %s and %s=%d", ", ".join(map(argument, idle)), argument("do_sample", self.do_sample), argument("num_beams"), self.num_beams)
 
 
 assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"

@@ -16,6 +16,7 @@ from pace.llm.sampler import Sampler
 from pace.llm.scheduler import Scheduler
 from pace.llm.sequence import Sequence, Span
 from pace.llm.turns import TurnLock
+from pace.naming import argument
 
 
 MOST_PRIORITY = 100
@@ -70,11 +71,11 @@ class Engine:
         if num_tokens > positions:
             return f"this model has no more positions (max_position_embeddings={positions}); shorten the text"
         if self.max_seq_len is not None and num_tokens > self.max_seq_len:
-            return f"the model was loaded with max_seq_len={self.max_seq_len}; raise it, or shorten the text"
+            return f"the model was loaded with {argument('max_seq_len')}={self.max_seq_len}; raise it, or shorten the text"
         wanted = cache.bytes_for(num_tokens) + self.drafter.bytes_for(num_tokens)
         return (
             f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at {format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
-            f"load the model with kv_cache_bytes={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
+            f"load the model with {argument('kv_cache_bytes')}={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
         )
 
     # -- the one loop body ---------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from pace.llm.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.streamer import Feed, make_feed
+from pace.naming import argument
 
 logger = logging.getLogger("pace")
 
@@ -131,7 +132,7 @@ class Generator:
         elif config.max_length is not None:
             wanted = config.max_length
             if wanted <= num_prompt_tokens:
-                raise ValueError(f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set max_new_tokens")
+                raise ValueError(f"prompt {index} has {num_prompt_tokens} tokens, which {argument('max_length')}={wanted} leaves nothing of; set {argument('max_new_tokens')}")
         else:
             return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
         if wanted > most:
@@ -155,9 +156,9 @@ class Generator:
             if (num_top := getattr(config, name)) is not None and num_top > vocab_size:
                 raise ValueError(f"{name}={num_top} asks for more tokens than the vocabulary's {vocab_size}")
         if config.stop_strings and self.tokenizer is None:
-            raise ValueError("stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer")
+            raise ValueError(f"{argument('stop_strings')} need text, and this model has no tokenizer; give {argument('eos_token_id')}, or a tokenizer")
         if any([token] in (config.bad_words_ids or ()) for token in self._end_tokens(config)):
-            logger.warning("bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that")
+            logger.warning("%s holds an end token, which is not banned (as in transformers); use %s or %s for that", argument("bad_words_ids"), argument("ignore_eos"), argument("min_new_tokens"))
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

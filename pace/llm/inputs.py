@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.naming import argument
+
 _IGNORED_KEYS = frozenset({"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"})
 """What tokenizers may return beside ids and mask; none of it changes what a causal model computes for these tokens."""
 _KINDS = (
@@ -129,7 +131,7 @@ def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
 
 def _encode(text: str, tokenizer: Any) -> list[int]:
     if tokenizer is None:
-        raise ValueError("this model has no tokenizer, so it takes token ids; give tokenizer_name_or_path to use text")
+        raise ValueError(f"this model has no tokenizer, so it takes token ids; give {argument('tokenizer_name_or_path')} to use text")
     try:
         text.encode()
     except UnicodeEncodeError as error:

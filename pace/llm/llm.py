@@ -29,6 +29,7 @@ from pace.llm.requests import Request
 from pace.llm.session import Session, score
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
+from pace.naming import argument
 from pace.quant import read_quantization
 
 logger = logging.getLogger("pace")
@@ -106,7 +107,7 @@ class LLMModel:
         check_spec_config(spec_config)
         quantization = read_quantization(quantization, load_in_4bit, load_in_8bit)
         if max_seq_len is not None and (isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int)):
-            raise TypeError(f"max_seq_len must be an int >= 2 or None, got {max_seq_len!r}")
+            raise TypeError(f"{argument('max_seq_len')} must be an int >= 2 or None, got {max_seq_len!r}")
         dtype, ops = parse_dtype(dtype), select_ops(backend)
         kv_dtype, threads = parse_kv_cache_dtype(kv_cache_dtype, dtype), use_threads(num_threads, pin_threads)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
@@ -130,7 +131,7 @@ class LLMModel:
         if budget is None:
             budget = int(available * CACHE_SHARE)
         elif budget > available:
-            logger.warning("kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process", kv_cache_bytes, format_bytes(available))
+            logger.warning("%s=%s is more than the %s of memory that are left; once that is used, the system ends the process", argument("kv_cache_bytes"), kv_cache_bytes, format_bytes(available))
         drafter = speculation.drafter(self._model, ops, backend, int(budget * share))
         budget -= drafter.memory().cache_budget
         self._engine: Engine | None = Engine.create(executable(self._model, backend), ops, budget, drafter, max_seq_len, cache_options=cache_options)
@@ -239,15 +240,15 @@ class LLMModel:
     def _check_length(self, max_seq_len: int | None) -> None:
         most = self._model.max_position_embeddings
         if max_seq_len is not None and not 2 <= max_seq_len <= most:
-            raise ValueError(f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got {max_seq_len}")
+            raise ValueError(f"{argument('max_seq_len')} must be from 2 to the {most} positions that config.json gives this model; got {max_seq_len}")
 
     def _checked_budget(self, kv_cache_bytes: int | str, max_seq_len: int | None, draft_share: Fraction) -> int:
         """Bytes, enough for one block, or for one sequence of `max_seq_len` tokens, and a draft model's share of it."""
         budget = _read_bytes("kv_cache_bytes", kv_cache_bytes)
         least = math.ceil(-(-(max_seq_len or 1) // BLOCK_SIZE) * self._model.kv_spec.block_bytes / (1 - draft_share))
         if budget < least:
-            why = f"max_seq_len={max_seq_len} tokens take" if max_seq_len else f"a block of {BLOCK_SIZE} tokens takes"
-            raise ValueError(f"kv_cache_bytes={kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}")
+            why = f"{argument('max_seq_len')}={max_seq_len} tokens take" if max_seq_len else f"a block of {BLOCK_SIZE} tokens takes"
+            raise ValueError(f"{argument('kv_cache_bytes')}={kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}")
         return budget
 
     def _defaults(self, directory: Path) -> SamplingConfig:
@@ -271,7 +272,7 @@ def _read_bytes(name: str, size: int | str, otherwise: str = "") -> int:
     try:
         return parse_bytes(size)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}{otherwise}") from None
+        raise type(error)(f"{argument(name)}: {error}{otherwise}") from None
 
 
 def _resident_bytes() -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.naming import argument
 
 
 class Policy(Protocol):
@@ -187,7 +188,7 @@ def check_finite(ops: Any, logits: Tensor, sequence: Sequence) -> None:
     if min(ops.argmax(logits).tolist()) < 0:
         raise ValueError(
             f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
-            f"or the dtype too narrow: try dtype=torch.float32"
+            f"or the dtype too narrow: try {argument('dtype')}=float32"
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pace.naming import argument
 from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import CODES, QuantizedRows, Storage
 
@@ -92,7 +93,7 @@ def check_finite(x: Tensor, name: str) -> None:
     """Raises ValueError where an element is NaN or infinite."""
     if not all(map(torch.isfinite, x.aminmax())):
         row, column = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name} holds {x[row, column].item()}, which cannot be quantised; load it with quantization=None, or leave it out by overrides={{...: None}}")
+        raise ValueError(f"{name} holds {x[row, column].item()}, which cannot be quantised; load it without {argument('quantization')}, or leave it as floats by {argument('overrides')}")
 
 
 def as_packed(scales: Tensor) -> Tensor:

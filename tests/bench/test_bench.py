@@ -147,7 +147,7 @@ def test_a_cache_in_int8_is_measured_and_named(capsys):
     assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int8", "--context", "300", "--profile"]) == 0
     out = capsys.readouterr().out
     assert "tiny, bfloat16 (cache int8), native on" in out and json.loads(out.splitlines()[-1])["kv_cache_dtype"] == "int8"
-    assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int5"]) == 1 and "kv_cache_dtype must be" in capsys.readouterr().err
+    assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int5"]) == 1 and "--kv-cache-dtype must be" in capsys.readouterr().err
 
 
 def test_op_by_op_has_no_profile(capsys):

@@ -246,7 +246,7 @@ def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):
 @pytest.mark.parametrize("option", [["--no-act-order"], ["--act-order"], ["--context", "64"], ["--tokens", "512"]], ids=str)
 def test_the_command_refuses_options_without_effect(option, tmp_path, capsys):
     assert main(["quantize", str(TINY), str(tmp_path / "out"), "--method", "rtn", *option]) == 1
-    assert option[0].removeprefix("--no-").strip("-").replace("-", "_") in capsys.readouterr().err
+    assert f"pace: error: {option[0]}" in capsys.readouterr().err
 
 
 def test_the_order_of_columns_has_an_effect():

@@ -140,6 +140,6 @@ def test_more_than_the_machine_has_is_warned_of(caplog, monkeypatch) -> None:
 
 def test_the_command_line_has_it(capsys) -> None:
     assert main(["generate", "Once upon a time " * 100, "--kv-cache-bytes", "300KiB"]) == 1
-    assert "kv_cache_bytes=" in capsys.readouterr().err
+    assert "--kv-cache-bytes=" in capsys.readouterr().err
     assert main(["generate", "Once", "--kv-cache-bytes", "lots"]) == 1
-    assert "kv_cache_bytes: a size is" in capsys.readouterr().err
+    assert "--kv-cache-bytes: a size is" in capsys.readouterr().err

@@ -197,4 +197,4 @@ def test_the_command_line_has_it(capsys) -> None:
     assert main(["generate", "The capital of Japan is", "--kv-cache-dtype", "int8", "--max-new-tokens", "4"]) == 0
     assert "Tokyo" in capsys.readouterr().out
     assert main(["generate", "Once", "--kv-cache-dtype", "int3"]) == 1
-    assert "kv_cache_dtype must be" in capsys.readouterr().err
+    assert "--kv-cache-dtype must be" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Slot, Vectors
+from pace.naming import argument
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant import Format
 
@@ -114,5 +115,5 @@ def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
         return
     finite = source[source.isfinite()].abs()
     if finite.numel() and finite.max() > limit:
-        advice = "; load with dtype=bfloat16 or float32" if dtype == torch.float16 else ""
+        advice = f"; load with {argument('dtype')}=bfloat16 or float32" if dtype == torch.float16 else ""
         raise ValueError(f"{tensor} reaches {finite.max():.4g}, which {str(dtype)[6:]} (at most {limit:.5g}) cannot hold{advice}")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pace.llm.models.gguf_file import Metadata
 from pace.llm.models.model_config import shown
+from pace.naming import argument
 
 logger = logging.getLogger("pace")
 
@@ -74,7 +75,7 @@ def tokenizer_json(metadata: Metadata) -> str | None:
         return None
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
-        raise NotImplementedError(f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. Give tokenizer_name_or_path, or token ids instead of text")
+        raise NotImplementedError(f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. Give {argument('tokenizer_name_or_path')}, or token ids instead of text")
     tokens = metadata.required("tokenizer.ggml.tokens", metadata.texts("tokenizer.ggml.tokens"))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
@@ -154,7 +155,7 @@ def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
 def _cut(metadata: Metadata) -> Cut:
     name = metadata.text("tokenizer.ggml.pre", "default")
     if name not in CUTS:
-        raise NotImplementedError(f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. Give tokenizer_name_or_path, or token ids instead of text")
+        raise NotImplementedError(f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. Give {argument('tokenizer_name_or_path')}, or token ids instead of text")
     return CUTS[name]
 
 

@@ -25,6 +25,7 @@ from pace.llm.models.files import MAX_CONFIG_BYTES, open_regular, read_json_obje
 from pace.llm.models.gguf_checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
 from pace.llm.models.gguf_file import GgufFile, is_gguf
 from pace.llm.models.gguf_tokenizer import tokenizer_json, tokenizer_settings
+from pace.naming import argument
 
 logger = logging.getLogger("pace")
 
@@ -81,7 +82,7 @@ def find_checkpoint(
         if not path.is_dir() and not is_gguf(path):
             raise ValueError(f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights, or a GGUF file")
         if revision is not None:
-            raise ValueError(f"revision={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions")
+            raise ValueError(f"{argument('revision')}={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions")
         return _gguf_inside(path, weights) or path if path.is_dir() else shard_paths(path)[0]
     looks_like_path = isinstance(path_or_id, os.PathLike) or text.startswith((".", "/", "~")) or text.endswith("/")
     if looks_like_path or len(text) > MAX_HUB_ID or not HUB_ID.fullmatch(text):
@@ -152,7 +153,7 @@ def _find_on_hub(
         return Path(found)
 
     if local_files_only:
-        return cached("local_files_only=True forbids to download it")
+        return cached(f"{argument('local_files_only', True)} forbids to download it")
 
     class Bar(utils.tqdm):
         def __init__(self, *args, **kwargs):
@@ -280,7 +281,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
         if not required:
             return None
         raise FileNotFoundError(
-            f"{directory} has no tokenizer ({files}); give tokenizer_name_or_path, or token ids instead of text"
+            f"{directory} has no tokenizer ({files}); give {argument('tokenizer_name_or_path')}, or token ids instead of text"
         )
     try:
         tokenizer = make()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead, WeightPlan
+from pace.naming import argument
 from pace.ops.storage import Storage, common_storage
 from pace.quant import Format, QuantizationConfig
 
@@ -34,8 +35,8 @@ def plan_weights(model: Layer, lm_head: Layer, config: QuantizationConfig | None
         name, (storage, _) = next(iter(stored.items()))
         if not formats:
             raise ValueError(
-                f"this checkpoint is quantised already ({name} as {storage}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it with "
-                f"quantization=None, or give the original checkpoint"
+                f"this checkpoint is quantised already ({name} as {storage}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it without "
+                f"{argument('quantization')}, or give the original checkpoint"
             )
         warnings.append(f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {storage}, ...); {len(formats)} others are quantised now")
     apart: dict[str, None] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pace.naming import argument
 from pace.quant.checkpoints.awq import AWQ
 from pace.quant.checkpoints.bitsandbytes import BitsAndBytes
 from pace.quant.checkpoints.compressed_tensors import CompressedTensors
@@ -23,7 +24,7 @@ METHODS: dict[str, type[Method]] = {
 }
 """`quant_method` -> how it is read."""
 
-AT_LOAD = "take the original checkpoint, and load it with quantization="
+AT_LOAD = "take the original checkpoint, and load it with {quantization}="
 OTHERS = {
     "aqlm": AT_LOAD + '"int4"',
     "quip": AT_LOAD + '"int4"',
@@ -63,4 +64,5 @@ def read_quant_method(raw: Any) -> Method | None:
     key = name.lower().removesuffix("_4bit").removesuffix("_8bit") if name.lower().startswith("bitsandbytes") else name.lower()
     if key in METHODS:
         return METHODS[key].from_dict(raw)
-    raise refused("quant_method", name, f"{OTHERS.get(key, AT_LOAD + 'one of its formats')}. Read are {', '.join(METHODS)}")
+    instead = OTHERS.get(key, AT_LOAD + "one of its formats").format(quantization=argument("quantization"))
+    raise refused("quant_method", name, f"{instead}. Read are {', '.join(METHODS)}")
