@@ -44,25 +44,27 @@ def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
     return {f"{module}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int32), f"{module}.weight_scale": scales}
 
 
-def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[str]) -> dict[str, Any]:
-    """`modules`: how each matrix is stored, None for floats. The storage of most is that of "Linear" modules; others are named."""
-    storages = [storage for storage in modules.values() if storage]
-    usual = max(dict.fromkeys(storages), key=storages.count)
+def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[str], has_tied_head: bool) -> dict[str, Any]:
+    """`modules`: how each matrix is stored, None for floats. The storage of most products is that of "Linear" modules; others, and embeddings, are named.
+    A tied head has no tensors of its own, and is a "Linear" of other tools all the same."""
+    kinds = {name: (storage, name in embeddings) for name, storage in modules.items() if storage}
+    products = [storage for storage, is_embedding in kinds.values() if not is_embedding]
+    usual = (max(dict.fromkeys(products), key=products.count, default=None), False)
     groups: dict[str, Any] = {}
-    for index, storage in enumerate(sorted(set(storages), key=lambda storage: (storage != usual, str(storage)))):
-        named = [name for name, found in modules.items() if found == storage and (storage != usual or name in embeddings)]
-        groups[f"group_{index}"] = _group(storage, ["Linear"] * (storage == usual) + named)
+    for index, kind in enumerate(sorted(set(kinds.values()), key=lambda kind: (kind != usual, str(kind)))):
+        targets = ["Linear"] if kind == usual else [name for name, found in kinds.items() if found == kind]
+        groups[f"group_{index}"] = _group(*kind, targets)
     layouts = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": [name for name, storage in modules.items() if storage is None],
+        "ignore": [name for name, storage in modules.items() if storage is None] + ["lm_head"] * has_tied_head,
     }
 
 
-def _group(storage: Storage, targets: list[str]) -> dict[str, Any]:
+def _group(storage: Storage, is_embedding: bool, targets: list[str]) -> dict[str, Any]:
     by_row = storage.group is None
     weights = {
         "num_bits": int(storage.code.removeprefix("int")),
@@ -72,5 +74,5 @@ def _group(storage: Storage, targets: list[str]) -> dict[str, Any]:
         "group_size": None if by_row else storage.group,
         "dynamic": False,
     }
-    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True} if storage.code == "int8" else None
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True} if storage.code == "int8" and not is_embedding else None
     return {"format": LAYOUTS[storage.code], "targets": targets, "weights": weights, "input_activations": inputs, "output_activations": None}

@@ -26,7 +26,7 @@ from pace.calibrate.recording import CalibrationText, InputStatistics
 from pace.calibrate.report import Report, compare_models
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
 from pace.eval import encode, read_context, windows
-from pace.llm.layers import Embedding, Layer, Linear, LMHead
+from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.checkpoint import CheckpointReader
@@ -162,7 +162,7 @@ def quantize_checkpoint(
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)
         _copy_small_files(directory, folder)
-        described = {**raw, "quantization_config": layout.quantization_config(job.storages, job.embeddings)}
+        described = {**raw, "quantization_config": layout.quantization_config(job.storages, job.embeddings, job.has_tied_head)}
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     quality = None
     if report and kept:
@@ -199,6 +199,7 @@ class _Job:
         _check_formats_of(self.formats)
         model.quantize(None)
         self.embeddings = {part for matrix in matrices if isinstance(matrix, Embedding) for part in matrix.parts}
+        self.has_tied_head = isinstance(model.lm_head, TiedLMHead)
         tensors: dict[str, TensorInfo] = {}
         inside = {name for layer in model.layers for name in layer.slots()}
         for name, source in self.sources.items():
