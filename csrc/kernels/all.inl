@@ -18,6 +18,8 @@
 #include "kv_cache.inl"
 #include "quantize_input.inl"
 #include "linear_float8.inl"
+#include "linear_quantized_codes.inl"
+#include "linear_quantized_many.inl"
 #include "linear_quantized_amx.inl"
 #include "linear_quantized.inl"
 #include "limits.inl"

@@ -1,16 +1,18 @@
 // Bytes and nibbles of quantised weights, and their exact products with bytes of an input.
 //
 //   Bytes      4 kLanes bytes; a lane is four k of one output
-//              load_bytes(p), store_bytes(p, b) of 64 (levels 2+); low_nibbles, high_nibbles: 0..15
+//              load_bytes(p), store_bytes(p, b), aligned on level 1; low_nibbles, high_nibbles: 0..15
 //              Lookup(table)(b) = table[b] for bytes b of 0..15
 //   load_signed(p), of_signed(Bytes): any int8, as a Factor that is multiplied
 //   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied
+//   store_unpacked(p, Bytes of int8), load_unpacked(p): a Factor, or on level 1 halves of it, so that a tile needs no registers to decode;
+//              multiplied with what broadcast_unpacked() reads of FactorInputs, kUnpackedK at a time
 //   broadcast_input(p): the four inputs at p, -127..127, for every lane. A Factor multiplies FactorInputs, Nibbles NibblesInputs: int8, or
 //              int16 that spread_inputs() made of them
 //   dot(sum, Factor, input)   SignedSum + the sum of (w + kSignedOffset) x over the four
 //   dot(sum, Nibbles, input)  NibbleSum + the sum of w x. As levels are w - 8, kNibbleOffset is 8: what begins at -offset * (sum of x)
 //              becomes the sum of levels
-//   add_lanes(acc, sum)       acc + what a sum holds, one number for each lane. A NibbleSum holds kNibbleSumK of k. Sums begin as zeros.
+//   AddLanes<Sum>()(acc, sum) acc + what a sum holds, one number for each lane. A NibbleSum holds kNibbleSumK of k. Sums begin as zeros.
 //
 // NUMERICS     Exact for all of these numbers:
 //   level 0      inputs and weights as 16 bits: pmaddwd adds two products in 32 bits, and a pair of 32-bit lanes makes an output
@@ -19,6 +21,8 @@
 //                that both are a shift away. (|w| times x with the sign of w by maddubs was 0.85 times as fast on Zen 4.)
 //   level 2      nibbles as level 1; |w| times x with the sign of w by maddubs: 2 * 128 * 127 = 32512 at most
 //   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble
+template <class Sum>
+struct AddLanes;
 constexpr int kNibbleOffset = 8;
 constexpr int kSignedOffset = PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 3 ? 128 : 0;
 
@@ -110,7 +114,10 @@ struct Shorts {
     __m512i v;
 };
 PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) { return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v))}; }
-PACE_INLINE I32 add_lanes(I32 acc, Shorts a) { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))}; }
+template <>
+struct AddLanes<Shorts> {
+    I32 operator()(I32 acc, Shorts a) const { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))}; }
+};
 #endif
 
 #elif PACE_ISA_LEVEL == 1
@@ -144,9 +151,35 @@ PACE_INLINE Spread broadcast_input(const int16_t* p) {
     memcpy(&odd, p + 2, sizeof odd);
     return {_mm256_set1_epi32(even), _mm256_set1_epi32(odd)};
 }
-PACE_INLINE I32 dot(I32 acc, Factor w, Spread x) {
-    const __m256i sum = _mm256_add_epi32(acc.v, _mm256_madd_epi16(w.even, x.even));
-    return {_mm256_add_epi32(sum, _mm256_madd_epi16(w.odd, x.odd))};
+// Sums stay in their registers, and are added to in this order: g++ would compute many products before it adds up any, and then keeps sums
+// in memory for want of the 16 registers.
+PACE_INLINE void add_here(I32& sum, __m256i products) { __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
+PACE_INLINE void add_here(Shorts& sum, __m256i products) { __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
+PACE_INLINE I32 dot(I32 sum, Factor w, Spread x) {
+    add_here(sum, _mm256_madd_epi16(w.even, x.even));
+    add_here(sum, _mm256_madd_epi16(w.odd, x.odd));
+    return sum;
+}
+// A step of unpacked ones has the even bytes of its lanes, and the next one the odd ones.
+struct Unpacked {
+    __m256i v;
+};
+constexpr int kUnpackedK = 2;
+PACE_INLINE void store_bytes(void* p, Bytes a) { _mm256_store_si256((__m256i*)p, a.v); }
+PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) {
+    const Factor w = of_signed(a);
+    store_bytes(p, {w.even});
+    store_bytes(p + 64, {w.odd});
+}
+PACE_INLINE Unpacked load_unpacked(const uint8_t* p) { return {_mm256_load_si256((const __m256i*)p)}; }
+PACE_INLINE Unpacked broadcast_unpacked(const int16_t* p) {
+    int32_t two;
+    memcpy(&two, p, sizeof two);
+    return {_mm256_set1_epi32(two)};
+}
+PACE_INLINE I32 dot(I32 sum, Unpacked w, Unpacked x) {
+    add_here(sum, _mm256_madd_epi16(w.v, x.v));
+    return sum;
 }
 PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
 PACE_INLINE Bytes broadcast_input(const int8_t* p) {
@@ -154,8 +187,17 @@ PACE_INLINE Bytes broadcast_input(const int8_t* p) {
     memcpy(&four, p, sizeof four);
     return {_mm256_set1_epi32(four)};
 }
-PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) { return {_mm256_add_epi16(sum.v, _mm256_maddubs_epi16(w.v, x.v))}; }
-PACE_INLINE I32 add_lanes(I32 acc, Shorts a) { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, _mm256_set1_epi16(1)))}; }
+PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) {
+    add_here(sum, _mm256_maddubs_epi16(w.v, x.v));
+    return sum;
+}
+template <>
+struct AddLanes<Shorts> {
+    __m256i ones;
+    // Made where they are needed: a loop of products has no register for them, and g++ would keep them in one.
+    AddLanes() { __asm__ volatile("vpcmpeqw %0, %0, %0\n\tvpsrlw $15, %0, %0" : "=x"(ones)); }
+    I32 operator()(I32 acc, Shorts a) const { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, ones))}; }
+};
 
 #else
 
@@ -174,6 +216,7 @@ struct PairSums {
 };
 
 PACE_INLINE Bytes load_bytes(const void* p) { return {_mm_loadu_si128((const __m128i*)p)}; }
+PACE_INLINE void store_bytes(void* p, Bytes a) { _mm_storeu_si128((__m128i*)p, a.v); }
 PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm_and_si128(a.v, _mm_set1_epi8(15))}; }
 PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm_and_si128(_mm_srli_epi16(a.v, 4), _mm_set1_epi8(15))}; }
 struct Lookup {
@@ -198,11 +241,14 @@ PACE_INLINE Wide broadcast_input(const int16_t* p) {
 PACE_INLINE PairSums dot(PairSums sum, Factor w, Wide x) {
     return {_mm_add_epi32(sum.low, _mm_madd_epi16(w.low, x.v)), _mm_add_epi32(sum.high, _mm_madd_epi16(w.high, x.v))};
 }
-PACE_INLINE I32 add_lanes(I32 acc, PairSums a) {
-    const __m128 low = _mm_castsi128_ps(a.low), high = _mm_castsi128_ps(a.high);
-    const __m128i even = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88)), odd = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));
-    return {_mm_add_epi32(acc.v, _mm_add_epi32(even, odd))};
-}
+template <>
+struct AddLanes<PairSums> {
+    I32 operator()(I32 acc, PairSums a) const {
+        const __m128 low = _mm_castsi128_ps(a.low), high = _mm_castsi128_ps(a.high);
+        const __m128i even = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88)), odd = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));
+        return {_mm_add_epi32(acc.v, _mm_add_epi32(even, odd))};
+    }
+};
 
 #endif
 
@@ -218,6 +264,16 @@ using SignedSum = I32;
 using NibblesInput = int16_t;
 using SignedSum = PairSums;
 #endif
+
+#if PACE_ISA_EMULATED || PACE_ISA_LEVEL != 1
+using Unpacked = Factor;
+constexpr int kUnpackedK = 4;
+PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) { store_bytes(p, a); }
+PACE_INLINE Unpacked load_unpacked(const uint8_t* p) { return of_signed(load_bytes(p)); }
+PACE_INLINE auto broadcast_unpacked(const FactorInput* p) { return broadcast_input(p); }
+#endif
+constexpr int kVectorBytes = 4 * kLanes;
+constexpr int kUnpackedBytes = 64 * 4 / kUnpackedK;  // of four k of a panel
 
 // Sixteen inputs as 16 bits. Level 1 wants the even ones of each four before the odd ones, as its Factor has them.
 #if !PACE_ISA_EMULATED && PACE_ISA_LEVEL == 1
@@ -242,14 +298,6 @@ constexpr int kNibbleSumK = 32;
 using NibbleSum = SignedSum;
 constexpr int kNibbleSumK = 1 << 15;  // of 32 bits: more than a group
 #endif
-
-// g++ would compute many products before it adds up any, and then keeps sums in memory for want of the 16 registers.
-template <class Sum>
-PACE_INLINE void keep_order([[maybe_unused]] Sum& sum) {
-#if PACE_ISA_LEVEL == 1
-    __asm__ volatile("" : "+x"(sum.v));
-#endif
-}
 
 // kLanes bytes at p, as integers of 0..255.
 #if PACE_ISA_EMULATED

@@ -34,7 +34,7 @@ struct QuantizedInput {
     }
 };
 
-// linear_quantized: as linear, for weights that are codes. See kernels/linear_quantized.inl, linear_quantized_amx.inl and linear_float8.inl.
+// linear_quantized: as linear, for weights that are codes. See kernels/linear_quantized.inl and linear_float8.inl.
 struct QuantizedLinearArgs {
     const void* x;     // rows that quantize_input() made; with PanelF8 fp32
     int64_t x_stride;  // bytes

@@ -1,0 +1,181 @@
+// Codes of quantised weights: how each kind is decoded and multiplied with codes of inputs. See linear_quantized.inl.
+
+// ---- In a panel. A step is 64 bytes, of which each vector makes kFactors weights of four k.
+//   decode(codes, p, w)      the weights of a vector, to be multiplied at once
+//   unpack(codes, p, out)    a whole step as Unpacked wants it; returns the end of what it wrote
+
+struct CodesI8 {
+    using Unpacked = struct UnpackedSigned;
+    using Weight = Factor;
+    using Input = FactorInput;
+    using Sum = SignedSum;
+    static constexpr int kStep = 4, kFactors = 1, kSumK = kInputGroup, kPrefetchBytes = 4096;
+    explicit CodesI8(const PackedHeader&) {}
+    PACE_INLINE void decode(const CodesI8&, const uint8_t* p, Factor* w) { w[0] = of_signed(load_bytes(p)); }
+    PACE_INLINE auto broadcast(const FactorInput* x) { return broadcast_input(x); }
+    PACE_INLINE uint8_t* unpack(const CodesI8&, const uint8_t* p, uint8_t* out) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store_unpacked(out + v * kVectorBytes, load_bytes(p + v * kVectorBytes));
+        return out + kUnpackedBytes;
+    }
+};
+
+struct CodesU4Levels {
+    using Unpacked = struct UnpackedSigned;
+    using Weight = Factor;
+    using Input = FactorInput;
+    using Sum = SignedSum;
+    static constexpr int kStep = 8, kFactors = 2, kSumK = kInputGroup, kPrefetchBytes = 4096;
+    const Lookup levels;
+    explicit CodesU4Levels(const PackedHeader& h) : levels(h.levels) {}
+    PACE_INLINE void decode(const CodesU4Levels& codes, const uint8_t* p, Factor* w) {
+        const Bytes both = load_bytes(p);
+        w[0] = of_signed(codes.levels(low_nibbles(both)));
+        w[1] = of_signed(codes.levels(high_nibbles(both)));
+    }
+    PACE_INLINE auto broadcast(const FactorInput* x) { return broadcast_input(x); }
+    PACE_INLINE uint8_t* unpack(const CodesU4Levels& codes, const uint8_t* p, uint8_t* out) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const Bytes both = load_bytes(p + v * kVectorBytes);
+            store_unpacked(out + v * kVectorBytes, codes.levels(low_nibbles(both)));
+            store_unpacked(out + kUnpackedBytes + v * kVectorBytes, codes.levels(high_nibbles(both)));
+        }
+        return out + 2 * kUnpackedBytes;
+    }
+};
+
+// Levels of c - 8.
+struct CodesU4 {
+    using Unpacked = struct UnpackedNibbles;
+    using Weight = Nibbles;
+    using Input = NibblesInput;
+    using Sum = NibbleSum;
+    static constexpr int kStep = 8, kFactors = 2, kSumK = kNibbleSumK, kPrefetchBytes = 4096;
+    explicit CodesU4(const PackedHeader&) {}
+    PACE_INLINE void decode(const CodesU4&, const uint8_t* p, Nibbles* w) {
+        const Bytes both = load_bytes(p);
+        w[0] = of_nibbles(low_nibbles(both));
+        w[1] = of_nibbles(high_nibbles(both));
+    }
+    PACE_INLINE auto broadcast(const NibblesInput* x) { return broadcast_input(x); }
+    PACE_INLINE uint8_t* unpack(const CodesU4&, const uint8_t* p, uint8_t* out) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const Bytes both = load_bytes(p + v * kVectorBytes);
+            store_bytes(out + v * kVectorBytes, low_nibbles(both));
+            store_bytes(out + 64 + v * kVectorBytes, high_nibbles(both));
+        }
+        return out + 128;
+    }
+};
+
+// ---- Unpacked, in the first-level cache. A step is 64 bytes again, and each vector of them one weight.
+
+struct UnpackedSigned {
+    using Weight = Unpacked;
+    using Input = FactorInput;
+    using Sum = SignedSum;
+    static constexpr int kStep = kUnpackedK, kFactors = 1, kSumK = kInputGroup, kPrefetchBytes = 0;
+    PACE_INLINE void decode(const UnpackedSigned&, const uint8_t* p, Unpacked* w) { w[0] = load_unpacked(p); }
+    PACE_INLINE auto broadcast(const FactorInput* x) { return broadcast_unpacked(x); }
+};
+
+struct UnpackedNibbles {
+    using Weight = Nibbles;
+    using Input = NibblesInput;
+    using Sum = NibbleSum;
+    static constexpr int kStep = 4, kFactors = 1, kSumK = kNibbleSumK, kPrefetchBytes = 0;
+    PACE_INLINE void decode(const UnpackedNibbles&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
+    PACE_INLINE auto broadcast(const NibblesInput* x) { return broadcast_input(x); }
+};
+
+// ---- Products of one group of inputs.
+
+// `count` k of R rows and P panels, added to `sums`.
+template <class Codes, int R, int P>
+PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes,
+                           int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
+    for (int64_t k = 0; k < count; k += Codes::kStep) {
+        typename Codes::Weight weights[P * kVectors][Codes::kFactors];
+#pragma GCC unroll 16
+        for (int p = 0; p < P; ++p) {
+            if constexpr (Codes::kPrefetchBytes > 0) __builtin_prefetch(w + p * panel_bytes + Codes::kPrefetchBytes);
+#pragma GCC unroll 16
+            for (int v = 0; v < kVectors; ++v)
+                Codes::decode(codes, w + p * panel_bytes + v * kVectorBytes, weights[p * kVectors + v]);
+        }
+#pragma GCC unroll 16
+        for (int q = 0; q < Codes::kFactors; ++q)
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const auto input = Codes::broadcast(x + r * x_stride + 4 * q);
+#pragma GCC unroll 16
+                for (int v = 0; v < P * kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v][q], input);
+            }
+        x += Codes::kStep;
+        w += 64;
+    }
+}
+
+// `count` k, the products of levels: sums of codes that begin with `starts`, one for each row, go through narrower sums where the codes
+// have such, kSumK of k at a time.
+template <class Codes, int R, int P>
+PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes,
+                               int64_t count, const int32_t* starts, int64_t starts_stride, I32 (&dots)[R][P * kVectors]) {
+    using Sum = typename Codes::Sum;
+    if constexpr (std::is_same_v<Sum, I32>) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const I32 start = broadcast_int(starts[r * starts_stride]);
+#pragma GCC unroll 16
+            for (int v = 0; v < P * kVectors; ++v) dots[r][v] = start;
+        }
+        return add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
+    } else {
+        for (int64_t k = 0; k < count; k += Codes::kSumK) {
+            Sum sums[R][P * kVectors];
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+                for (int v = 0; v < P * kVectors; ++v) sums[r][v] = Sum{};
+            add_steps<Codes, R, P>(codes, x + k, x_stride, w + k / Codes::kStep * 64, panel_bytes,
+                                   count - k < Codes::kSumK ? count - k : Codes::kSumK, sums);
+            const AddLanes<Sum> add_lanes;
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const I32 start = broadcast_int(starts[r * starts_stride]);
+#pragma GCC unroll 16
+                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_lanes(k == 0 ? start : dots[r][v], sums[r][v]);
+            }
+        }
+    }
+}
+
+// What the products of a group add to the sums of a row.
+template <int kSums>
+PACE_INLINE void add_group(const I32 (&dots)[kSums], const F32* scales, const F32* mins, const float* x_scale, const float* x_sum,
+                           F32 (&sum)[kSums]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kSums; ++v) sum[v] = fused_fma(to_f32(dots[v]), scales[v] * broadcast(*x_scale), sum[v]);
+    if (!mins) return;
+#pragma GCC unroll 16
+    for (int v = 0; v < kSums; ++v) sum[v] = fused_fma(mins[v] * broadcast(*x_scale), broadcast(*x_sum), sum[v]);
+}
+
+// What all tiles of a call share: where things are.
+struct QuantizedWeight {
+    const PackedHeader& h;
+    const int64_t group, input_group, input_groups, panel_bytes, pair_scales_bytes;
+    explicit QuantizedWeight(const PackedHeader& h)
+        : h(h), group(h.group), input_group(h.input_group()), input_groups(h.input_groups()), panel_bytes(h.panel_bytes()),
+          pair_scales_bytes(h.pair_scales_bytes()) {}
+    // Of the 16 outputs of a panel: their scales, or the powers of two that belong to those of groups.
+    void load_row_scales(int64_t panel, F32* scales) const {
+        if (group) return load_powers((const int8_t*)h.row_scales() + 16 * panel, scales);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)h.row_scales() + 16 * panel + v * kLanes);
+    }
+    // k of the group of inputs g.
+    int64_t count(int64_t g) const { return h.k_padded - g * input_group < input_group ? h.k_padded - g * input_group : input_group; }
+};
