@@ -11,8 +11,10 @@
 // NUMERICS    A float8 has 4 bits and a scale of a group 11, so that a weight is exact in fp32; with one scale for the row, which has 24
 //             bits, it is rounded once. The rest is linear.inl: fp32, k ascending (level 0 rounds product and sum).
 //
-// WHY THIS WAY  Decoding takes some eight instructions for each vector, against one for a multiply-add: it is done once for all rows, into
-//             a block [panel][k][16] of fp32 that stays in the first-level cache, and linear_tile() multiplies that.
+// WHY THIS WAY  Decoding and scaling take some five instructions for each vector, against one for a multiply-add: for many rows they are done
+//             once, into a block [panel][k][16] of fp32 that stays in the first-level cache, and linear_tile() multiplies that. One row or
+//             two are multiplied as codes come from memory, by tiles of several panels, for the sums of one are too few to hide that
+//             each waits for the multiply-add before it.
 
 constexpr int kFloat8Panels = kCachedPanels;
 constexpr int64_t kFloat8K = 16 * 1024 / (16 * sizeof(float) * kFloat8Panels);  // of a block
@@ -23,27 +25,86 @@ PACE_INLINE void load_powers(const int8_t* exponents, F32* powers) {
     for (int v = 0; v < kVectors; ++v) powers[v] = power_of_two(to_int(load(exponents + v * kLanes)));
 }
 
+// Scales of group g of a panel as load_float8() wants them.
+PACE_INLINE void load_float8_scales(const PackedHeader& h, int64_t panel, int64_t g, F32* scales) {
+    if (h.group) {
+        load_powers((const int8_t*)h.row_scales() + 16 * panel, scales);
+        const F16* const place = (const F16*)(h.panel(panel) + h.scales_offset(g));
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) scales[v] = load(place + v * kLanes) * scales[v];
+    } else {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)h.row_scales() + 16 * panel + v * kLanes);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) scales[v] = scales[v] * broadcast(kFloat8Unit);
+}
+
+// ---- Few rows.
+
+constexpr int kFloat8FewRows = PACE_ISA_LEVEL == 0 ? 1 : 2;
+constexpr int kFloat8FewPanels = PACE_ISA_LEVEL == 0 ? 1 : PACE_ISA_LEVEL == 1 ? 2 : 4;
+
+// R rows x P panels.
+template <int R, int P>
+static void float8_tile(const PackedHeader& h, int64_t panel, const float* x, int64_t x_stride, float* sums, int64_t sums_stride) {
+    const int64_t group = h.group ? int64_t(h.group) : h.k, panel_bytes = h.panel_bytes();
+    F32 sum[R][P * kVectors] = {};
+    for (int64_t k = 0; k < h.k; k += group) {
+        F32 scales[P * kVectors];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) load_float8_scales(h, panel + p, k / group, scales + p * kVectors);
+        const uint8_t* codes = (const uint8_t*)h.panel(panel) + h.codes_offset(k);
+        const int64_t count = h.k - k < group ? h.k - k : group;
+        for (int64_t i = 0; i < count; ++i, codes += 16) {
+            F32 weights[P * kVectors];
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+                load_float8(codes + p * panel_bytes, weights + p * kVectors);
+                __builtin_prefetch(codes + p * panel_bytes + 2048);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const F32 input = broadcast(x[r * x_stride + k + i]);
+#pragma GCC unroll 16
+                for (int v = 0; v < P * kVectors; ++v) sum[r][v] = fma(weights[v] * scales[v], input, sum[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < P * kVectors; ++v) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+}
+
+template <int R = 1>
+static void linear_float8_few(const QuantizedLinearArgs& a) {
+    if constexpr (R < kFloat8FewRows)
+        if (a.rows != R) return linear_float8_few<R + 1>(a);
+    const int64_t x_stride = a.x_stride / int64_t(sizeof(float));
+    int64_t p = 0;
+    for (; p + kFloat8FewPanels <= a.panel_count; p += kFloat8FewPanels)
+        float8_tile<R, kFloat8FewPanels>(*a.weight, a.first_panel + p, (const float*)a.x, x_stride, a.sums + 16 * p, a.sums_stride);
+    for (; p < a.panel_count; ++p)
+        float8_tile<R, 1>(*a.weight, a.first_panel + p, (const float*)a.x, x_stride, a.sums + 16 * p, a.sums_stride);
+}
+
+// ---- Many rows.
+
 // Weights k..k+count of a panel, [count][16].
 static void decode_float8(const PackedHeader& h, int64_t panel, int64_t k, int64_t count, float* out) {
-    const char* const base = h.panel(panel);
-    F32 row_scales[kVectors];
-    if (h.group) {
-        load_powers((const int8_t*)h.row_scales() + 16 * panel, row_scales);
-    } else {
-        for (int v = 0; v < kVectors; ++v) row_scales[v] = load((const float*)h.row_scales() + 16 * panel + v * kLanes);
-    }
     const int64_t group = h.group ? int64_t(h.group) : h.k_padded;
     for (const int64_t end = k + count; k < end;) {
         F32 scales[kVectors];
-        const F16* const place = (const F16*)(base + h.scales_offset(k / group));
-        const uint8_t* codes = (const uint8_t*)base + h.codes_offset(k);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) scales[v] = h.group ? load(place + v * kLanes) * row_scales[v] : row_scales[v];
+        load_float8_scales(h, panel, k / group, scales);
+        const uint8_t* codes = (const uint8_t*)h.panel(panel) + h.codes_offset(k);
         const int64_t next = (k / group + 1) * group;
         for (; k < end && k < next; ++k, codes += 16, out += 16) {
+            F32 values[kVectors];
+            load_float8(codes, values);
             __builtin_prefetch(codes + 2048, 0, 3);
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, load_float8(codes + v * kLanes) * scales[v]);
+            for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, values[v] * scales[v]);
         }
     }
 }
@@ -57,6 +118,7 @@ static void float8_rows(int64_t rows, const float* x, int64_t x_stride, const fl
 }
 
 static void linear_float8(const QuantizedLinearArgs& a) {
+    if (a.rows <= kFloat8FewRows) return linear_float8_few(a);
     alignas(64) float block[kFloat8Panels * 16 * kFloat8K];
     const float* const x = (const float*)a.x;
     const int64_t x_stride = a.x_stride / int64_t(sizeof(float)), k_end = a.weight->k, tiles = divide_up(a.rows, kManyRows);

@@ -319,13 +319,26 @@ PACE_INLINE I32 load_unsigned(const uint8_t* p) {
 }
 #endif
 
-// float8_e4m3fn, as float8_to_float of convert.h.
-PACE_INLINE F32 load_float8(const uint8_t* p) {
-    const I32 code = load_unsigned(p);
-    const F32 magnitude = from_bits(shift_left<20>(code & broadcast_int(0x7f)));
-    const Mask special = less_equal(from_bits(broadcast_int(0x7f << 20)), magnitude);
-    const F32 finite = magnitude * broadcast(0x1p120f);
-    return copy_sign(select(special, broadcast(__builtin_nanf("")), finite), from_bits(shift_left<24>(code)));
+// Sixteen float8_e4m3fn times 1 / kFloat8Unit; NaN is 480. One with its exponent and mantissa in those of an F16 is 2^-8 times itself,
+// subnormals too.
+constexpr float kFloat8Unit = 256.0f;
+PACE_INLINE void load_float8(const uint8_t* p, F32* out) {
+#if !PACE_ISA_EMULATED && PACE_ISA_LEVEL >= 1
+    const __m256i codes = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
+    const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16((short)0xbfff));
+#if PACE_ISA_LEVEL == 1
+    out[0] = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves))};
+    out[1] = {_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+#else
+    out[0] = {_mm512_cvtph_ps(halves)};
+#endif
+#else
+    for (int v = 0; v < 16 / kLanes; ++v) {
+        const I32 code = load_unsigned(p + v * kLanes);
+        const F32 magnitude = from_bits(shift_left<20>(code & broadcast_int(0x7f)));
+        out[v] = copy_sign(magnitude * broadcast(0x1p120f / kFloat8Unit), from_bits(shift_left<24>(code)));
+    }
+#endif
 }
 
 // a * b + c, rounded once. Level 0 has no such instruction: the product of two fp32 is exact in fp64, and a sum in fp64 that is

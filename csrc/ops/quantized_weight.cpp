@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 #include "pace/convert.h"
@@ -105,13 +106,32 @@ void pack_bytes(const CodeRows& from, uint8_t* panel) {
             for (int64_t r = 0; r < from.rows; ++r) panel[k * kPanelRows + from.first + r] = from.codes[r * from.stride + k];
 }
 
-// Scales, and minima, of row r of an op.
+// Kernels multiply them by kFloat8Unit. (A float8 is up to 448: weights that are finite have scales below this.)
+void check_float8_scales(const PackQuantizedOp& op, const PackedHeader& h) {
+    for (int64_t i = 0; i < op.rows * h.groups(); ++i)
+        if (std::isfinite(op.scales[i]) && std::fabs(op.scales[i]) >= 0x1p120f)
+            throw std::invalid_argument("a scale of float8 weights is less than 2^120; got " + std::to_string(op.scales[i]));
+}
+
+// Whether one of `count` codes of float8 is NaN.
+bool has_nan(const uint8_t* codes, int64_t count) {
+    uint8_t any = 0;
+    for (int64_t i = 0; i < count; ++i) any |= uint8_t((codes[i] & 0x7f) == 0x7f);
+    return any;
+}
+
+// Scales, and minima, of row r of an op. Kernels read NaN of float8 as a number: there its group's scale is NaN, which spoils the same output.
 void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Place place) {
     const auto writable = [&](const char* p) { return static_cast<char*>(op.weight) + (p - static_cast<const char*>(op.weight)); };
     const int64_t groups = h.groups(), index = place.panel * kPanelRows + place.row;
     const float* const row_scales = op.scales + r * groups;
+    const uint8_t* const codes = op.codes + r * op.codes_stride;
+    const auto scale = [&](int64_t g) {
+        const int64_t first = g * int64_t(h.group), count = h.group ? std::min(int64_t(h.group), h.k - first) : h.k;
+        return h.layout == Layout::PanelF8 && has_nan(codes + first, count) ? std::numeric_limits<float>::quiet_NaN() : row_scales[g];
+    };
     if (!h.group) {
-        reinterpret_cast<float*>(writable(h.row_scales()))[index] = row_scales[0];
+        reinterpret_cast<float*>(writable(h.row_scales()))[index] = scale(0);
         return;
     }
     const float* const row_mins = h.has_mins ? op.mins + r * groups : nullptr;
@@ -120,7 +140,7 @@ void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Pl
     const float power = std::ldexp(1.0f, -exponent);  // normal, so that a product is rounded once, as ldexp() rounds
     for (int64_t g = 0; g < groups; ++g) {
         F16* const place_of_scale = reinterpret_cast<F16*>(writable(h.panel(place.panel)) + h.scales_offset(g)) + place.row;
-        from_float(row_scales[g] * power, *place_of_scale);
+        from_float(scale(g) * power, *place_of_scale);
         if (row_mins) from_float(row_mins[g] * power, place_of_scale[PackedHeader::kPairScales]);
     }
 }
@@ -183,6 +203,7 @@ void PackQuantizedOp::prepare(int) {
     const PackedHeader& h = packed_header(weight);
     if (!h.quantized()) throw std::invalid_argument("a dense weight is packed from a matrix, not from codes");
     if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
+    if (h.layout == Layout::PanelF8) check_float8_scales(*this, h);
     if (paired && (h.layout != Layout::PanelU4 || h.k % 2)) throw std::invalid_argument("codes of four bits alone come in pairs, and of an even k");
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = divide_up(rows, rows_per_chunk);

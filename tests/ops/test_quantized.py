@@ -239,12 +239,27 @@ def test_an_input_that_is_not_finite_spoils_its_row_alone(isa, storage, bad):
         assert torch.equal(got[torch.arange(m) != 1], expected[torch.arange(m) != 1])
 
 
-def test_a_float8_nan_spoils_its_output_alone():
-    rows = random_rows(20, 40, Storage("float8", None))
-    rows.codes[3, 7] = 0xFF
+@pytest.mark.parametrize("group", [None, 16])
+def test_a_float8_nan_spoils_its_output_alone(group):
+    """As a weight it is NaN with its group."""
+    rows = random_rows(20, 40, Storage("float8", group))
+    rows.codes[3, 39] = 0xFF
     for isa in ISAS:
         _C.select_isa(isa)
-        assert torch.equal(native.linear(torch.randn(2, 40), packed(rows)).isnan().any(0), torch.arange(20) == 3)
+        weight = packed(rows)
+        assert torch.equal(native.unpack(weight).isnan()[3], torch.arange(40) >= (32 if group else 0))
+        for m in (1, 2, 9):
+            assert torch.equal(native.linear(torch.randn(m, 40), weight).isnan(), (torch.arange(20) == 3).expand(m, 20))
+
+
+def test_scales_of_float8_end_where_kernels_would_overflow():
+    rows = random_rows(3, 20, Storage("float8", 16))
+    with pytest.raises(ValueError, match="less than 2\\^120"):
+        packed(replace(rows, scales=torch.full_like(rows.scales, 2.0**120)))
+    largest = replace(rows, scales=torch.full_like(rows.scales, 2.0**120 - 2.0**109), codes=torch.full_like(rows.codes, 0x01))
+    for m in (1, 9):
+        got = native.linear(torch.eye(20)[:m], packed(largest))
+        assert torch.equal(got, largest.dequantize().T[:m])
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
