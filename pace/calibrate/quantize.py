@@ -22,7 +22,7 @@ from torch import Tensor
 
 import pace
 from pace.calibrate import layout, migration
-from pace.calibrate.recording import CalibrationText, InputStatistics
+from pace.calibrate.recording import BATCH_TOKENS, CalibrationText, InputStatistics
 from pace.calibrate.report import Report, compare_models
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
 from pace.eval import encode, read_context, windows
@@ -35,6 +35,7 @@ from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_confi
 from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.llm.models.safetensors_file import TensorInfo
 from pace.llm.models.safetensors_writer import SafetensorsWriter
+from pace.memory import available_memory_bytes, format_bytes
 from pace.naming import argument
 from pace.ops import reference
 from pace.ops.storage import QuantizedRows
@@ -54,6 +55,13 @@ REPORT_SHARE, REPORT_TOKENS = 8, 8192
 CHARACTERS_A_TOKEN = 16
 """Of a text much longer than the tokens that are wanted, pieces are taken: tokenising 50 MB takes minutes and 7 GB. Tokens have 3 to 6
 characters, so that enough of them come."""
+
+GPTQ_BYTES = 44
+"""For each pair of inputs of a product: what it sums of the text in float32, and five matrices of float64 that `rounding.gptq` has at a time. LAPACK has copies of some: 60 were measured."""
+
+WORK = 6
+"""What rounding takes besides, in the size of the largest product in float32, as measured with layers 1024 and 1536 wide and methods of all kinds (4 to 7), where what the products of a step
+read and give is told apart."""
 
 COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 """Endings of the small files that make a checkpoint: tokenizer, chat template, generation config."""
@@ -124,10 +132,11 @@ def quantize_checkpoint(
     `report`: compare the result, and the same formats at load, with bfloat16 on that text; a warning where there is no memory for two models.
 
     The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's hidden states
-    (4 bytes for each token and channel), for GPTQ up to 28 bytes for each pair of inputs of a product, and for the report two models.
+    (4 bytes for each token and channel), for GPTQ some 60 bytes for each pair of inputs of a product, and for the report two models.
 
     Raises ValueError or TypeError for arguments that make no sense or would have no effect, a text of fewer than 256 tokens, formats other than int4 and int8, a checkpoint that is
-    quantised already, and what `LLMModel` raises of a checkpoint; FileExistsError where `out` exists. Nothing is left of `out` where it fails."""
+    quantised already, and what `LLMModel` raises of a checkpoint; FileExistsError where `out` exists; before anything is read MemoryError where there is less memory than it takes in any case (a
+    warning where there is less than it is likely to take), and OSError where the disk has no room for `out`. Nothing is left of `out` where it fails."""
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new directory")
@@ -158,7 +167,7 @@ def quantize_checkpoint(
         if not chosen.is_calibrated:
             seen = []
     with CheckpointReader(directory) as reader, _new_directory(out) as folder:
-        job = _Job(model, reader, config, chosen, folder)
+        job = _Job(model, reader, config, chosen, folder, num_tokens=sum(map(len, seen)))
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)
         _copy_small_files(directory, folder)
@@ -184,7 +193,7 @@ def quantize_checkpoint(
 class _Job:
     """One checkpoint on its way to `folder`."""
 
-    def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader, config: QuantizationConfig, method: Method, folder: Path):
+    def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader, config: QuantizationConfig, method: Method, folder: Path, num_tokens: int):
         self.model, self.reader, self.method = model, reader, method
         names, slots = model.match_names(reader), model.slots()
         model.check_coverage(reader, names, slots)
@@ -198,6 +207,8 @@ class _Job:
             raise ValueError("everything is left as floats; there is nothing to quantise")
         _check_formats_of(self.formats)
         model.quantize(None)
+        self.outside = [child for child in model.children() if child not in model.layers]
+        self.front = [child for child in self.outside if not isinstance(child, LMHead)]
         self.embeddings = {part for matrix in matrices if isinstance(matrix, Embedding) for part in matrix.parts}
         self.has_tied_head = isinstance(model.lm_head, TiedLMHead)
         tensors: dict[str, TensorInfo] = {}
@@ -210,21 +221,48 @@ class _Job:
                 # What a migration has divided is written as it was computed.
                 scaled = method.migration is not None and name in inside and len(info.shape) == 1
                 tensors[name] = TensorInfo(torch.float32, info.shape) if scaled else info
+        self.check_memory(num_tokens)
         self.writer = SafetensorsWriter(folder / "model.safetensors", tensors, {"quantized_by": f"pace {pace.__version__}, {method}"})
 
+    def check_memory(self, num_tokens: int) -> None:
+        """Raises MemoryError where there is less than a text of so many tokens takes in any case; warns where there is less than it is likely to take."""
+        hidden = {f"the hidden states of {num_tokens} tokens": 4 * self.model.config.hidden_size * num_tokens}
+        embedding = {"the embedding": sum(child.planned_nbytes(reference, self.stored_dtype(child)) for child in self.front) if num_tokens else 0}
+        parts = hidden | max([embedding, *map(self.bytes_of, self.model.layers)], key=lambda parts: sum(parts.values()))
+        needed, available = sum(parts.values()), available_memory_bytes()
+        widths = max(sum(product.n + product.k for product in layer.matrices()) for layer in self.model.layers)
+        largest = max(product.n * product.k for layer in self.model.layers for product in layer.matrices())
+        likely = needed + 4 * (WORK * largest + min(num_tokens, BATCH_TOKENS) * widths)
+        if likely <= available:
+            return
+        least = f"{format_bytes(needed)} of memory at least ({', '.join(f'{part} {format_bytes(size)}' for part, size in parts.items() if size)})"
+        taken = f"quantising takes {least}, {format_bytes(likely)} most likely, and {format_bytes(available)} are left"
+        advice = f"calibrate on fewer tokens ({argument('max_tokens')}), or " if num_tokens else ""
+        advice += f"without GPTQ ({argument('method')}='awq' or 'smoothquant'), or " if self.method.rounding == "gptq" else ""
+        if needed > available:
+            raise MemoryError(f"{taken}; {advice}free some memory")
+        logger.warning("%s; should the system end the process, %sfree some memory", taken, advice)
+
+    def bytes_of(self, layer: Layer) -> dict[str, int]:
+        """What is in memory while the layer is quantised, at least."""
+        found = {"a decoder layer in float32": layer.planned_nbytes(reference, torch.float32)}
+        if self.method.rounding == "gptq":
+            found["GPTQ of its widest product"] = GPTQ_BYTES * max((product.k for product in self.quantised_products(layer)), default=0) ** 2
+        return found
+
+    def quantised_products(self, layer: Layer) -> list[Linear]:
+        return [product for product in layer.matrices() if any(part in self.formats for part in product.parts)]
+
     def run(self, seen: Sequence[list[int]], progress: Callable[[int], object]) -> None:
-        model = self.model
-        outside = [child for child in model.children() if child not in model.layers]
-        text = None
+        model, text = self.model, None
         with self.writer, torch.no_grad():
-            for child in outside:
+            for child in self.outside:
                 self.copy(child)
             if seen:
-                front = [child for child in outside if not isinstance(child, LMHead)]
-                for child in front:
+                for child in self.front:
                     self.load(child, self.stored_dtype(child))
                 text = CalibrationText(model, seen)
-                for child in front:
+                for child in self.front:
                     _unload(child)
             while model.layers:
                 layer = model.layers.pop(0)
@@ -235,7 +273,7 @@ class _Job:
     # ----------------------------------------------------------------------------------------------------------- one layer
 
     def quantize_layer(self, layer: Layer, text: CalibrationText | None) -> None:
-        products = [product for product in layer.matrices() if any(part in self.formats for part in product.parts)]
+        products = self.quantised_products(layer)
         known: dict[int, InputStatistics] = {}
         if self.method.migration:
             known = self.migrate(layer, text, self.method.migration)

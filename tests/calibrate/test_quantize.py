@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,48 @@ def test_a_report_that_there_is_no_memory_for_does_not_cost_the_checkpoint(tmp_p
     report = quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 60), method="rtn", report=True)
     assert report.quality is None and "out is written and whole, but could not be compared with bfloat16: the weights take 14.2 GiB" in caplog.text
     assert load_layers(tmp_path / "out", backend="torch", progress=False).num_weights
+
+
+LAYER = 4 * (256 * 512 + 256 * 256 + 3 * 256 * 640 + 2 * 256)
+MEMORY = {"gptq": LAYER + 44 * 640**2 + 4 * 512 * 256, "awq": LAYER + 4 * 512 * 256, "rtn": LAYER}
+"""Of the bundled model, for 512 tokens of text: queries, keys and values, output, MLP and two norms; what GPTQ makes of the MLP's 640 inputs; hidden states."""
+
+
+@pytest.mark.parametrize("method", MEMORY)
+def test_too_little_memory_is_refused_before_anything_is_read(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantize, "available_memory_bytes", lambda: MEMORY[method] - 1)
+    monkeypatch.setattr(quantize._Job, "run", lambda *arguments: pytest.fail("it began"))
+    options = {"calibrate": None} if method == "rtn" else {"calibrate": tokens(20, 256), "context": 256, "max_tokens": 512}
+    with pytest.raises(MemoryError, match=f"quantising takes {MEMORY[method] / 2**20:.1f} MiB of memory at least") as raised:
+        quantize_checkpoint(TINY, tmp_path / "out", "int4", method=method, **options)
+    message = str(raised.value)
+    assert "decoder layer in float32" in message and message.endswith("free some memory") and not list(tmp_path.iterdir())
+    assert ("512 tokens 512.0 KiB" in message and "fewer tokens (max_tokens)" in message) == (method != "rtn")
+    assert ("without GPTQ (method='awq'" in message) == (method == "gptq")
+
+
+@pytest.mark.parametrize(("more", "warned"), [(0, True), (1 << 30, False)])
+def test_memory_that_may_not_be_enough_is_warned_of(more, warned, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(quantize, "available_memory_bytes", lambda: MEMORY["rtn"] + more)
+    quantize_checkpoint(TINY, tmp_path / "out", "int4", method="rtn")
+    assert ("should the system end the process" in caplog.text) == warned
+
+
+def test_an_embedding_larger_than_a_layer_is_counted(tmp_path, monkeypatch):
+    save_tiny(tmp_path / "float", "llama", {"vocab_size": 9000, "hidden_size": 64, "tie_word_embeddings": True})
+    monkeypatch.setattr(quantize, "available_memory_bytes", lambda: 9000 * 64 * 4)
+    monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
+    with pytest.raises(MemoryError, match="the embedding 2.2 MiB"):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "out", "int8", tokens(20, 40), method="smoothquant")
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    monkeypatch.setattr(quantize._Job, "run", lambda *arguments: pytest.fail("it began"))
+    with pytest.raises(OSError, match="the file takes 2.3 MiB, and its disk has 1.0 MiB left; free some, or write to another"):
+        quantize_checkpoint(TINY, tmp_path / "out", "int4", method="rtn")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ class SafetensorsWriter:
         self._data_start = 8 + len(encoded)
         needed, free = self._data_start + end, shutil.disk_usage(path.parent).free
         if needed > free:
-            raise OSError(errno.ENOSPC, f"the file takes {format_bytes(needed)}, and its disk has {format_bytes(free)} left", str(path))
+            raise OSError(errno.ENOSPC, f"the file takes {format_bytes(needed)}, and its disk has {format_bytes(free)} left; free some, or write to another", str(path))
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         _write_all(self._descriptor, memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
 
