@@ -119,7 +119,7 @@ def evaluate(
 
     `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal only.
 
-    **Memory**: the logits of as many tokens as fit into 16 MB for each model, besides a few numbers for each token.
+    **Memory**: the logits of as many tokens as fit into 16 MB for each model, besides a few numbers for each token; while a text is tokenised, some 470 bytes for each of its tokens.
     **Numerics**: softmax, its differences and all sums in float64, of logits in float32.
 
     Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and for models
