@@ -4,6 +4,8 @@
     int8    weight int8 [N, K]
     both    weight_scale [N, groups], bfloat16 of groups and float32 of rows
 
+An LM head that is the embedding, in int8, has a weight_scale of its own, the same again: transformers ties the codes of the two, and nothing else.
+
 Source: https://github.com/vllm-project/compressed-tensors
 """
 
@@ -44,15 +46,21 @@ def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
     return {f"{module}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int32), f"{module}.weight_scale": scales}
 
 
-def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[str], has_tied_head: bool) -> dict[str, Any]:
+def shares_codes(storage: Storage | None) -> bool:
+    """Whether an LM head that is an embedding of this storage can have its codes in other tools."""
+    return storage is not None and storage.code == "int8"
+
+
+def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[str], tied: str | None) -> dict[str, Any]:
     """`modules`: how each matrix is stored, None for floats. The storage of most products is that of "Linear" modules; others, and embeddings, are named.
-    A tied head has no tensors of its own, and is a "Linear" of other tools all the same."""
+    `tied`: the embedding that is the LM head, too; this is a "Linear" of other tools all the same."""
     kinds = {name: (storage, name in embeddings) for name, storage in modules.items() if storage}
     products = [storage for storage, is_embedding in kinds.values() if not is_embedding]
     usual = (max(dict.fromkeys(products), key=products.count, default=None), False)
     groups: dict[str, Any] = {}
     for index, kind in enumerate(sorted(set(kinds.values()), key=lambda kind: (kind != usual, str(kind)))):
         targets = ["Linear"] if kind == usual else [name for name, found in kinds.items() if found == kind]
+        targets += ["lm_head"] * (tied in targets and shares_codes(kind[0]))
         groups[f"group_{index}"] = _group(*kind, targets)
     layouts = {group["format"] for group in groups.values()}
     return {
@@ -60,7 +68,7 @@ def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[s
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": [name for name, storage in modules.items() if storage is None] + ["lm_head"] * has_tied_head,
+        "ignore": [name for name, storage in modules.items() if storage is None] + ["lm_head"] * (tied is not None and not shares_codes(modules[tied])),
     }
 
 

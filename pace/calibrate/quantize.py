@@ -171,7 +171,7 @@ def quantize_checkpoint(
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)
         _copy_small_files(directory, folder)
-        described = {**raw, "quantization_config": layout.quantization_config(job.storages, job.embeddings, job.has_tied_head)}
+        described = {**raw, "quantization_config": layout.quantization_config(job.storages, job.embeddings, job.tied)}
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     quality = None
     if report and kept:
@@ -210,7 +210,8 @@ class _Job:
         self.outside = [child for child in model.children() if child not in model.layers]
         self.front = [child for child in self.outside if not isinstance(child, LMHead)]
         self.embeddings = {part for matrix in matrices if isinstance(matrix, Embedding) for part in matrix.parts}
-        self.has_tied_head = isinstance(model.lm_head, TiedLMHead)
+        self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
+        """The embedding that is the LM head, too."""
         tensors: dict[str, TensorInfo] = {}
         inside = {name for layer in model.layers for name in layer.slots()}
         for name, source in self.sources.items():
@@ -221,6 +222,8 @@ class _Job:
                 # What a migration has divided is written as it was computed.
                 scaled = method.migration is not None and name in inside and len(info.shape) == 1
                 tensors[name] = TensorInfo(torch.float32, info.shape) if scaled else info
+        if self.tied and layout.shares_codes(self.storages[self.tied]):
+            tensors["lm_head.weight_scale"] = tensors[f"{self.tied}.weight_scale"]
         self.check_memory(num_tokens)
         self.writer = SafetensorsWriter(folder / "model.safetensors", tensors, {"quantized_by": f"pace {pace.__version__}, {method}"})
 
@@ -346,6 +349,8 @@ class _Job:
     def write_rows(self, module: str, rows: QuantizedRows, start: int = 0) -> None:
         for name, part in layout.encode(module, rows).items():
             self.writer.write(name, part, start)
+            if name == f"{self.tied}.weight_scale" and "lm_head.weight_scale" in self.writer.tensors:
+                self.writer.write("lm_head.weight_scale", part, start)
         shape = f"{module}.weight_shape"
         if start == 0 and shape in self.writer.tensors:
             self.writer.write(shape, torch.tensor(self.reader.tensors[self.sources[f"{module}.weight"]].shape))

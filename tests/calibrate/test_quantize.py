@@ -95,7 +95,7 @@ def test_what_is_written_is_what_other_tools_read(tmp_path):
     assert described["quant_method"] == "compressed-tensors" and described["format"] == "mixed-precision"
     four, eight = described["config_groups"].values()
     assert four["targets"] == ["Linear"] and four["format"] == "pack-quantized" and four["weights"]["group_size"] == 32
-    assert eight["targets"] == ["model.embed_tokens"] and eight["format"] == "int-quantized" and eight["weights"]["strategy"] == "channel"
+    assert eight["targets"] == ["model.embed_tokens", "lm_head"] and eight["input_activations"] is None and eight["format"] == "int-quantized" and eight["weights"]["strategy"] == "channel"
 
     stored, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(TINY / "model.safetensors")
     name = "model.layers.1.self_attn.q_proj"
@@ -116,11 +116,13 @@ def test_what_is_written_is_what_other_tools_read(tmp_path):
     "config, tied, tolerance",
     [
         (QuantizationConfig("int4", group=32, embedding=None), True, 1e-5),
+        (QuantizationConfig("int4", group=32), True, 1e-5),
+        (QuantizationConfig("int8"), True, 0.1),
         (QuantizationConfig("int4", group=32, lm_head=None), False, 1e-5),
         (QuantizationConfig("int4", group=32), False, 0.05),
         (QuantizationConfig("int8"), False, 0.1),
     ],
-    ids=["tied, a float embedding", "an int8 embedding beside int4", "and an int8 head", "int8"],
+    ids=["tied, a float embedding", "tied, an int8 embedding", "tied, int8", "an int8 embedding beside int4", "and an int8 head", "int8"],
 )
 def test_transformers_reads_it(config, tied, tolerance, tmp_path, monkeypatch):
     """As it does by default: its products with int8 round their inputs, to a scale a token, 0.5 to 1 % each; what it gives is exact without."""
@@ -154,7 +156,7 @@ def test_without_a_text_weights_are_rounded_to_the_nearest(tmp_path):
     assert torch.equal(stored[f"{name}.weight"], rows.codes) and torch.equal(stored[f"{name}.weight_scale"], rows.scales)
     kept = "model.layers.0.mlp.down_proj.weight"
     assert torch.equal(stored[kept], original[kept])
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"] == [*(f"model.layers.{i}.mlp.down_proj" for i in range(5)), "lm_head"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"] == [*(f"model.layers.{i}.mlp.down_proj" for i in range(5))]
 
 
 def test_the_command(tmp_path, capsys):
