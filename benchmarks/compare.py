@@ -9,7 +9,7 @@
 
 Random weights in a known shape (`pace bench --list`), written once as a checkpoint and converted for each peer (GGUF, OpenVINO, ONNX,
 CTranslate2) below `--folder`. Every runtime lives in a process of its own. Rounds go A B C A B C through all those that fit in memory together,
-each run has a new prompt, and the machine's limits are measured before each run. Figures are medians; a ratio is the median over
+each run has a new prompt, and the machine's limits are measured before and after each run. Figures are medians; a ratio is the median over
 the pairs of runs of a round. A peer that is not installed is reported as such. None is a dependency of pace:
 
     pip install llama-cpp-python gguf ctranslate2 onnxruntime-genai onnx onnx-ir

@@ -4,7 +4,7 @@
     python benchmarks/predictions.py --shape qwen2.5-0.5b --dtype bfloat16 int8 int4 fp8 --points 512@512 128@16384 --into benchmarks/RESULTS.md
 
 A point PROMPT@CONTEXT or PROMPT@CONTEXTxBATCH is a prefill of PROMPT tokens, and a decode of BATCH sequences that have CONTEXT positions each. Ratios are of
-measured speed to predicted speed, medians over the runs, each with the limits measured just before it.
+measured speed to predicted speed, medians over the runs, each with the limits measured around it.
 
 The second table is measured as `pace.bench.prediction.Efficiency` defines its fields: medians of weights (one sequence), products (prompts of 512 tokens and more) and
 prefill_attention (2,048 and more); of the two shares of a decode step's attention (contexts of 2,048 and more), of which the slower one counts, the largest. Where it

@@ -17,6 +17,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from benchmarks.comparison.checkpoint import ensure_checkpoint  # noqa: E402
 from benchmarks.comparison.measure import ensure_conversion  # noqa: E402
 from benchmarks.comparison.worker import MACHINE, Worker, WorkerError  # noqa: E402
 from benchmarks.page import add_into_argument, check_page, publish  # noqa: E402
+from pace.bench.limits import Limits, between  # noqa: E402
 from pace.bench.shapes import SHAPES  # noqa: E402
 
 SCRIPT = "benchmarks/quantization.py"
@@ -78,17 +80,18 @@ class Race:
                 continue
             self.workers[name], self.weight_bytes[name] = worker, loaded["step_weight_bytes"]
 
-    def run(self, machine: Worker, vocab_size: int) -> dict[str, list[dict[str, float]]]:
-        """Of each runtime: prefill and decode rates of every round, with the limits measured just before."""
+    def run(self, machine: Worker, vocab_size: int) -> dict[str, list[dict[str, Any]]]:
+        """Of each runtime: prefill and decode rates of every round, with the limits measured around it."""
         prompt, steps = self.options.prompt, self.options.generate
-        told: dict[str, list[dict[str, float]]] = {name: [] for name in self.workers}
+        told: dict[str, list[dict[str, Any]]] = {name: [] for name in self.workers}
         for index in range(self.options.rounds + 1):
             ids = np.random.default_rng(index).integers(vocab_size, size=(1, prompt)).tolist()
             for name in list(self.workers)[:: -1 if index % 2 else 1]:
-                limits = machine.ask("limits")
+                before = Limits(**machine.ask("limits"))
                 timing = self.workers[name].ask("run", prompts=ids, generated=steps)
+                limits = between(before, Limits(**machine.ask("limits")))
                 if index:  # the first round warms up
-                    told[name].append({"prefill": prompt / timing["prefill_s"], "decode": 1 / timing["step_s"], **limits})
+                    told[name].append({"prefill": prompt / timing["prefill_s"], "decode": 1 / timing["step_s"], **asdict(limits)})
         return told
 
 
@@ -139,7 +142,7 @@ def measure(options: argparse.Namespace, format: str, machine: Worker) -> Row:
 def markdown(report: dict) -> str:
     lines = [
         f"`{report['command']}`: {report['shape']} on `{report['isa']}` with {report['threads']} threads. A prompt of {report['prompt']} tokens, {report['generate']} decode steps after it. MFU counts the multiply-adds of the prompt "
-        "against the peak of fp32, MBU the bytes that a step reads against the read bandwidth, both measured before each run; bits are what a decode step reads for each weight.",
+        "against the peak of fp32, MBU the bytes that a step reads against the read bandwidth, both measured before and after each run; bits are what a decode step reads for each weight.",
         "",
         "| format | bits | peak MiB | prefill t/s | MFU | decode t/s | MBU | prefill / bf16 | decode / bf16 | llama.cpp | prefill / it | decode / it |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|",

@@ -4,7 +4,7 @@
     gguf_writer.py   the same checkpoint as a GGUF file
     runtimes/        one class for each runtime: how to load it, start prompts, take a step
     worker.py        one runtime in a process of its own, driven over a pipe
-    measure.py       who runs when: groups that fit in memory, rounds in turn, limits before every run
+    measure.py       who runs when: groups that fit in memory, rounds in turn, limits around every run
     results.py       what was measured, as data; medians, shares of the limits, ratios
     targets.py       what was to be reached, and whether it was
     report.py        tables, docs/benchmarks.md; plot.py its pictures

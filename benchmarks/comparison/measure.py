@@ -1,4 +1,4 @@
-"""Who runs when: every runtime in its own process, those that fit in memory together in turn, limits of the machine before every run."""
+"""Who runs when: every runtime in its own process, those that fit in memory together in turn, limits of the machine around every run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from benchmarks.comparison.results import Results, Run, Scenario, Subject
 from benchmarks.comparison.runtimes import RUNTIMES
 from benchmarks.comparison.worker import MACHINE, Worker, WorkerError
 from pace.bench.costs import Costs
+from pace.bench.limits import Limits, between
 from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
 from pace.memory import available_memory_bytes
@@ -199,19 +200,16 @@ class Comparison:
                         subject.settings = workers[id(subject)].ask("status")["settings"]
 
     def _measure(self, subject: Subject, workers: dict[int, Worker], scenario: Scenario, prompts: list[list[int]], index: int) -> None:
-        time.sleep(SETTLE_SECONDS)
-        try:
-            limits = self.machine.ask("limits")
-        except WorkerError as error:
-            raise LimitsError(f"the limits of the machine cannot be measured: {error}") from error
+        before = self._limits()
         worker = workers[id(subject)]
         busy, own, began = _busy_seconds(), worker.cpu_seconds(), time.perf_counter()
         timing = worker.ask("run", prompts=prompts, generated=scenario.generate)
         elapsed = time.perf_counter() - began
         others = max(0.0, (_busy_seconds() - busy) - (worker.cpu_seconds() - own)) / elapsed
+        limits = between(before, self._limits())
         run = Run(
             *subject.key, self.group, index, scenario, timing["prefill_s"], timing["step_s"], *self._work(subject, scenario),
-            limits["read_gb_s"], limits["fma_gflops"], others,
+            limits.read_gb_s, limits.fma_gflops, others,
         )  # fmt: skip
         self.results.runs.append(run)
         warning = f"   others used {others:.2f} cores" if others > 0.05 else ""
@@ -219,6 +217,13 @@ class Comparison:
             f"  {subject.shape:<14}{subject.label:<28}{scenario.title:<16}prefill {run.prefill_rate:8.1f}   decode {run.decode_rate:8.1f} tokens/s   "
             f"limits {run.read_gb_s:5.1f} GB/s {run.fma_gflops:4.0f} GFLOPS{warning}"
         )
+
+    def _limits(self) -> Limits:
+        time.sleep(SETTLE_SECONDS)
+        try:
+            return Limits(**self.machine.ask("limits"))
+        except WorkerError as error:
+            raise LimitsError(f"the limits of the machine cannot be measured: {error}") from error
 
     def _work(self, subject: Subject, scenario: Scenario) -> tuple[int, int, int | None]:
         """Operations of the prompts and of a step, bytes of a step: what the model needs, whatever the runtime does."""

@@ -132,7 +132,7 @@ def _section(results: Results, pictures: list[str]) -> str:
     lines = [f"## {results.name}", ""]
     lines += [f"{machine_line(results)}. {machine['memory_gib']} GiB, Linux {machine['system']}, Python {machine['python']}; features: {', '.join(machine['features'])}.", ""]
     if reads:
-        lines += [f"Limits, measured before each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS fp32 FMA (least, median, most).", ""]
+        lines += [f"Limits, measured with each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS fp32 FMA (least, median, most).", ""]
     lines += [f"Versions: {', '.join(f'{name} {version}' for name, version in results.versions.items())}.", "", "```text", results.command, "```", ""]
     lines += [f"![Prefill and decode of every runtime, and the limit]({picture})\n" for picture in pictures]
     for shape in results.shapes:

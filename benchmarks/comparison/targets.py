@@ -108,7 +108,8 @@ def _of_shape(results: Results, shape: str) -> Iterator[Finding]:
             yield Finding(shape, title, LONG_CONTEXT_MBU, _median(results, ours.get("bf16"), scenario, mbu))
     for dtype, subject in ours.items():
         if subject.peak_mib and dtype in PACE_BYTES:
-            bound = (LOAD_FACTOR * results.parameters[shape] * PACE_BYTES[dtype] + LOAD_BYTES) / 2**20
+            weights = max(results.parameters[shape] * PACE_BYTES[dtype], subject.weight_bytes or 0)  # beside int4 the embedding is int8
+            bound = (LOAD_FACTOR * weights + LOAD_BYTES) / 2**20
             yield Finding(shape, f"peak memory, {dtype}: {LOAD_FACTOR} x weights + 300 MB", bound, subject.peak_mib, at_most=True, unit=" MiB")
 
 

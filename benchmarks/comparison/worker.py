@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MACHINE = "machine"
 """The name of the worker that runs nothing, and measures the limits."""
 LIMIT_SECONDS = 0.3
-"""For each of the two limits, before every run."""
+"""For each of the two limits, before every run and after it."""
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 
 

@@ -14,6 +14,10 @@
 //     avx2     6 rows x 1 panel   (12 sums, 2 weights, an input, a product: all 16 registers)
 //     avx512   6 rows x 2 panels  (12 sums, and 12 in fp32, 4 weights, input: 29 of 32 registers)
 //             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales.
+//
+// SPEED       avx2: a step of signed codes, 12 products and 12 additions, takes 7.3 cycles on Zen 4, 1.64 times the peak of fp32. The ports could
+//             do it in 6, but additions are given those that products need; additions of fp32 have others and take 6.0, and would add integers up
+//             as subnormals, which no other processor is known to do as fast: left alone. A step of nibbles takes as long for twice as many k.
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from pace import _C
 
@@ -24,6 +24,12 @@ class Limits:
     threads: int
     read_gb_s: float
     fma_gflops: float
+
+
+def between(before: Limits, after: Limits) -> Limits:
+    """Of what ran between two measurements: their mean. On a virtual machine the read bandwidth may change by two times from one second to the next,
+    as its cores are moved to others that share a link to memory or do not."""
+    return replace(before, read_gb_s=(before.read_gb_s + after.read_gb_s) / 2, fma_gflops=(before.fma_gflops + after.fma_gflops) / 2)
 
 
 def measure(seconds: float = 1.0) -> Limits:

@@ -37,7 +37,7 @@ MIB = 2**20
 CACHE_SHARE = 0.8
 WARM_UP_STEPS = 2
 LIMIT_SECONDS = 0.3
-"""For each of the two limits, before every run."""
+"""For each of the two limits, before every run and after it."""
 DRAWN_BLOCKS = 64
 """Blocks of random keys and values that `draw_blocks` draws, to copy them over and over: drawing takes ten times as long."""
 
@@ -104,7 +104,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Repeat:
-    """One run, and the machine's limits just before it."""
+    """One run, and the machine's limits around it."""
 
     limits: limits.Limits
     first_token_seconds: float
@@ -253,8 +253,9 @@ def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int
     measured = []
     with _no_collection():
         for _ in range(repeats):
-            now = limits.measure(LIMIT_SECONDS)
-            measured.append(Repeat(now, _prefill(subject, prompt), statistics.median(_decode(subject, prompt, generated, batch, depth))))
+            before = limits.measure(LIMIT_SECONDS)
+            seconds = _prefill(subject, prompt), statistics.median(_decode(subject, prompt, generated, batch, depth))
+            measured.append(Repeat(limits.between(before, limits.measure(LIMIT_SECONDS)), *seconds))
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
     return Result(subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, memory_mib("VmHWM"))

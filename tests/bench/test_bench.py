@@ -49,6 +49,13 @@ def test_numbers_fit_together(subject):
     subject.engine.check_idle()
 
 
+def test_limits_are_the_mean_of_those_before_and_after_a_run(subject, monkeypatch):
+    told = iter(range(1, 99))
+    monkeypatch.setattr(limits, "measure", lambda seconds: limits.Limits("avx2", 2, float(n := next(told)), 10.0 * n))
+    result = measure.measure(subject, prompt=4, generated=2, repeats=2)
+    assert [(repeat.limits.read_gb_s, repeat.limits.fma_gflops) for repeat in result.repeats] == [(1.5, 15.0), (3.5, 35.0)]
+
+
 def test_ratios_are_of_each_run_and_its_limits(subject):
     measured = measure.measure(subject, prompt=20, generated=4, repeats=1)
     slow, fast = limits.Limits("avx2", 2, 1.0, 10.0), limits.Limits("avx2", 2, 2.0, 20.0)

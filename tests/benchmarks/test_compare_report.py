@@ -72,6 +72,8 @@ def test_verdicts(results):
     assert memory.met and memory.target == pytest.approx((1.1 * 988e6 + 3e8) / 2**20)
     results.subjects[0].peak_mib = 1400.0
     assert next(f for f in targets.findings(results) if f.what == memory.what).verdict == "missed by 5.9%"
+    results.subjects[0].weight_bytes = 1200 * 10**6  # some of more bits than their format's
+    assert next(f for f in targets.findings(results) if f.what == memory.what).met
 
 
 def test_targets_are_for_large_shapes(results):
