@@ -56,16 +56,16 @@ AMX = AVX512_BF16
 
 
 AVX2_CODES = {
-    "int8": replace(AVX2, weights=0.94, products=0.80),
-    "int4": replace(AVX2, weights=0.65, products=1.14),
-    "float8": replace(AVX2, weights=0.21, products=0.58),
+    "int8": replace(AVX2, weights=0.79, products=1.05),
+    "int4": replace(AVX2, weights=0.86, products=1.73),
+    "float8": replace(AVX2, weights=0.47, products=0.75),
 }
 """Of models in these codes as a whole: embedding and LM head are int8 beside int4. From benchmarks/predictions.py with `--dtype int8 int4 fp8`, as are the next
 ones (benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
 VNNI_CODES = {
-    "int8": replace(AVX512, weights=0.67, products=2.49),
-    "int4": replace(AVX512, weights=0.80, products=2.54),
-    "float8": replace(AVX512, weights=0.28, products=0.74),
+    "int8": replace(AVX512, weights=0.77, products=2.50),
+    "int4": replace(AVX512, weights=0.87, products=2.57),
+    "float8": replace(AVX512, weights=0.65, products=0.83),
 }
 """Of all sets that have VNNI. Products of integers are more than the fp32 peak; `amx` multiplies those of many rows on tiles, measured on no machine yet, so that its
 prefill should be underestimated."""
