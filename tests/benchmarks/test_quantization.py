@@ -30,7 +30,10 @@ class FakeWorker:
             first = sum(variant == self.variant for variant, _ in self.log) == 1
             seconds = SECONDS[self.variant] * (100 if first else 1)
             return {"prefill_s": seconds, "step_s": seconds / 10}
-        return {"machine": {"isa": "avx2", "threads": 2}, "limits": {"read_gb_s": 10.0, "fma_gflops": 100.0}, "status": {"peak_mib": 500.0}}[operation]
+        if operation == "limits":  # 10 and 100 between two of them
+            self.share = 2.0 - getattr(self, "share", 1.5)
+            return {"isa": "avx2", "threads": 2, "read_gb_s": 10 * self.share, "fma_gflops": 100 * self.share}
+        return {"machine": {"isa": "avx2", "threads": 2}, "status": {"peak_mib": 500.0}}[operation]
 
     def __enter__(self):
         return self
@@ -67,6 +70,8 @@ def test_ratios_are_of_a_round_and_the_first_round_does_not_count(fake, capsys):
     [row] = report["rows"]
     assert [variant for variant, _ in FakeWorker.log] == ["bf16", "int4", "q4_0", "q4_0", "int4", "bf16", "bf16", "int4", "q4_0"]
     assert (row["prefill"], row["decode"]) == (100.0, 10.0)
+    kv_bytes = 124 * 30 * 2 * 3 * 64 * 2  # half-way through 48 steps
+    assert row["decode_mbu"] == pytest.approx(((1 << 20) + kv_bytes) * 10.0 / 10e9)
     assert (row["prefill_over_bf16"], row["decode_over_bf16"], row["prefill_over_nearest"], row["decode_over_nearest"]) == (4.0, 4.0, 2.0, 2.0)
     assert "| int4 |" in page and "| q4_0 | 2.00 | 2.00 |" in page and "--prompt 100 --rounds 2" in page
 
