@@ -25,7 +25,7 @@
 //             table, and for every tile, chunk and thread: row determinism.
 //
 // WHY THIS WAY  Few rows are bound by memory: a tile is all of them x 1 panel, which is read front to back, see linear.inl, and decoded codes
-//             serve them all. As many again find the panel in cache.
+//             serve them all; up to three tiles more find the panel in cache.
 //     generic  2 rows   16 sums of pairs: some are in memory whatever we do
 //     avx2     4 rows   (8 sums, 4 halves of weights, 2 of an input, a product: 15 of 16 registers)
 //     avx512   6 rows
