@@ -12,44 +12,33 @@
 //             2 panels x 512 k = 16 KB. The end of a row may be a half tile, which is filled up with zeros (inputs are read there,
 //             and count for nothing). Of 128 k, the products of 32 rows x 2 panels take 8 tdpbssd, 128 cycles; the 64 vectors of
 //             sums that become fp32 some 200, so they decide. vpdpbusd would take 1024 for the same products (two a cycle).
-//             Up to kQuantizedRows rows, vpdpbusd multiplies codes as they come from memory, once: linear_quantized.inl.
+//             Up to kFewRows rows, vpdpbusd multiplies codes as they come from memory, once: linear_quantized.inl.
 //             (Counted, not measured.)
 #if PACE_ISA_LEVEL >= 5
 
 constexpr int64_t kTilesBlockK = 512;
 
 // Codes of a panel's groups of inputs [first, end), [k/4][16][4] int8, up to a multiple of `tile_k`.
-static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first, int64_t end, int64_t tile_k, int8_t* out) {
-    const Lookup levels(h.levels);
+static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first, int64_t end, int64_t tile_k, uint8_t* out) {
     int64_t count = 0;
     for (int64_t g = first; g < end; ++g) {
         const int64_t k = g * h.input_group();
         count = h.k_padded - k < h.input_group() ? h.k_padded - k : h.input_group();
-        const char* p = h.panel(panel) + h.codes_offset(k);
-        if (h.layout == Layout::PanelI8) {
-            for (int64_t i = 0; i < count; i += 4, p += 64, out += 64) store_bytes(out, load_bytes(p));
-        } else {
-            for (int64_t i = 0; i < count; i += 8, p += 64, out += 128) {
-                const Bytes both = load_bytes(p);
-                store_bytes(out, levels(low_nibbles(both)));
-                store_bytes(out + 64, levels(high_nibbles(both)));
-            }
-        }
+        const uint8_t* const p = (const uint8_t*)h.panel(panel) + h.codes_offset(k);
+        if (h.layout == Layout::PanelI8)
+            out = unpack_codes(CodesI8(h), p, count, out);
+        else
+            out = unpack_codes(CodesU4Levels(h), p, count, out);
     }
     for (; count % tile_k; count += 4, out += 64) store_bytes(out, Bytes{});
 }
 
 // `rows` rows x `panels` panels over the groups of inputs [first, end), whose weights are `codes` [panel][k/4][16][4]. Adds to `sums`
 // unless first is 0. Tiles are configured.
-static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels, const int8_t* codes, int64_t tile_k, const char* x,
+static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels, const uint8_t* codes, int64_t tile_k, const char* x,
                             int64_t x_stride, int64_t rows, int64_t first, int64_t end, float* sums, int64_t sums_stride) {
     F32 row_scales[kPanelsOfTiles];  // of rows, or powers of two
-    for (int64_t p = 0; p < panels; ++p) {
-        if (h.group)
-            load_powers((const int8_t*)h.row_scales() + 16 * (panel + p), row_scales + p);
-        else
-            row_scales[p] = load((const float*)h.row_scales() + 16 * (panel + p));
-    }
+    for (int64_t p = 0; p < panels; ++p) QuantizedWeight(h).load_row_scales(panel + p, row_scales + p);
     const float* const x_scales = QuantizedInput::scales(x, h);
     const float* const x_sums = QuantizedInput::sums(x, h);
     const int64_t stride = x_stride / 4;  // of the two
@@ -81,7 +70,7 @@ static void linear_quantized_amx(const QuantizedLinearArgs& a) {
     const PackedHeader& h = *a.weight;
     const int64_t groups = h.input_groups(), groups_per_block = kTilesBlockK / h.input_group();
     const int64_t tile_k = h.input_group() < 64 ? h.input_group() : 64;
-    alignas(64) int8_t codes[kPanelsOfTiles][16 * kTilesBlockK];
+    alignas(64) uint8_t codes[kPanelsOfTiles][16 * kTilesBlockK];
     for (int64_t panel = 0; panel < a.panel_count; panel += kPanelsOfTiles) {
         const int64_t panels = a.panel_count - panel < kPanelsOfTiles ? a.panel_count - panel : kPanelsOfTiles;
         for (int64_t g = 0; g < groups; g += groups_per_block) {

@@ -70,6 +70,16 @@ struct CodesU4 {
     }
 };
 
+// `count` codes for each output of a panel, a whole number of steps, from p on. Returns the end of what it wrote.
+template <class Codes>
+PACE_INLINE uint8_t* unpack_codes(const Codes& codes, const uint8_t* p, int64_t count, uint8_t* out) {
+    for (int64_t k = 0; k < count; k += Codes::kStep, p += 64) {
+        __builtin_prefetch(p + Codes::kPrefetchBytes);
+        out = Codes::unpack(codes, p, out);
+    }
+    return out;
+}
+
 // ---- Unpacked, in the first-level cache. A step is 64 bytes again, and each vector of them one weight.
 
 struct UnpackedSigned {

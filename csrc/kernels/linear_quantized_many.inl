@@ -15,9 +15,9 @@
 //     avx512   6 rows x 2 panels  (12 sums, and 12 in fp32, 4 weights, input: 29 of 32 registers)
 //             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales.
 //
-// SPEED       avx2: a step of signed codes, 12 products and 12 additions, takes 7.3 cycles on Zen 4, 1.64 times the peak of fp32. The ports could
+// SPEED       avx2: a step of signed codes, 12 products and 12 additions, takes 7.3 cycles on Zen 4 in a loop by itself, 1.64 times the peak of fp32. The ports could
 //             do it in 6, but additions are given those that products need; additions of fp32 have others and take 6.0, and would add integers up
-//             as subnormals, which no other processor is known to do as fast: left alone. A step of nibbles takes as long for twice as many k.
+//             as subnormals; on Skylake, by its ports, it would take half as long again: left alone. A step of nibbles takes as long for twice as many k.
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;
@@ -40,11 +40,8 @@ static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t p
     uint8_t* out = block.codes;
     for (int64_t g = first; g < end; ++g) {
         const int64_t k = g * w.input_group, count = w.count(g);
-        const uint8_t* p = (const uint8_t*)w.h.panel(panel) + w.h.codes_offset(k);
-        for (int64_t i = 0; i < count; i += Codes::kStep, p += 64) {
-            __builtin_prefetch(p + Codes::kPrefetchBytes);
-            out = Codes::unpack(codes, p, out);
-        }
+        const uint8_t* const p = (const uint8_t*)w.h.panel(panel) + w.h.codes_offset(k);
+        out = unpack_codes(codes, p, count, out);
         const F16* const place = w.group ? (const F16*)(w.h.panel(panel) + w.h.scales_offset(k / w.group)) : nullptr;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {

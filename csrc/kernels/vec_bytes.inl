@@ -3,7 +3,7 @@
 //   Bytes      4 kLanes bytes; a lane is four k of one output
 //              load_bytes(p), store_bytes(p, b), aligned on level 1; low_nibbles, high_nibbles: 0..15
 //              Lookup(table)(b) = table[b] for bytes b of 0..15
-//   load_signed(p), of_signed(Bytes): any int8, as a Factor that is multiplied
+//   of_signed(Bytes): any int8, as a Factor that is multiplied
 //   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied
 //   store_unpacked(p, Bytes of int8), load_unpacked(p): a Factor, or on level 1 halves of it, so that a tile needs no registers to decode;
 //              multiplied with what broadcast_unpacked() reads of FactorInputs, kUnpackedK at a time
