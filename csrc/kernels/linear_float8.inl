@@ -121,15 +121,14 @@ static void linear_float8(const QuantizedLinearArgs& a) {
     if (a.rows <= kFloat8FewRows) return linear_float8_few(a);
     alignas(64) float block[kFloat8Panels * 16 * kFloat8K];
     const float* const x = (const float*)a.x;
-    const int64_t x_stride = a.x_stride / int64_t(sizeof(float)), k_end = a.weight->k, tiles = divide_up(a.rows, kManyRows);
+    const int64_t x_stride = a.x_stride / int64_t(sizeof(float)), k_end = a.weight->k;
     for (int64_t panel = 0; panel < a.panel_count; panel += kFloat8Panels) {
         const int64_t panels = a.panel_count - panel < kFloat8Panels ? a.panel_count - panel : kFloat8Panels;
         for (int64_t k = 0; k < k_end; k += kFloat8K) {
             const int64_t count = k_end - k < kFloat8K ? k_end - k : kFloat8K;
             for (int64_t p = 0; p < panels; ++p)
                 decode_float8(*a.weight, a.first_panel + panel + p, k, count, block + p * 16 * kFloat8K);
-            for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
-                const int64_t rows = (a.rows - row + tiles - tile - 1) / (tiles - tile);
+            for_tiles(a.rows, kManyRows, [&](int64_t row, int64_t rows) {
                 float* const sums = a.sums + row * a.sums_stride + panel * 16;
                 if (panels == kFloat8Panels)
                     float8_rows<kFloat8Panels>(rows, x + row * x_stride + k, x_stride, block, count, sums, a.sums_stride, k == 0);
@@ -137,8 +136,7 @@ static void linear_float8(const QuantizedLinearArgs& a) {
                     for (int64_t p = 0; p < panels; ++p)
                         float8_rows<1>(rows, x + row * x_stride + k, x_stride, block + p * 16 * kFloat8K, count, sums + p * 16,
                                        a.sums_stride, k == 0);
-                row += rows;
-            }
+            });
         }
     }
 }

@@ -65,9 +65,10 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
         }
         const int64_t count = w.h.k_padded - k < w.input_group ? w.h.k_padded - k : w.input_group;
         I32 dots[R][kVectors];
+        const auto start = [&](int r, int) { return broadcast_int(Codes::kHasStarts ? starts[g + r * stride] : 0); };
         dots_of_group<Codes, R, 1>(codes, (const Input*)x + k, x_stride / int64_t(sizeof(Input)), (const uint8_t*)codes_at_k, 0, count,
-                                   starts + g, stride, dots);
-        codes_at_k += count / Codes::kStep * 64;
+                                   start, dots);
+        codes_at_k += count / Codes::kStep * Codes::kStepBytes;
 
         F32 scales[kVectors], mins[kVectors];
 #pragma GCC unroll 4
@@ -99,14 +100,11 @@ template <class Codes>
 static void linear_few_rows(const QuantizedLinearArgs& a) {
     const Codes codes(*a.weight);
     const QuantizedWeight w(*a.weight);
-    const int64_t tiles = divide_up(a.rows, kCodesRows);
     for (int64_t panel = 0; panel < a.panel_count; ++panel)
-        for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
-            const int64_t rows = (a.rows - row + tiles - tile - 1) / (tiles - tile);  // nearly equal ones
+        for_tiles(a.rows, kCodesRows, [&](int64_t row, int64_t rows) {
             quantized_rows(rows, codes, w, a.first_panel + panel, (const char*)a.x + row * a.x_stride, a.x_stride,
                            a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
-            row += rows;
-        }
+        });
 }
 
 template <class Codes>

@@ -52,15 +52,13 @@ static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels
         for (int64_t p = 0; p < panels; ++p) {
             const F16* const place = (const F16*)(h.panel(panel + p) + (h.group ? h.scales_offset(k / h.group) : 0));
             const F32 scale = h.group ? load(place) * row_scales[p] : row_scales[p];
+            const F32 min = h.has_mins ? load(place + PackedHeader::kPairScales) * row_scales[p] : zero();
             for (int64_t r = 0; r < rows; ++r) {
                 float* const to = sums + r * sums_stride + 16 * p;
-                F32 sum = g == 0 ? zero() : load(to);
-                sum = fused_fma(to_f32(bits(load(dots[r] + 16 * p))), scale * broadcast(x_scales[g + r * stride]), sum);
-                if (h.has_mins) {
-                    const F32 min = load(place + PackedHeader::kPairScales) * row_scales[p];
-                    sum = fused_fma(min * broadcast(x_scales[g + r * stride]), broadcast(x_sums[g + r * stride]), sum);
-                }
-                store(to, sum);
+                const I32 dot[1] = {bits(load(dots[r] + 16 * p))};
+                F32 sum[1] = {g == 0 ? zero() : load(to)};
+                add_group(dot, &scale, h.has_mins ? &min : nullptr, x_scales + g + r * stride, x_sums + g + r * stride, sum);
+                store(to, sum[0]);
             }
         }
     }

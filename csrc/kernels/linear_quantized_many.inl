@@ -2,35 +2,51 @@
 //
 // SHAPES, DEFINITION, NUMERICS  those of linear_quantized.inl.
 //
-// LAYOUT      A block: the codes of some groups of inputs of a panel as the table multiplies them, and their scales in fp32,
+// LAYOUT      A block: the codes of some groups of inputs of a panel as the table multiplies them, and for each group 16 numbers,
 //
-//               codes    [k / kStep][16][kStep]   64 bytes a step: 4 k as bytes; on avx2 signed ones 2 k as 16 bits, k and k + 2 in a
-//                                                 lane, then k + 1 and k + 3
-//               scales   [group][16]              and minima
+//               codes         [k / 4][16][4]     64 bytes a step: 4 k as bytes; on avx2 of nibbles only
+//                             [k / 4][2][16][2]  signed ones on avx2, 128 bytes a step: k and k + 2 as 16 bits, then k + 1 and k + 3
+//               scales        in fp32, and minima
+//               own_products  see vec_bytes.inl
 //
 // WHY THIS WAY  A block stays in the first-level cache while all rows pass over it, so that unpacking counts for little, and a tile has
 //             registers for its sums alone:
 //     generic  2 rows x 1 panel   16 sums of pairs: some are in memory whatever we do
-//     avx2     6 rows x 1 panel   (12 sums, 2 weights, an input, a product: all 16 registers)
-//     avx512   6 rows x 2 panels  (12 sums, and 12 in fp32, 4 weights, input: 29 of 32 registers)
-//             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales.
+//     avx2     6 rows x 1 panel   nibbles: 12 sums, 2 weights, an input, a product: all 16 registers
+//              4 rows x 1 panel   signed: 8 sums, 4 halves of weights, 2 of an input, 2 sums of those: all 16
+//     avx512   6 rows x 2 panels  12 sums, 12 in fp32, 4 weights, an input: 29 of 32 registers
+//             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales; the inputs of a block stay in the second
+//             level for all panels (K = 4864: 1.03 times as fast as panel by panel on avx2, 1.08 on avx512_bf16 with int4).
 //
-// SPEED       avx2: a step of signed codes, 12 products and 12 additions, takes 7.3 cycles on Zen 4 in a loop by itself, 1.64 times the peak of fp32. The ports could
-//             do it in 6, but additions are given those that products need; additions of fp32 have others and take 6.0, and would add integers up
-//             as subnormals; on Skylake, by its ports, it would take half as long again: left alone. A step of nibbles takes as long for twice as many k.
+// SPEED       avx2 on Zen 4, loops by themselves, in times the peak of fp32. Signed codes: 1.82 of the 2.0 that four vector instructions a
+//             cycle make, 1.68 with the ends of groups of 128; as products and additions alone, not in pairs, 1.61, because additions were
+//             given the ports that products need. Nibbles: such a loop, for twice as many k. What did not help: unrolling it, row blocks
+//             of other than 128 rows, fetching the next block's codes ahead.
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;
 
-// Sums of integers and of fp32 have registers beside each other on avx512 alone. Elsewhere products have them all to themselves: at a group's end
-// both kinds are in memory, and a loop that is not unrolled has g++ do so. (Unrolled: int4 of groups of 32 0.85 times as fast on avx2.)
-constexpr int kUnrolledRows = PACE_ISA_LEVEL <= 1 ? 1 : 16;
+// Sums of fp32 have registers of their own beside those of integers on avx512 with dot products; elsewhere they stay in memory, and are
+// added to at a group's end.
+constexpr bool kSumsStay = PACE_ISA_LEVEL >= 3;
 
 struct UnpackedBlock {
     static constexpr int64_t kMaxGroups = 32;
     alignas(64) uint8_t codes[kUnpackedBlockBytes];
     float scales[kMaxGroups][16], mins[kMaxGroups][16];
+    float own_products[kMaxGroups][16];  // integers
 };
+
+// Of 16 outputs, whose unpacked codes are at [p, end).
+PACE_INLINE void sum_own_products(const uint8_t* p, const uint8_t* end, float* out) {
+    I32 sums[kVectors];
+    for (I32& sum : sums) sum = broadcast_int(0);
+    for (; p < end; p += kUnpackedBytes)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[v] = own_products(sums[v], load_unpacked(p + v * kVectorBytes));
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(out + v * kLanes, from_bits(sums[v]));
+}
 
 // Groups of inputs [first, end) of a panel.
 template <class Codes>
@@ -41,7 +57,9 @@ static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t p
     for (int64_t g = first; g < end; ++g) {
         const int64_t k = g * w.input_group, count = w.count(g);
         const uint8_t* const p = (const uint8_t*)w.h.panel(panel) + w.h.codes_offset(k);
+        const uint8_t* const begin = out;
         out = unpack_codes(codes, p, count, out);
+        if (Codes::Unpacked::kHasOwnProducts) sum_own_products(begin, out, block.own_products[g - first]);
         const F16* const place = w.group ? (const F16*)(w.h.panel(panel) + w.h.scales_offset(k / w.group)) : nullptr;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
@@ -51,16 +69,28 @@ static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t p
     }
 }
 
+template <int kSums>
+PACE_INLINE void load_row(const float* sums, F32 (&row)[kSums]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kSums; ++v) row[v] = load(sums + v * kLanes);
+}
+template <int kSums>
+PACE_INLINE void store_row(float* sums, const F32 (&row)[kSums]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kSums; ++v) store(sums + v * kLanes, row[v]);
+}
+
 // One tile: R rows x P panels over the groups of inputs [first, end), those of `blocks`. Adds to `sums` unless first is 0.
 template <class Unpacked, int R, int P>
-[[gnu::noinline]] static void unpacked_tile(const QuantizedWeight& w, const UnpackedBlock* blocks, const char* x, int64_t x_stride, int64_t first, int64_t end,
-                          float* sums, int64_t sums_stride) {
+[[gnu::noinline]] static void unpacked_tile(const QuantizedWeight& w, const UnpackedBlock* blocks, const char* x, int64_t x_stride,
+                                            int64_t first, int64_t end, float* sums, int64_t sums_stride) {
     constexpr int kSums = P * kVectors;
-    F32 sum[R][kSums];
+    F32 sum[kSumsStay ? R : 1][kSums] = {};
+    if (first == 0)
+        for (int r = 0; r < R; ++r) store_row(sums + r * sums_stride, sum[0]);
+    else if (kSumsStay)
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < kSums; ++v) sum[r][v] = first == 0 ? zero() : load(sums + r * sums_stride + v * kLanes);
+        for (int r = 0; r < R; ++r) load_row(sums + r * sums_stride, sum[r]);
 
     using Input = typename Unpacked::Input;
     const Input* codes_of_x = (const Input*)x + first * w.input_group;
@@ -68,36 +98,59 @@ template <class Unpacked, int R, int P>
     const float* const x_sums = QuantizedInput::sums(x, w.h);
     const int32_t* const starts = QuantizedInput::starts(x, w.h);
     const int64_t stride = x_stride / 4;  // of the three
+    const bool has_mins = w.h.has_mins;
     const uint8_t* codes = blocks->codes;
     for (int64_t g = first; g < end; ++g) {
         const int64_t count = w.count(g);
+        const auto of_block = [&](const float (UnpackedBlock::*numbers)[UnpackedBlock::kMaxGroups][16], int v) {
+            return load((blocks[v / kVectors].*numbers)[g - first] + v % kVectors * kLanes);
+        };
+        const auto start = [&](int r, int v) {
+            const I32 of_row = broadcast_int(Unpacked::kHasStarts ? starts[g + r * stride] : 0);
+            return Unpacked::kHasOwnProducts ? of_row - bits(of_block(&UnpackedBlock::own_products, v)) : of_row;
+        };
         I32 dots[R][kSums];
-        dots_of_group<Unpacked, R, P>(Unpacked(), codes_of_x, x_stride / int64_t(sizeof(Input)), codes, sizeof(UnpackedBlock), count,
-                                      starts + g, stride, dots);
-        F32 scales[kSums], mins[kSums];
-#pragma GCC unroll 16
-        for (int v = 0; v < kSums; ++v) {
-            scales[v] = load(blocks[v / kVectors].scales[g - first] + v % kVectors * kLanes);
-            if (w.h.has_mins) mins[v] = load(blocks[v / kVectors].mins[g - first] + v % kVectors * kLanes);
-        }
-#pragma GCC unroll kUnrolledRows
-        for (int r = 0; r < R; ++r)
-            add_group(dots[r], scales, w.h.has_mins ? mins : nullptr, x_scales + g + r * stride, x_sums + g + r * stride, sum[r]);
-        codes_of_x += count;
-        codes += count / Unpacked::kStep * 64;
-    }
+        dots_of_group<Unpacked, R, P>(Unpacked(), codes_of_x, x_stride / int64_t(sizeof(Input)), codes, sizeof(UnpackedBlock), count, start,
+                                      dots);
 
+        const auto end_group = [&](auto with_mins) {
+            F32 scales[kSums], mins[kSums];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
+            for (int v = 0; v < kSums; ++v) {
+                scales[v] = of_block(&UnpackedBlock::scales, v);
+                if (with_mins) mins[v] = of_block(&UnpackedBlock::mins, v);
+            }
+            const auto end_row = [&](int r) {
+                F32(&row)[kSums] = sum[kSumsStay ? r : 0];
+                if (!kSumsStay) load_row(sums + r * sums_stride, row);
+                add_group(dots[r], scales, with_mins ? mins : nullptr, x_scales + g + r * stride, x_sums + g + r * stride, row);
+                if (!kSumsStay) store_row(sums + r * sums_stride, row);
+            };
+            if constexpr (Unpacked::kUnrolledEnd) {
 #pragma GCC unroll 16
-        for (int v = 0; v < kSums; ++v) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+                for (int r = 0; r < R; ++r) end_row(r);
+            } else {
+#pragma GCC unroll 1
+                for (int r = 0; r < R; ++r) end_row(r);
+            }
+        };
+        if (has_mins)
+            end_group(std::true_type());
+        else
+            end_group(std::false_type());
+        codes_of_x += count;
+        codes += count / Unpacked::kStep * Unpacked::kStepBytes;
+    }
+    if (kSumsStay)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) store_row(sums + r * sums_stride, sum[r]);
 }
 
-// `rows` rows, at most kManyRows, x `panels` panels, at most kManyPanels.
+// `rows` rows, at most Unpacked::kRows, x `panels` panels, at most kManyPanels.
 template <class Unpacked, int R = 1>
 static void unpacked_rows(int64_t rows, const QuantizedWeight& w, const UnpackedBlock* blocks, int64_t panels, const char* x,
                           int64_t x_stride, int64_t first, int64_t end, float* sums, int64_t sums_stride) {
-    if constexpr (R < kManyRows)
+    if constexpr (R < Unpacked::kRows)
         if (rows != R) return unpacked_rows<Unpacked, R + 1>(rows, w, blocks, panels, x, x_stride, first, end, sums, sums_stride);
     if (panels == kManyPanels)
         unpacked_tile<Unpacked, R, kManyPanels>(w, blocks, x, x_stride, first, end, sums, sums_stride);
@@ -111,19 +164,17 @@ static void linear_many_rows(const QuantizedLinearArgs& a) {
     const Codes codes(*a.weight);
     const QuantizedWeight w(*a.weight);
     UnpackedBlock blocks[kManyPanels];
-    const int64_t groups = kUnpackedBlockBytes / 64 * Unpacked::kStep / w.input_group, tiles = divide_up(a.rows, kManyRows);
+    const int64_t groups = kUnpackedBlockBytes / Unpacked::kStepBytes * Unpacked::kStep / w.input_group;
     const int64_t groups_per_block = groups < UnpackedBlock::kMaxGroups ? groups : UnpackedBlock::kMaxGroups;
-    for (int64_t panel = 0; panel < a.panel_count; panel += kManyPanels) {
-        const int64_t panels = a.panel_count - panel < kManyPanels ? a.panel_count - panel : kManyPanels;
-        for (int64_t g = 0; g < w.input_groups; g += groups_per_block) {
-            const int64_t end = w.input_groups - g < groups_per_block ? w.input_groups : g + groups_per_block;
+    for (int64_t g = 0; g < w.input_groups; g += groups_per_block) {
+        const int64_t end = w.input_groups - g < groups_per_block ? w.input_groups : g + groups_per_block;
+        for (int64_t panel = 0; panel < a.panel_count; panel += kManyPanels) {
+            const int64_t panels = a.panel_count - panel < kManyPanels ? a.panel_count - panel : kManyPanels;
             for (int64_t p = 0; p < panels; ++p) unpack_block(codes, w, a.first_panel + panel + p, g, end, blocks[p]);
-            for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
-                const int64_t rows = (a.rows - row + tiles - tile - 1) / (tiles - tile);  // nearly equal ones
+            for_tiles(a.rows, Unpacked::kRows, [&](int64_t row, int64_t rows) {
                 unpacked_rows<Unpacked>(rows, w, blocks, panels, (const char*)a.x + row * a.x_stride, a.x_stride, g, end,
                                         a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
-                row += rows;
-            }
+            });
         }
     }
 }

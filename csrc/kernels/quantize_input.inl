@@ -31,13 +31,14 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
     int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
     const int32_t offset = nibbles ? kNibbleOffset : kSignedOffset;
     const int64_t group = h.input_group();
+    for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
     for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {
         const int64_t rest = h.k > k ? h.k - k : 0, count = rest < group ? rest : group;
         scales[g] = int8_scale(x + k, count);
         sums[g] = quantize_group(x + k, count, scales[g], codes + k);
         starts[g] = -offset * int32_t(sums[g]);
+        if (kPairsOfProducts && !nibbles) starts[g] -= own_products(codes + k, h.k_padded - k < group ? h.k_padded - k : group);
     }
-    for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
     // From the end of their place to its beginning: never further than they have been read.
     for (int64_t k = 0; spread && k < h.k_padded; k += 16) spread_inputs(codes + k, (int16_t*)row + k);
 }

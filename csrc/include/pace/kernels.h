@@ -28,7 +28,8 @@ struct QuantizedInput {
         return reinterpret_cast<const float*>(static_cast<const char*>(row) + 2 * h.k_padded);
     }
     static const float* sums(const void* row, const PackedHeader& h) { return scales(row, h) + h.input_groups(); }  // of codes
-    // What a sum of products of codes begins with, for a table that multiplies weights as code + offset: -offset * sum.
+    // What a sum of products of codes begins with, for a table that multiplies weights as code + offset: -offset * sum. Of one that takes
+    // products in pairs (kernels/vec_bytes.inl): -own_products().
     static const int32_t* starts(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int32_t*>(sums(row, h) + h.input_groups());
     }
