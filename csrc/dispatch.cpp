@@ -16,6 +16,8 @@ namespace pace {
     }
 PACE_DECLARE_TABLE(generic)
 PACE_DECLARE_TABLE(avx2)
+PACE_DECLARE_TABLE(avx2_vnni)
+PACE_DECLARE_TABLE(avx2_vnni_evex)
 PACE_DECLARE_TABLE(avx512)
 PACE_DECLARE_TABLE(avx512_vnni)
 PACE_DECLARE_TABLE(avx512_bf16)
@@ -26,29 +28,44 @@ PACE_DECLARE_TABLE(emulated_amx)
 
 namespace {
 
-const KernelTable* const kAllTables[] = {
-    &amx::kernel_table,  &avx512_bf16::kernel_table, &avx512_vnni::kernel_table,          &avx512::kernel_table,
-    &avx2::kernel_table, &generic::kernel_table,     &emulated_avx512_bf16::kernel_table, &emulated_amx::kernel_table};
+bool any_cpu(const CpuFeatures&) { return true; }
+bool has_avx2(const CpuFeatures& cpu) { return cpu.avx2 && cpu.fma && cpu.f16c; }
+bool has_avx2_vnni(const CpuFeatures& cpu) { return has_avx2(cpu) && cpu.avx_vnni; }
+bool has_avx512(const CpuFeatures& cpu) { return has_avx2(cpu) && cpu.avx512f && cpu.avx512bw && cpu.avx512dq && cpu.avx512vl; }
+bool has_avx512_vnni(const CpuFeatures& cpu) { return has_avx512(cpu) && cpu.avx512_vnni; }
+bool has_avx512_bf16(const CpuFeatures& cpu) { return has_avx512_vnni(cpu) && cpu.avx512_bf16; }
+bool has_amx(const CpuFeatures& cpu) { return has_avx512_bf16(cpu) && cpu.amx_tile && cpu.amx_bf16 && cpu.amx_int8; }
 
-bool runs_here(const KernelTable& table) {
-    const CpuFeatures& cpu = cpu_info().features;
-    const bool avx2 = cpu.avx2 && cpu.fma && cpu.f16c;
-    const bool avx512 = avx2 && cpu.avx512f && cpu.avx512bw && cpu.avx512dq && cpu.avx512vl;
-    const bool vnni = avx512 && cpu.avx512_vnni;
-    const bool bf16 = vnni && cpu.avx512_bf16;
-    const bool amx = bf16 && cpu.amx_tile && cpu.amx_bf16 && cpu.amx_int8;
-    const bool has_level[] = {true, avx2, avx512, vnni, bf16, amx};
-    return table.emulated || has_level[table.level];
-}
+struct Candidate {
+    const KernelTable* table;
+    bool (*runs)(const CpuFeatures&);
+};
+
+// The first that runs is chosen; those after `generic` serve tests.
+const Candidate kAllTables[] = {
+    {&amx::kernel_table, has_amx},
+    {&avx512_bf16::kernel_table, has_avx512_bf16},
+    {&avx512_vnni::kernel_table, has_avx512_vnni},
+    {&avx512::kernel_table, has_avx512},
+    {&avx2_vnni::kernel_table, has_avx2_vnni},
+    {&avx2::kernel_table, has_avx2},
+    {&generic::kernel_table, any_cpu},
+    {&avx2_vnni_evex::kernel_table, has_avx512_vnni},
+    {&emulated_avx512_bf16::kernel_table, any_cpu},
+    {&emulated_amx::kernel_table, any_cpu},
+};
+
+bool runs_here(const Candidate& candidate) { return candidate.runs(cpu_info().features); }
 
 const KernelTable* find(const std::string& name) {
     std::string available;
-    for (const KernelTable* table : kAllTables) {
-        if (name == table->name && runs_here(*table)) return table;
-        if (runs_here(*table)) available += std::string(available.empty() ? "" : ", ") + table->name;
+    for (const Candidate& candidate : kAllTables) {
+        if (!runs_here(candidate)) continue;
+        if (name == candidate.table->name) return candidate.table;
+        available += std::string(available.empty() ? "" : ", ") + candidate.table->name;
     }
-    for (const KernelTable* table : kAllTables)
-        if (name == table->name)
+    for (const Candidate& candidate : kAllTables)
+        if (name == candidate.table->name)
             throw std::invalid_argument("instruction set '" + name +
                                         "' is not available on this CPU or not enabled by its "
                                         "operating system; available: " +
@@ -79,8 +96,8 @@ void select_isa(const char* name) { current.store(find(name), std::memory_order_
 
 IsaList available_isas() {
     IsaList list = {};
-    for (const KernelTable* table : kAllTables)
-        if (runs_here(*table)) list.tables[list.count++] = table;
+    for (const Candidate& candidate : kAllTables)
+        if (runs_here(candidate)) list.tables[list.count++] = candidate.table;
     return list;
 }
 

@@ -103,7 +103,7 @@ struct UnpackedNibbles {
     static constexpr int kStep = 4, kFactors = 1, kStepBytes = 64, kSumK = kNibbleSumK, kPrefetchBytes = 0;
     static constexpr int kRows = kManyRows;
     static constexpr bool kHasStarts = true, kHasOwnProducts = false;
-    static constexpr bool kUnrolledEnd = PACE_ISA_LEVEL >= 2;  // with 12 sums in 16 registers, a loop is 1.04 times as fast
+    static constexpr bool kUnrolledEnd = PACE_ISA_LEVEL >= 2 || PACE_HAS_VNNI;  // avx2: a loop is 1.04 times as fast; with VNNI 0.87
     PACE_INLINE void decode(const UnpackedNibbles&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
     PACE_INLINE auto broadcast(const NibblesInput* x) { return broadcast_input(x); }
 };

@@ -4,7 +4,7 @@
 //
 // LAYOUT      A block: the codes of some groups of inputs of a panel as the table multiplies them, and for each group 16 numbers,
 //
-//               codes         [k / 4][16][4]     64 bytes a step: 4 k as bytes; on avx2 of nibbles only
+//               codes         [k / 4][16][4]     64 bytes a step: 4 k as bytes
 //                             [k / 4][2][16][2]  signed ones on avx2, 128 bytes a step: k and k + 2 as 16 bits, then k + 1 and k + 3
 //               scales        in fp32, and minima
 //               own_products  see vec_bytes.inl
@@ -14,6 +14,7 @@
 //     generic  2 rows x 1 panel   16 sums of pairs: some are in memory whatever we do
 //     avx2     6 rows x 1 panel   nibbles: 12 sums, 2 weights, an input, a product: all 16 registers
 //              4 rows x 1 panel   signed: 8 sums, 4 halves of weights, 2 of an input, 2 sums of those: all 16
+//     avx2_vnni  6 rows x 1 panel  12 sums, 2 weights, an input
 //     avx512   6 rows x 2 panels  12 sums, 12 in fp32, 4 weights, an input: 29 of 32 registers
 //             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales; the inputs of a block stay in the second
 //             level for all panels (K = 4864: 1.03 times as fast as panel by panel on avx2, 1.08 on avx512_bf16 with int4).
@@ -21,7 +22,8 @@
 // SPEED       avx2 on Zen 4, loops by themselves, in times the peak of fp32. Signed codes: 1.82 of the 2.0 that four vector instructions a
 //             cycle make, 1.68 with the ends of groups of 128; as products and additions alone, not in pairs, 1.61, because additions were
 //             given the ports that products need. Nibbles: such a loop, for twice as many k. What did not help: unrolling it, row blocks
-//             of other than 128 rows, fetching the next block's codes ahead.
+//             of other than 128 rows, fetching the next block's codes ahead. avx2_vnni as avx2_vnni_evex runs it there: int8 3.2, int4 of
+//             groups of 32 2.45, of 128 3.3, nf4 3.0.
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;

@@ -3,7 +3,7 @@
 // One file per width defines the same small set of types and functions; which one is chosen by PACE_ISA_LEVEL:
 //
 //   level 0  generic       4 lanes   vec_sse2.inl       no FMA: fma(a, b, c) rounds twice
-//   level 1  avx2          8 lanes   vec_avx2.inl
+//   level 1  avx2...       8 lanes   vec_avx2.inl
 //   level 2+ avx512...    16 lanes   vec_avx512.inl
 //   emulated              16 lanes   vec_emulated.inl   plain C++, same results as level 2+ bit for bit
 //

@@ -26,11 +26,16 @@
 //                instruction less, but four units add and two multiply: 1.18 times as fast on Zen 4. |w + x| <= 255, and their products
 //                of a group of kInputGroup k add up to less than 2^23
 //   level 2      nibbles as level 1; |w| times x with the sign of w by maddubs: 2 * 128 * 127 = 32512 at most
-//   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble
+//   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble. On level 1 too where the
+//                isa/*.cpp names the instruction: PACE_ISA_VPDPBUSD
 template <class Sum>
 struct AddLanes;
-constexpr int kNibbleOffset = 8;
-constexpr int kSignedOffset = PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 3 ? 128 : 0;
+#undef PACE_HAS_VNNI
+#if PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 3 || defined(PACE_ISA_VPDPBUSD)
+#define PACE_HAS_VNNI 1
+#else
+#define PACE_HAS_VNNI 0
+#endif
 
 #if PACE_ISA_EMULATED
 
@@ -132,6 +137,33 @@ struct Bytes {
     __m256i v;
 };
 using Nibbles = Bytes;
+
+PACE_INLINE Bytes load_bytes(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+PACE_INLINE void store_bytes(void* p, Bytes a) { _mm256_store_si256((__m256i*)p, a.v); }
+PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm256_and_si256(a.v, _mm256_set1_epi8(15))}; }
+PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm256_and_si256(_mm256_srli_epi16(a.v, 4), _mm256_set1_epi8(15))}; }
+struct Lookup {
+    __m256i table;
+    explicit Lookup(const int8_t* levels) : table(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels))) {}
+    Bytes operator()(Bytes a) const { return {_mm256_shuffle_epi8(table, a.v)}; }
+};
+PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
+PACE_INLINE Bytes broadcast_input(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return {_mm256_set1_epi32(four)};
+}
+
+// Sums stay in their registers, and are added to in the order of the source, which is why this is assembly: g++ would compute many
+// products before it adds up any, and then keeps sums in memory for want of the 16 registers.
+#ifdef PACE_ISA_VPDPBUSD
+using Factor = Bytes;
+PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_xor_si256(a.v, _mm256_set1_epi8((char)0x80))}; }
+PACE_INLINE I32 dot(I32 sum, Bytes w, Bytes x) {
+    __asm__ volatile(PACE_ISA_VPDPBUSD " %2, %1, %0" : "+x"(sum.v) : "x"(w.v), "x"(x.v));
+    return sum;
+}
+#else
 struct Factor {
     __m256i even, odd;  // bytes of each lane, as 16 bits
 };
@@ -141,15 +173,6 @@ struct Spread {
 struct Shorts {
     __m256i v;
 };
-
-PACE_INLINE Bytes load_bytes(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
-PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm256_and_si256(a.v, _mm256_set1_epi8(15))}; }
-PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm256_and_si256(_mm256_srli_epi16(a.v, 4), _mm256_set1_epi8(15))}; }
-struct Lookup {
-    __m256i table;
-    explicit Lookup(const int8_t* levels) : table(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels))) {}
-    Bytes operator()(Bytes a) const { return {_mm256_shuffle_epi8(table, a.v)}; }
-};
 PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_srai_epi16(_mm256_slli_epi16(a.v, 8), 8), _mm256_srai_epi16(a.v, 8)}; }
 PACE_INLINE Spread broadcast_input(const int16_t* p) {
     int32_t even, odd;
@@ -157,8 +180,6 @@ PACE_INLINE Spread broadcast_input(const int16_t* p) {
     memcpy(&odd, p + 2, sizeof odd);
     return {_mm256_set1_epi32(even), _mm256_set1_epi32(odd)};
 }
-// Sums stay in their registers, and are added to in this order: g++ would compute many products before it adds up any, and then keeps sums
-// in memory for want of the 16 registers.
 PACE_INLINE void add_here(I32& sum, __m256i products) { __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
 PACE_INLINE void add_here(Shorts& sum, __m256i products) { __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
 PACE_INLINE I32 dot(I32 sum, Factor w, Spread x) {
@@ -170,7 +191,6 @@ PACE_INLINE I32 dot(I32 sum, Factor w, Spread x) {
 struct Unpacked {
     __m256i even, odd;
 };
-PACE_INLINE void store_bytes(void* p, Bytes a) { _mm256_store_si256((__m256i*)p, a.v); }
 PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) {
     const Factor w = of_signed(a);
     store_bytes(p, {w.even});
@@ -184,12 +204,6 @@ PACE_INLINE I32 dot(I32 sum, Unpacked w, Spread x) {
     return sum;
 }
 PACE_INLINE I32 own_products(I32 sum, Unpacked w) { return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(w.even, w.odd))}; }
-PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
-PACE_INLINE Bytes broadcast_input(const int8_t* p) {
-    int32_t four;
-    memcpy(&four, p, sizeof four);
-    return {_mm256_set1_epi32(four)};
-}
 PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) {
     add_here(sum, _mm256_maddubs_epi16(w.v, x.v));
     return sum;
@@ -201,6 +215,7 @@ struct AddLanes<Shorts> {
     AddLanes() { __asm__ volatile("vpcmpeqw %0, %0, %0\n\tvpsrlw $15, %0, %0" : "=x"(ones)); }
     I32 operator()(I32 acc, Shorts a) const { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, ones))}; }
 };
+#endif
 
 #else
 
@@ -255,22 +270,35 @@ struct AddLanes<PairSums> {
 
 #endif
 
-#if PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 2
+// What is multiplied, and the sums of that.
+#if PACE_HAS_VNNI
 using FactorInput = int8_t;
-#else
-using FactorInput = int16_t;
-#endif
-#if PACE_ISA_EMULATED || PACE_ISA_LEVEL >= 1
 using NibblesInput = int8_t;
 using SignedSum = I32;
+using NibbleSum = I32;
+#elif PACE_ISA_LEVEL == 2
+using FactorInput = int8_t;
+using NibblesInput = int8_t;
+using SignedSum = I32;
+using NibbleSum = Shorts;
+#elif PACE_ISA_LEVEL == 1
+using FactorInput = int16_t;
+using NibblesInput = int8_t;
+using SignedSum = I32;
+using NibbleSum = Shorts;
 #else
+using FactorInput = int16_t;
 using NibblesInput = int16_t;
 using SignedSum = PairSums;
+using NibbleSum = PairSums;
 #endif
+constexpr int kSignedOffset = PACE_HAS_VNNI ? 128 : 0;
+constexpr int kNibbleOffset = 8;
+constexpr int kNibbleSumK = std::is_same_v<NibbleSum, SignedSum> ? 1 << 15 : 32;  // of 32 bits: more than a group
 
-constexpr bool kPairsOfProducts = !PACE_ISA_EMULATED && PACE_ISA_LEVEL == 1;
+constexpr bool kPairsOfProducts = PACE_ISA_LEVEL == 1 && !PACE_HAS_VNNI;
 constexpr int kUnpackedBytes = kPairsOfProducts ? 128 : 64;
-#if PACE_ISA_EMULATED || PACE_ISA_LEVEL != 1
+#if PACE_ISA_LEVEL != 1 || PACE_HAS_VNNI
 using Unpacked = Factor;
 PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) { store_bytes(p, a); }
 PACE_INLINE Unpacked load_unpacked(const uint8_t* p) { return of_signed(load_bytes(p)); }
@@ -286,13 +314,13 @@ PACE_INLINE int32_t own_products(const int8_t* codes, int64_t count) {
 }
 
 // Sixteen inputs as 16 bits. Level 1 wants the even ones of each four before the odd ones, as its Factor has them.
-#if !PACE_ISA_EMULATED && PACE_ISA_LEVEL == 1
+#if PACE_ISA_LEVEL == 1 && !PACE_HAS_VNNI
 PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
     const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
     const __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)codes), order);
     _mm256_storeu_si256((__m256i*)out, _mm256_cvtepi8_epi16(bytes));
 }
-#elif !PACE_ISA_EMULATED && PACE_ISA_LEVEL == 0
+#elif PACE_ISA_LEVEL == 0
 PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
     const Factor wide = of_signed(load_bytes(codes));
     _mm_storeu_si128((__m128i*)out, wide.low);
@@ -300,13 +328,6 @@ PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
 }
 #else
 PACE_INLINE void spread_inputs(const int8_t*, int16_t*) {}  // others multiply bytes
-#endif
-#if !PACE_ISA_EMULATED && (PACE_ISA_LEVEL == 1 || PACE_ISA_LEVEL == 2)
-using NibbleSum = Shorts;
-constexpr int kNibbleSumK = 32;
-#else
-using NibbleSum = SignedSum;
-constexpr int kNibbleSumK = 1 << 15;  // of 32 bits: more than a group
 #endif
 
 // kLanes bytes at p, as integers of 0..255.

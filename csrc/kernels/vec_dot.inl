@@ -59,6 +59,12 @@ PACE_INLINE I32 dot_quads(I32 acc, const uint8_t* a, const int8_t* b) {
     memcpy(&acc, sums, sizeof sums);
     return acc;
 }
+#elif PACE_ISA_LEVEL == 1 && defined(PACE_ISA_VPDPBUSD)
+PACE_INLINE I32 dot_quads(I32 acc, const uint8_t* a, const int8_t* b) {
+    const __m256i codes = _mm256_loadu_si256((const __m256i*)a);
+    __asm__(PACE_ISA_VPDPBUSD " %2, %1, %0" : "+x"(acc.v) : "x"(codes), "m"(*(const __m256i_u*)b));
+    return acc;
+}
 #elif PACE_ISA_LEVEL == 1
 PACE_INLINE I32 dot_quads(I32 acc, const uint8_t* a, const int8_t* b) {
     const __m256i pairs =

@@ -233,6 +233,7 @@ TEST(this_machine_is_described) {
     CHECK(!info.threads_reason.empty());
     CHECK(info.features.avx2 == bool(__builtin_cpu_supports("avx2")));
     CHECK(info.features.fma == bool(__builtin_cpu_supports("fma")));
+    CHECK(info.features.avx_vnni == bool(__builtin_cpu_supports("avxvnni")));
     CHECK(info.features.avx512f == bool(__builtin_cpu_supports("avx512f")));
     CHECK(info.features.avx512_vnni == bool(__builtin_cpu_supports("avx512vnni")));
     CHECK(info.features.avx512_bf16 == bool(__builtin_cpu_supports("avx512bf16")));

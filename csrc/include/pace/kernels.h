@@ -109,7 +109,7 @@ struct ExpSum {
 
 struct KernelTable {
     const char* name;  // as in PACE_ISA
-    int level;         // PACE_ISA_LEVEL: 0 generic, 1 avx2, 2 avx512, 3 avx512_vnni, 4 avx512_bf16, 5 amx
+    int level;         // PACE_ISA_LEVEL: 0 generic, 1 avx2 and avx2_vnni, 2 avx512, 3 avx512_vnni, 4 avx512_bf16, 5 amx
     bool emulated;     // plain C++ twin, for tests
     int lanes;         // floats in a vector
 
@@ -169,9 +169,9 @@ const KernelTable& kernels();
 // Packed weights carry the layout of the table they were packed for; other tables refuse them if their layout differs.
 void select_isa(const char* name);
 
-// All tables, or those that this CPU can run, best first; the emulated ones come last.
+// All tables, or those that this CPU can run, best first; those that serve tests come last.
 struct IsaList {
-    const KernelTable* tables[8];
+    const KernelTable* tables[10];
     int count;
 };
 IsaList available_isas();
