@@ -62,12 +62,17 @@ AVX2_CODES = {
 }
 """Of models in these codes as a whole: embedding and LM head are int8 beside int4. From benchmarks/predictions.py with `--dtype int8 int4 fp8`, as are the next
 ones (benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
+AVX2_VNNI_CODES = AVX2_CODES | {
+    "int8": replace(AVX2_CODES["int8"], products=2.40),
+    "int4": replace(AVX2_CODES["int4"], products=1.93),
+}
+"""As `avx2_vnni_evex` had them on Zen 4 (`--points 512@512`); what `avx2_vnni` has on processors of its own is not known yet."""
 VNNI_CODES = {
     "int8": replace(AVX512, weights=0.77, products=2.50),
     "int4": replace(AVX512, weights=0.87, products=2.57),
     "float8": replace(AVX512, weights=0.65, products=0.83),
 }
-"""Of all sets that have VNNI. Products of integers are more than the fp32 peak; `amx` multiplies those of many rows on tiles, measured on no machine yet, so that its
+"""Of all sets that have VNNI and AVX-512. Products of integers are more than the fp32 peak; `amx` multiplies those of many rows on tiles, measured on no machine yet, so that its
 prefill should be underestimated."""
 
 
@@ -75,7 +80,9 @@ def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficie
     """Of the kernels of an instruction set, for weights of a dtype, or in codes (`Costs.code`). `generic`, and with codes `avx512`, which has no VNNI and
     was not measured, are told as if they were `avx2`; `generic` comes to lower limits with about its shares."""
     if code is not None:
-        return (VNNI_CODES if isa in ("avx512_vnni", "avx512_bf16", "amx") else AVX2_CODES)[code]
+        if isa in ("avx512_vnni", "avx512_bf16", "amx"):
+            return VNNI_CODES[code]
+        return (AVX2_VNNI_CODES if isa.startswith("avx2_vnni") else AVX2_CODES)[code]
     multiplies_pairs = {"avx512_bf16": AVX512_BF16, "amx": AMX}
     if dtype == torch.bfloat16 and isa in multiplies_pairs:
         return multiplies_pairs[isa]

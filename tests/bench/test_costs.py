@@ -108,7 +108,7 @@ def test_shares_are_those_of_what_a_step_reads_most_of(name, code):
     model = model_class(config, torch.bfloat16, native)
     model.quantize(name and QuantizationConfig(name))
     assert Costs.of(model, torch.bfloat16).code == code
-    for isa in ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"):
+    for isa in ("generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"):
         shares = efficiency(isa, torch.bfloat16, code)
         assert 0 < shares.weights < 1 and shares.products > 0.5
     # An embedding in floats is the most of a small model, but a step reads single rows of it.
