@@ -44,7 +44,7 @@ def test_dequantize_is_the_definition(storage, order):
         assert values[row, rows.order[column] if order else column] == expected
 
 
-@pytest.mark.parametrize("first, second", itertools.combinations(STORAGES, 2), ids=str)
+@pytest.mark.parametrize("first, second", [*itertools.combinations(STORAGES, 2)], ids=str)
 def test_common_storage_keeps_values(first, second):
     common = common_storage([first, second])
     if common is None:
