@@ -66,7 +66,7 @@ AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),
 }
-"""As `avx2_vnni_evex` had them on Zen 4 (`--points 512@512`); what `avx2_vnni` has on processors of its own is not known yet."""
+"""Products as `avx2_vnni_evex` had them on Zen 4; what `avx2_vnni` has on processors of its own is not known yet."""
 VNNI_CODES = {
     "int8": replace(AVX512, weights=0.77, products=2.50),
     "int4": replace(AVX512, weights=0.87, products=2.57),

@@ -10,7 +10,7 @@ import torch
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
-from pace.bench.prediction import AMX, AVX2, AVX512, AVX512_BF16, STEP_TOKENS, Efficiency, efficiency, predict
+from pace.bench.prediction import AMX, AVX2, AVX2_CODES, AVX2_VNNI_CODES, AVX512, AVX512_BF16, STEP_TOKENS, VNNI_CODES, Efficiency, efficiency, predict
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.models.model_list import read_config
 from pace.llm.scheduler import Scheduler
@@ -226,4 +226,9 @@ def test_every_instruction_set_has_its_shares():
     assert efficiency("avx2", torch.bfloat16) is efficiency("generic", torch.float16) is AVX2
     assert efficiency("avx512", torch.bfloat16) is efficiency("avx512_vnni", torch.float32) is efficiency("amx", torch.float16) is AVX512
     assert efficiency("avx512_bf16", torch.bfloat16) is AVX512_BF16 and efficiency("amx", torch.bfloat16) is AMX
+    assert efficiency("avx2_vnni", torch.bfloat16) is efficiency("avx2_vnni_evex", torch.float32) is AVX2
+    for code in VNNI_CODES:
+        assert efficiency("avx2", torch.bfloat16, code) is efficiency("avx512", torch.bfloat16, code) is AVX2_CODES[code]
+        assert efficiency("avx2_vnni", torch.bfloat16, code) is AVX2_VNNI_CODES[code]
+        assert efficiency("avx512_vnni", torch.bfloat16, code) is efficiency("amx", torch.bfloat16, code) is VNNI_CODES[code]
     assert inspect.signature(Scheduler).parameters["max_tokens_per_step"].default == STEP_TOKENS
