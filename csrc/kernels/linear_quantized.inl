@@ -35,51 +35,42 @@ constexpr int kCodesRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6
 constexpr int kFewRows = PACE_ISA_LEVEL >= 5 ? kCodesRows : 4 * kCodesRows;
 
 // One tile: R rows x one panel.
-template <class Codes, int R>
-static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t panel, const char* x, int64_t x_stride, float* sums,
-                           int64_t sums_stride) {
+template <class Codes, int R, bool kHasMins>
+[[gnu::noinline]] static void quantized_tile(const Codes& codes_of_weight, const QuantizedWeight& w, int64_t panel, const char* x,
+                                             int64_t x_stride, float* sums, int64_t sums_stride) {
+    const Codes codes = codes_of_weight;  // in registers
+    const InputRows<typename Codes::Input> inputs(w, x, x_stride);
     F32 sum[R][kVectors] = {}, row_scales[kVectors];
     w.load_row_scales(panel, row_scales);
 
-    using Input = typename Codes::Input;
-    const char* const base = w.h.panel(panel);
-    const float* const x_scales = QuantizedInput::scales(x, w.h);
-    const float* const x_sums = QuantizedInput::sums(x, w.h);
-    const int32_t* const starts = QuantizedInput::starts(x, w.h);
-    const int64_t stride = x_stride / 4;  // of the three
-
-    // Counted, because a division for each group would take as long as a fifth of its products.
-    int64_t k = 0, group = 0, k_of_next_scale = w.group ? w.group : w.h.k_padded;
-    const char* scales_of_group = base + w.h.scales_offset(0);
-    const char* codes_at_k = base + w.h.codes_offset(0);
-    for (int64_t g = 0; g < w.input_groups; ++g, k += w.input_group) {
-        if (k == k_of_next_scale) {
-            k_of_next_scale += w.group;
-            if (++group % 2) {
-                scales_of_group += kPanelRows * int64_t(sizeof(F16));
-            } else {
-                scales_of_group = codes_at_k;
-                codes_at_k += w.pair_scales_bytes;
-                __builtin_prefetch(scales_of_group + Codes::kPrefetchBytes);
-            }
-        }
-        const int64_t count = w.h.k_padded - k < w.input_group ? w.h.k_padded - k : w.input_group;
-        I32 dots[R][kVectors];
-        const auto start = [&](int r, int) { return broadcast_int(Codes::kHasStarts ? starts[g + r * stride] : 0); };
-        dots_of_group<Codes, R, 1>(codes, (const Input*)x + k, x_stride / int64_t(sizeof(Input)), (const uint8_t*)codes_at_k, 0, count,
-                                   start, dots);
-        codes_at_k += count / Codes::kStep * Codes::kStepBytes;
-
+    const typename Codes::Input* codes_of_x = inputs.codes;
+    const uint8_t* p = (const uint8_t*)w.panel(panel);
+    const F16* scales_at = nullptr;
+    int64_t g = 0, k = 0;
+    for (int64_t group = 0; group < w.groups; ++group) {
         F32 scales[kVectors], mins[kVectors];
+        if (group % 2) {
+            scales_at += kPanelRows;
+        } else {
+            scales_at = (const F16*)p;
+            p += w.pair_scales_bytes;
+        }
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-            const F16* const place = (const F16*)scales_of_group + v * kLanes;
-            scales[v] = w.group ? load(place) * row_scales[v] : row_scales[v];
-            if (w.h.has_mins) mins[v] = load(place + PackedHeader::kPairScales) * row_scales[v];
+            scales[v] = w.group ? load(scales_at + v * kLanes) * row_scales[v] : row_scales[v];
+            if (kHasMins) mins[v] = load(scales_at + PackedHeader::kPairScales + v * kLanes) * row_scales[v];
         }
+        const int64_t end = w.group && k + w.group < w.k_padded ? k + w.group : w.k_padded;
+        for (; k < end; k += w.input_group, ++g) {
+            const int64_t count = end - k < w.input_group ? end - k : w.input_group;
+            I32 dots[R][kVectors];
+            const auto start = [&](int r, int) { return broadcast_int(Codes::kHasStarts ? inputs.starts[g + r * inputs.stride] : 0); };
+            dots_of_group<Codes, R, 1>(codes, codes_of_x, inputs.codes_stride, p, 0, count, start, dots);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-            add_group(dots[r], scales, w.h.has_mins ? mins : nullptr, x_scales + g + r * stride, x_sums + g + r * stride, sum[r]);
+            for (int r = 0; r < R; ++r)
+                add_group(dots[r], scales, kHasMins ? mins : nullptr, inputs.scales + g + r * inputs.stride,
+                          inputs.sums + g + r * inputs.stride, sum[r]);
+        }
     }
 
 #pragma GCC unroll 16
@@ -88,28 +79,28 @@ static void quantized_tile(const Codes& codes, const QuantizedWeight& w, int64_t
         for (int v = 0; v < kVectors; ++v) store(sums + r * sums_stride + v * kLanes, sum[r][v]);
 }
 
-template <class Codes, int R = 1>
+template <class Codes, bool kHasMins, int R = 1>
 static void quantized_rows(int64_t rows, const Codes& codes, const QuantizedWeight& w, int64_t panel, const char* x, int64_t x_stride,
                            float* sums, int64_t sums_stride) {
     if constexpr (R < kCodesRows)
-        if (rows != R) return quantized_rows<Codes, R + 1>(rows, codes, w, panel, x, x_stride, sums, sums_stride);
-    quantized_tile<Codes, R>(codes, w, panel, x, x_stride, sums, sums_stride);
+        if (rows != R) return quantized_rows<Codes, kHasMins, R + 1>(rows, codes, w, panel, x, x_stride, sums, sums_stride);
+    quantized_tile<Codes, R, kHasMins>(codes, w, panel, x, x_stride, sums, sums_stride);
 }
 
-template <class Codes>
+template <class Codes, bool kHasMins>
 static void linear_few_rows(const QuantizedLinearArgs& a) {
     const Codes codes(*a.weight);
     const QuantizedWeight w(*a.weight);
     for (int64_t panel = 0; panel < a.panel_count; ++panel)
         for_tiles(a.rows, kCodesRows, [&](int64_t row, int64_t rows) {
-            quantized_rows(rows, codes, w, a.first_panel + panel, (const char*)a.x + row * a.x_stride, a.x_stride,
-                           a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
+            quantized_rows<Codes, kHasMins>(rows, codes, w, a.first_panel + panel, (const char*)a.x + row * a.x_stride, a.x_stride,
+                                            a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
         });
 }
 
 template <class Codes>
 static void linear_codes(const QuantizedLinearArgs& a) {
-    if (a.rows <= kFewRows) return linear_few_rows<Codes>(a);
+    if (a.rows <= kFewRows) return a.weight->has_mins ? linear_few_rows<Codes, true>(a) : linear_few_rows<Codes, false>(a);
 #if PACE_ISA_LEVEL >= 5
     linear_quantized_amx(a);
 #else

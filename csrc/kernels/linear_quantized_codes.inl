@@ -4,16 +4,22 @@
 //   decode(codes, p, w)      the weights of a vector, to be multiplied at once
 //   unpack(codes, p, out)    a whole step as Unpacked wants it; returns the end of what it wrote
 
+// Tiles of at least kPrefetchRows rows fetch codes this far ahead. One row of few instructions a line is best left to the processor's own
+// prefetch, which such requests disturb: on avx512_bf16 it reads int8 at 0.99 of what reading alone reaches, and with them at 0.87.
+constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
+constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
+
 struct CodesI8 {
     using Unpacked = struct UnpackedSigned;
     using Weight = Factor;
-    using Input = FactorInput;
+    using Input = InputCode;
     using Sum = SignedSum;
-    static constexpr int kStep = 4, kFactors = 1, kStepBytes = 64, kSumK = kInputGroup, kPrefetchBytes = 4096;
+    static constexpr int kStep = 4, kFactors = 1, kStepBytes = 64, kSumK = kInputGroup;
+    static constexpr int kPrefetchRows = kOneRowIsSlow ? 1 : 2;
     static constexpr bool kHasStarts = kSignedOffset != 0;
     explicit CodesI8(const PackedHeader&) {}
     PACE_INLINE void decode(const CodesI8&, const uint8_t* p, Factor* w) { w[0] = of_signed(load_bytes(p)); }
-    PACE_INLINE auto broadcast(const FactorInput* x) { return broadcast_input(x); }
+    PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesI8&, const uint8_t* p, uint8_t* out) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) store_unpacked(out + v * kVectorBytes, load_bytes(p + v * kVectorBytes));
@@ -24,9 +30,10 @@ struct CodesI8 {
 struct CodesU4Levels {
     using Unpacked = struct UnpackedSigned;
     using Weight = Factor;
-    using Input = FactorInput;
+    using Input = InputCode;
     using Sum = SignedSum;
-    static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kInputGroup, kPrefetchBytes = 4096;
+    static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kInputGroup;
+    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;
     static constexpr bool kHasStarts = kSignedOffset != 0;
     const Lookup levels;
     explicit CodesU4Levels(const PackedHeader& h) : levels(h.levels) {}
@@ -35,7 +42,7 @@ struct CodesU4Levels {
         w[0] = of_signed(codes.levels(low_nibbles(both)));
         w[1] = of_signed(codes.levels(high_nibbles(both)));
     }
-    PACE_INLINE auto broadcast(const FactorInput* x) { return broadcast_input(x); }
+    PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesU4Levels& codes, const uint8_t* p, uint8_t* out) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
@@ -51,9 +58,10 @@ struct CodesU4Levels {
 struct CodesU4 {
     using Unpacked = struct UnpackedNibbles;
     using Weight = Nibbles;
-    using Input = NibblesInput;
+    using Input = InputCode;
     using Sum = NibbleSum;
-    static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kNibbleSumK, kPrefetchBytes = 4096;
+    static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kNibbleSumK;
+    static constexpr int kPrefetchRows = kOneRowIsSlow ? 1 : 2;
     static constexpr bool kHasStarts = true;
     explicit CodesU4(const PackedHeader&) {}
     PACE_INLINE void decode(const CodesU4&, const uint8_t* p, Nibbles* w) {
@@ -61,7 +69,7 @@ struct CodesU4 {
         w[0] = of_nibbles(low_nibbles(both));
         w[1] = of_nibbles(high_nibbles(both));
     }
-    PACE_INLINE auto broadcast(const NibblesInput* x) { return broadcast_input(x); }
+    PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesU4&, const uint8_t* p, uint8_t* out) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
@@ -77,7 +85,7 @@ struct CodesU4 {
 template <class Codes>
 PACE_INLINE uint8_t* unpack_codes(const Codes& codes, const uint8_t* p, int64_t count, uint8_t* out) {
     for (int64_t k = 0; k < count; k += Codes::kStep, p += Codes::kStepBytes) {
-        __builtin_prefetch(p + Codes::kPrefetchBytes);
+        __builtin_prefetch(p + kPrefetchBytes);
         out = Codes::unpack(codes, p, out);
     }
     return out;
@@ -87,67 +95,77 @@ PACE_INLINE uint8_t* unpack_codes(const Codes& codes, const uint8_t* p, int64_t 
 
 struct UnpackedSigned {
     using Weight = Unpacked;
-    using Input = FactorInput;
+    using Input = UnpackedInputCode;
     using Sum = SignedSum;
-    static constexpr int kStep = 4, kFactors = 1, kStepBytes = kUnpackedBytes, kSumK = kInputGroup, kPrefetchBytes = 0;
+    static constexpr int kStep = 4, kFactors = 1, kStepBytes = kUnpackedBytes, kSumK = kInputGroup;
+    static constexpr int kPrefetchRows = kNever;
     static constexpr int kRows = kPairsOfProducts ? 4 : kManyRows;
     static constexpr bool kHasStarts = kSignedOffset != 0 || kPairsOfProducts, kHasOwnProducts = kPairsOfProducts, kUnrolledEnd = true;
     PACE_INLINE void decode(const UnpackedSigned&, const uint8_t* p, Unpacked* w) { w[0] = load_unpacked(p); }
-    PACE_INLINE auto broadcast(const FactorInput* x) { return broadcast_input(x); }
+    PACE_INLINE auto broadcast(const UnpackedInputCode* x) { return broadcast_input(x); }
 };
 
 struct UnpackedNibbles {
     using Weight = Nibbles;
-    using Input = NibblesInput;
+    using Input = InputCode;
     using Sum = NibbleSum;
-    static constexpr int kStep = 4, kFactors = 1, kStepBytes = 64, kSumK = kNibbleSumK, kPrefetchBytes = 0;
+    static constexpr int kStep = 4, kFactors = 1, kStepBytes = 64, kSumK = kNibbleSumK;
+    static constexpr int kPrefetchRows = kNever;
     static constexpr int kRows = kManyRows;
     static constexpr bool kHasStarts = true, kHasOwnProducts = false;
     static constexpr bool kUnrolledEnd = PACE_ISA_LEVEL >= 2 || PACE_HAS_VNNI;  // avx2: a loop is 1.04 times as fast; with VNNI 0.87
     PACE_INLINE void decode(const UnpackedNibbles&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
-    PACE_INLINE auto broadcast(const NibblesInput* x) { return broadcast_input(x); }
+    PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
 };
 
-// ---- Products of one group of inputs.
+// ---- Products of one group of inputs. They move x and w on, behind what they multiplied.
 
 // `count` k of R rows and P panels, added to `sums`.
 template <class Codes, int R, int P>
-PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes,
+PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w, int64_t panel_bytes,
                            int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
-    for (int64_t k = 0; k < count; k += Codes::kStep) {
-        typename Codes::Weight weights[P * kVectors][Codes::kFactors];
+    for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
+        if constexpr (R >= Codes::kPrefetchRows) __builtin_prefetch(w + kPrefetchBytes);
+        if constexpr (R * P == 1) {  // vector by vector, for want of registers
+            decltype(Codes::broadcast(x)) inputs[Codes::kFactors];
 #pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-            if constexpr (Codes::kPrefetchBytes > 0) __builtin_prefetch(w + p * panel_bytes + Codes::kPrefetchBytes);
+            for (int q = 0; q < Codes::kFactors; ++q) inputs[q] = Codes::broadcast(x + 4 * q);
 #pragma GCC unroll 16
-            for (int v = 0; v < kVectors; ++v)
-                Codes::decode(codes, w + p * panel_bytes + v * kVectorBytes, weights[p * kVectors + v]);
-        }
+            for (int v = 0; v < kVectors; ++v) {
+                typename Codes::Weight weights[Codes::kFactors];
+                Codes::decode(codes, w + v * kVectorBytes, weights);
 #pragma GCC unroll 16
-        for (int q = 0; q < Codes::kFactors; ++q)
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                const auto input = Codes::broadcast(x + r * x_stride + 4 * q);
-#pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v][q], input);
+                for (int q = 0; q < Codes::kFactors; ++q) sums[0][v] = dot(sums[0][v], weights[q], inputs[q]);
             }
-        x += Codes::kStep;
-        w += Codes::kStepBytes;
+        } else {
+            typename Codes::Weight weights[P * kVectors][Codes::kFactors];
+#pragma GCC unroll 16
+            for (int v = 0; v < P * kVectors; ++v)
+                Codes::decode(codes, w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes, weights[v]);
+#pragma GCC unroll 16
+            for (int q = 0; q < Codes::kFactors; ++q)
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const auto input = Codes::broadcast(x + r * x_stride + 4 * q);
+#pragma GCC unroll 16
+                    for (int v = 0; v < P * kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v][q], input);
+                }
+        }
     }
 }
 
 // `count` k, the products of levels: sums of codes, which begin with start(r, v), go through narrower sums where the codes have such, kSumK
 // of k at a time.
 template <class Codes, int R, int P, class Start>
-PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes,
+PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w, int64_t panel_bytes,
                                int64_t count, const Start& start, I32 (&dots)[R][P * kVectors]) {
     using Sum = typename Codes::Sum;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < P * kVectors; ++v) dots[r][v] = start(r, v);
     if constexpr (std::is_same_v<Sum, I32>) {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-            for (int v = 0; v < P * kVectors; ++v) dots[r][v] = start(r, v);
-        return add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
+        add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
     } else {
         for (int64_t k = 0; k < count; k += Codes::kSumK) {
             Sum sums[R][P * kVectors];
@@ -155,13 +173,12 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input* 
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
                 for (int v = 0; v < P * kVectors; ++v) sums[r][v] = Sum{};
-            add_steps<Codes, R, P>(codes, x + k, x_stride, w + k / Codes::kStep * Codes::kStepBytes, panel_bytes,
-                                   count - k < Codes::kSumK ? count - k : Codes::kSumK, sums);
+            add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count - k < Codes::kSumK ? count - k : Codes::kSumK, sums);
             const AddLanes<Sum> add_lanes;
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_lanes(k == 0 ? start(r, v) : dots[r][v], sums[r][v]);
+                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
         }
     }
 }
@@ -177,19 +194,34 @@ PACE_INLINE void add_group(const I32 (&dots)[kSums], const F32* scales, const F3
     for (int v = 0; v < kSums; ++v) sum[v] = fused_fma(mins[v] * broadcast(*x_scale), broadcast(*x_sum), sum[v]);
 }
 
-// What all tiles of a call share: where things are.
+// What all tiles of a call share: where things are, which takes divisions to find out.
 struct QuantizedWeight {
     const PackedHeader& h;
-    const int64_t group, input_group, input_groups, panel_bytes, pair_scales_bytes;
+    const int64_t k_padded, group, groups, input_group, input_groups, panel_bytes, pair_scales_bytes;
+    const char *const row_scales, *const panels;
     explicit QuantizedWeight(const PackedHeader& h)
-        : h(h), group(h.group), input_group(h.input_group()), input_groups(h.input_groups()), panel_bytes(h.panel_bytes()),
-          pair_scales_bytes(h.pair_scales_bytes()) {}
+        : h(h), k_padded(h.k_padded), group(h.group), groups(h.groups()), input_group(h.input_group()), input_groups(h.input_groups()),
+          panel_bytes(h.panel_bytes()), pair_scales_bytes(h.pair_scales_bytes()), row_scales(h.row_scales()), panels(h.panel(0)) {}
+    const char* panel(int64_t index) const { return panels + index * panel_bytes; }
     // Of the 16 outputs of a panel: their scales, or the powers of two that belong to those of groups.
     void load_row_scales(int64_t panel, F32* scales) const {
-        if (group) return load_powers((const int8_t*)h.row_scales() + 16 * panel, scales);
+        if (group) return load_powers((const int8_t*)row_scales + 16 * panel, scales);
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)h.row_scales() + 16 * panel + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)row_scales + 16 * panel + v * kLanes);
     }
     // k of the group of inputs g.
-    int64_t count(int64_t g) const { return h.k_padded - g * input_group < input_group ? h.k_padded - g * input_group : input_group; }
+    int64_t count(int64_t g) const { return k_padded - g * input_group < input_group ? k_padded - g * input_group : input_group; }
+};
+
+// Rows of inputs: codes as int8 or int16, and the numbers of their groups.
+template <class Code>
+struct InputRows {
+    const Code* const codes;
+    const float *const scales, *const sums;
+    const int32_t* const starts;
+    const int64_t codes_stride, stride;  // from row to row: of codes, of the others
+    InputRows(const QuantizedWeight& w, const char* x, int64_t x_stride)
+        : codes(sizeof(Code) == 1 ? (const Code*)x : (const Code*)QuantizedInput::wide_codes(x, w.h)), scales(QuantizedInput::scales(x, w.h)),
+          sums(scales + w.input_groups), starts((const int32_t*)(sums + w.input_groups)), codes_stride(x_stride / int64_t(sizeof(Code))),
+          stride(x_stride / 4) {}
 };

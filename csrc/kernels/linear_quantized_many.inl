@@ -58,11 +58,11 @@ static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t p
     uint8_t* out = block.codes;
     for (int64_t g = first; g < end; ++g) {
         const int64_t k = g * w.input_group, count = w.count(g);
-        const uint8_t* const p = (const uint8_t*)w.h.panel(panel) + w.h.codes_offset(k);
+        const uint8_t* const p = (const uint8_t*)w.panel(panel) + w.h.codes_offset(k);
         const uint8_t* const begin = out;
         out = unpack_codes(codes, p, count, out);
         if (Codes::Unpacked::kHasOwnProducts) sum_own_products(begin, out, block.own_products[g - first]);
-        const F16* const place = w.group ? (const F16*)(w.h.panel(panel) + w.h.scales_offset(k / w.group)) : nullptr;
+        const F16* const place = w.group ? (const F16*)(w.panel(panel) + w.h.scales_offset(k / w.group)) : nullptr;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
             store(block.scales[g - first] + v * kLanes, place ? load(place + v * kLanes) * row_scales[v] : row_scales[v]);
@@ -94,26 +94,20 @@ template <class Unpacked, int R, int P>
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) load_row(sums + r * sums_stride, sum[r]);
 
-    using Input = typename Unpacked::Input;
-    const Input* codes_of_x = (const Input*)x + first * w.input_group;
-    const float* const x_scales = QuantizedInput::scales(x, w.h);
-    const float* const x_sums = QuantizedInput::sums(x, w.h);
-    const int32_t* const starts = QuantizedInput::starts(x, w.h);
-    const int64_t stride = x_stride / 4;  // of the three
+    const InputRows<typename Unpacked::Input> inputs(w, x, x_stride);
+    const auto* codes_of_x = inputs.codes + first * w.input_group;
     const bool has_mins = w.h.has_mins;
     const uint8_t* codes = blocks->codes;
     for (int64_t g = first; g < end; ++g) {
-        const int64_t count = w.count(g);
         const auto of_block = [&](const float (UnpackedBlock::*numbers)[UnpackedBlock::kMaxGroups][16], int v) {
             return load((blocks[v / kVectors].*numbers)[g - first] + v % kVectors * kLanes);
         };
         const auto start = [&](int r, int v) {
-            const I32 of_row = broadcast_int(Unpacked::kHasStarts ? starts[g + r * stride] : 0);
+            const I32 of_row = broadcast_int(Unpacked::kHasStarts ? inputs.starts[g + r * inputs.stride] : 0);
             return Unpacked::kHasOwnProducts ? of_row - bits(of_block(&UnpackedBlock::own_products, v)) : of_row;
         };
         I32 dots[R][kSums];
-        dots_of_group<Unpacked, R, P>(Unpacked(), codes_of_x, x_stride / int64_t(sizeof(Input)), codes, sizeof(UnpackedBlock), count, start,
-                                      dots);
+        dots_of_group<Unpacked, R, P>(Unpacked(), codes_of_x, inputs.codes_stride, codes, sizeof(UnpackedBlock), w.count(g), start, dots);
 
         const auto end_group = [&](auto with_mins) {
             F32 scales[kSums], mins[kSums];
@@ -125,7 +119,8 @@ template <class Unpacked, int R, int P>
             const auto end_row = [&](int r) {
                 F32(&row)[kSums] = sum[kSumsStay ? r : 0];
                 if (!kSumsStay) load_row(sums + r * sums_stride, row);
-                add_group(dots[r], scales, with_mins ? mins : nullptr, x_scales + g + r * stride, x_sums + g + r * stride, row);
+                add_group(dots[r], scales, with_mins ? mins : nullptr, inputs.scales + g + r * inputs.stride,
+                          inputs.sums + g + r * inputs.stride, row);
                 if (!kSumsStay) store_row(sums + r * sums_stride, row);
             };
             if constexpr (Unpacked::kUnrolledEnd) {
@@ -140,8 +135,6 @@ template <class Unpacked, int R, int P>
             end_group(std::true_type());
         else
             end_group(std::false_type());
-        codes_of_x += count;
-        codes += count / Unpacked::kStep * Unpacked::kStepBytes;
     }
     if (kSumsStay)
 #pragma GCC unroll 16

@@ -1,8 +1,8 @@
 // Inputs of quantised weights: from a row of fp32 to int8 codes and a scale for each group of them.
 //
-// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes (int8, or int16 in the order in which the table multiplies
-//             those), and for each group of `weight.input_group()` inputs a scale, the sum of its codes, and what a table begins sums of
-//             products with.
+// SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes as int8, and as int16 in the order in which the table
+//             multiplies those, if it does; for each group of `weight.input_group()` inputs a scale, the sum of its codes, and what a
+//             table begins sums of products with.
 // DEFINITION  for each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even
 // NUMERICS    As int8 keys and values (kv_cache.inl): a group of zeros, or so small that its scale is zero, has a scale of zero and
 //             zeros; one with an element that is not finite has a scale of NaN and zeros, so that it spoils its row of outputs. A code
@@ -24,8 +24,7 @@ static float quantize_group(const float* x, int64_t count, float scale, int8_t* 
 
 static void quantize_input(const float* x, const PackedHeader& h, void* row) {
     const bool nibbles = h.layout == Layout::PanelU4 && h.has_even_levels();
-    const bool spread = (nibbles ? sizeof(NibblesInput) : sizeof(FactorInput)) == sizeof(int16_t);
-    int8_t* const codes = (int8_t*)row + (spread ? h.k_padded : 0);
+    int8_t* const codes = (int8_t*)row;
     float* const scales = (float*)QuantizedInput::scales(row, h);
     float* const sums = (float*)QuantizedInput::sums(row, h);
     int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
@@ -39,6 +38,8 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
         starts[g] = -offset * int32_t(sums[g]);
         if (kPairsOfProducts && !nibbles) starts[g] -= own_products(codes + k, h.k_padded - k < group ? h.k_padded - k : group);
     }
-    // From the end of their place to its beginning: never further than they have been read.
-    for (int64_t k = 0; spread && k < h.k_padded; k += 16) spread_inputs(codes + k, (int16_t*)row + k);
+    if (std::is_same_v<InputCode, int16_t> || (std::is_same_v<UnpackedInputCode, int16_t> && !nibbles)) {
+        int16_t* const wide = (int16_t*)QuantizedInput::wide_codes(row, h);
+        for (int64_t k = 0; k < h.k_padded; k += 16) spread_inputs(codes + k, wide + k);
+    }
 }

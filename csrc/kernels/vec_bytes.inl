@@ -5,10 +5,9 @@
 //              Lookup(table)(b) = table[b] for bytes b of 0..15
 //   of_signed(Bytes): any int8, as a Factor that is multiplied
 //   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied
-//   store_unpacked(p, Bytes of int8), load_unpacked(p): a Factor, or on level 1 an Unpacked, of kUnpackedBytes for a panel's four k.
-//              Multiplied with FactorInputs too
-//   broadcast_input(p): the four inputs at p, -127..127, for every lane. A Factor multiplies FactorInputs, Nibbles NibblesInputs: int8, or
-//              int16 that spread_inputs() made of them
+//   store_unpacked(p, Bytes of int8), load_unpacked(p): Unpacked, of kUnpackedBytes for a panel's four k; on most tables a Factor
+//   broadcast_input(p): the four inputs at p, -127..127, for every lane. A Factor and Nibbles multiply InputCodes, Unpacked
+//              UnpackedInputCodes: int8, or int16 that spread_inputs() made of them
 //   dot(sum, Factor, input)   SignedSum + the sum of (w + kSignedOffset) x over the four
 //   dot(sum, Nibbles, input)  NibbleSum + the sum of w x. As levels are w - 8, kNibbleOffset is 8: what begins at -offset * (sum of x)
 //              becomes the sum of levels
@@ -18,14 +17,14 @@
 // NUMERICS     Exact for all of these numbers:
 //   level 0      inputs and weights as 16 bits: pmaddwd adds two products in 32 bits, and a pair of 32-bit lanes makes an output
 //   level 1      nibbles: maddubs multiplies unsigned with signed bytes and adds two products in 16 bits, 2 * 15 * 127, of which eight (32
-//                of k) add up to 30480. Signed weights: 16 bits and pmaddwd, the even bytes of a lane and the odd ones by themselves, so
-//                that both are a shift away. (|w| times x with the sign of w by maddubs was 0.85 times as fast on Zen 4.)
-//                Unpacked weights take half of these products, of sums of a weight and an input, by Winograd's identity ("A New Algorithm
-//                for Inner Product", 1968): (w0 + x1) (w1 + x0) = w0 x0 + w1 x1 + w0 w1 + x1 x0. The last two are counted once for each
-//                group, of weights by themselves and of inputs by themselves: own_products(). An addition in place of a product is no
-//                instruction less, but four units add and two multiply: 1.18 times as fast on Zen 4. |w + x| <= 255, and their products
-//                of a group of kInputGroup k add up to less than 2^23
-//   level 2      nibbles as level 1; |w| times x with the sign of w by maddubs: 2 * 128 * 127 = 32512 at most
+//                of k) add up to 30480. Signed weights: |w| times x with the sign of w by maddubs, 2 * 128 * 127 = 32512 at most.
+//                Unpacked weights: 16 bits and pmaddwd, the even bytes of a lane and the odd ones by themselves, of which half of the
+//                products are taken, of sums of a weight and an input, by Winograd's identity ("A New Algorithm for Inner Product",
+//                1968): (w0 + x1) (w1 + x0) = w0 x0 + w1 x1 + w0 w1 + x1 x0. The last two are counted once for each group, of weights by
+//                themselves and of inputs by themselves: own_products(). An addition in place of a product is no instruction less, but
+//                four units add and two multiply: 1.18 times as fast on Zen 4 (and more than maddubs there, for all that takes fewer
+//                instructions). |w + x| <= 255, and their products of a group of kInputGroup k add up to less than 2^23
+//   level 2      as level 1, Unpacked weights as signed ones
 //   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble. On level 1 too where the
 //                isa/*.cpp names the instruction: PACE_ISA_VPDPBUSD
 template <class Sum>
@@ -165,7 +164,7 @@ PACE_INLINE I32 dot(I32 sum, Bytes w, Bytes x) {
 }
 #else
 struct Factor {
-    __m256i even, odd;  // bytes of each lane, as 16 bits
+    __m256i magnitude, signs;  // and magnitude
 };
 struct Spread {
     __m256i even, odd;
@@ -173,7 +172,7 @@ struct Spread {
 struct Shorts {
     __m256i v;
 };
-PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_srai_epi16(_mm256_slli_epi16(a.v, 8), 8), _mm256_srai_epi16(a.v, 8)}; }
+PACE_INLINE Factor of_signed(Bytes a) { return {_mm256_abs_epi8(a.v), a.v}; }
 PACE_INLINE Spread broadcast_input(const int16_t* p) {
     int32_t even, odd;
     memcpy(&even, p, sizeof even);
@@ -182,19 +181,18 @@ PACE_INLINE Spread broadcast_input(const int16_t* p) {
 }
 PACE_INLINE void add_here(I32& sum, __m256i products) { __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
 PACE_INLINE void add_here(Shorts& sum, __m256i products) { __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
-PACE_INLINE I32 dot(I32 sum, Factor w, Spread x) {
-    add_here(sum, _mm256_madd_epi16(w.even, x.even));
-    add_here(sum, _mm256_madd_epi16(w.odd, x.odd));
+PACE_INLINE I32 dot(I32 sum, Factor w, Bytes x) {
+    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x.v, w.signs));
+    add_here(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     return sum;
 }
 // By pairs of products: pmaddwd's two are of k and k + 1, and of k + 2 and k + 3.
 struct Unpacked {
-    __m256i even, odd;
+    __m256i even, odd;  // bytes of each lane, as 16 bits
 };
 PACE_INLINE void store_unpacked(uint8_t* p, Bytes a) {
-    const Factor w = of_signed(a);
-    store_bytes(p, {w.even});
-    store_bytes(p + 64, {w.odd});
+    store_bytes(p, {_mm256_srai_epi16(_mm256_slli_epi16(a.v, 8), 8)});
+    store_bytes(p + 64, {_mm256_srai_epi16(a.v, 8)});
 }
 PACE_INLINE Unpacked load_unpacked(const uint8_t* p) {
     return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)(p + 64))};
@@ -271,32 +269,25 @@ struct AddLanes<PairSums> {
 #endif
 
 // What is multiplied, and the sums of that.
+constexpr bool kPairsOfProducts = PACE_ISA_LEVEL == 1 && !PACE_HAS_VNNI;
 #if PACE_HAS_VNNI
-using FactorInput = int8_t;
-using NibblesInput = int8_t;
+using InputCode = int8_t;
 using SignedSum = I32;
 using NibbleSum = I32;
-#elif PACE_ISA_LEVEL == 2
-using FactorInput = int8_t;
-using NibblesInput = int8_t;
-using SignedSum = I32;
-using NibbleSum = Shorts;
-#elif PACE_ISA_LEVEL == 1
-using FactorInput = int16_t;
-using NibblesInput = int8_t;
+#elif PACE_ISA_LEVEL >= 1
+using InputCode = int8_t;
 using SignedSum = I32;
 using NibbleSum = Shorts;
 #else
-using FactorInput = int16_t;
-using NibblesInput = int16_t;
+using InputCode = int16_t;
 using SignedSum = PairSums;
 using NibbleSum = PairSums;
 #endif
+using UnpackedInputCode = std::conditional_t<kPairsOfProducts, int16_t, InputCode>;
 constexpr int kSignedOffset = PACE_HAS_VNNI ? 128 : 0;
 constexpr int kNibbleOffset = 8;
 constexpr int kNibbleSumK = std::is_same_v<NibbleSum, SignedSum> ? 1 << 15 : 32;  // of 32 bits: more than a group
 
-constexpr bool kPairsOfProducts = PACE_ISA_LEVEL == 1 && !PACE_HAS_VNNI;
 constexpr int kUnpackedBytes = kPairsOfProducts ? 128 : 64;
 #if PACE_ISA_LEVEL != 1 || PACE_HAS_VNNI
 using Unpacked = Factor;
@@ -313,7 +304,7 @@ PACE_INLINE int32_t own_products(const int8_t* codes, int64_t count) {
     return sum;
 }
 
-// Sixteen inputs as 16 bits. Level 1 wants the even ones of each four before the odd ones, as its Factor has them.
+// Sixteen inputs as 16 bits. Level 1 wants the even ones of each four before the odd ones, as Unpacked has them.
 #if PACE_ISA_LEVEL == 1 && !PACE_HAS_VNNI
 PACE_INLINE void spread_inputs(const int8_t* codes, int16_t* out) {
     const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);

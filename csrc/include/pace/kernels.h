@@ -20,12 +20,15 @@ struct LinearArgs {
     int64_t sums_stride;  // >= 16 * panel_count
 };
 
-// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: codes, int8 or int16 as the table multiplies them, then three
-// numbers for each group of inputs.
+// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: int8 codes, the same as int16 for a table that multiplies those,
+// then three numbers for each group of inputs.
 struct QuantizedInput {
-    static int64_t bytes(const PackedHeader& h) { return round_up(2 * h.k_padded + 12 * h.input_groups(), 64); }
+    static int64_t bytes(const PackedHeader& h) { return round_up(3 * h.k_padded + 12 * h.input_groups(), 64); }
+    static const int16_t* wide_codes(const void* row, const PackedHeader& h) {
+        return reinterpret_cast<const int16_t*>(static_cast<const char*>(row) + h.k_padded);
+    }
     static const float* scales(const void* row, const PackedHeader& h) {
-        return reinterpret_cast<const float*>(static_cast<const char*>(row) + 2 * h.k_padded);
+        return reinterpret_cast<const float*>(wide_codes(row, h) + h.k_padded);
     }
     static const float* sums(const void* row, const PackedHeader& h) { return scales(row, h) + h.input_groups(); }  // of codes
     // What a sum of products of codes begins with, for a table that multiplies weights as code + offset: -offset * sum. Of one that takes
