@@ -33,6 +33,13 @@ def backends() -> list[str]:
     return ["reference", "native"] if hasattr(native, "attention") else ["reference"]
 
 
+def isas_of_floats() -> list[str]:
+    """The instruction sets with kernels of their own for floats: those with AVX-VNNI differ from avx2 in products of codes alone."""
+    from pace import _C
+
+    return [isa for isa in _C.available_isas() if not isa.startswith("avx2_")]
+
+
 def backend(name: str) -> ModuleType:
     return importlib.import_module(f"pace.ops.{name}")
 

@@ -27,9 +27,11 @@
 // WHY THIS WAY  Few rows are bound by memory: a tile is all of them x 1 panel, which is read front to back, see linear.inl, and decoded codes
 //             serve them all; up to three tiles more find the panel in cache.
 //     generic  2 rows   16 sums of pairs: some are in memory whatever we do
-//     avx2     4 rows   (8 sums, 4 halves of weights, 2 of an input, a product: 15 of 16 registers)
+//     avx2     4 rows   (8 sums, 2 weights and their magnitudes, an input, a product, ones: 15 of 16 registers)
 //     avx512   6 rows
 //             More rows multiply unpacked codes: linear_quantized_many.inl (amx: linear_quantized_amx.inl).
+//             One row is a loop of one line, not unrolled, and on most tables without software prefetch: that is what the processor's
+//             own prefetch follows best (benchmarks/RESULTS.md).
 
 constexpr int kCodesRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;  // of a tile
 constexpr int kFewRows = PACE_ISA_LEVEL >= 5 ? kCodesRows : 4 * kCodesRows;

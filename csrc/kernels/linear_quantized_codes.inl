@@ -4,8 +4,8 @@
 //   decode(codes, p, w)      the weights of a vector, to be multiplied at once
 //   unpack(codes, p, out)    a whole step as Unpacked wants it; returns the end of what it wrote
 
-// Tiles of at least kPrefetchRows rows fetch codes this far ahead. One row of few instructions a line is best left to the processor's own
-// prefetch, which such requests disturb: on avx512_bf16 it reads int8 at 0.99 of what reading alone reaches, and with them at 0.87.
+// Tiles of at least kPrefetchRows rows fetch codes this far ahead. One row that takes few instructions a line is best left to the
+// processor's own prefetch, which such requests disturb (benchmarks/RESULTS.md).
 constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
 constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pace import _C
 from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
 from pace.ops import native, reference
-from tests.support import poison
+from tests.support import isas_of_floats, poison
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
@@ -111,7 +111,7 @@ def expected_and_tolerance(sequence: Sequence, dtype: torch.dtype, window: int |
     return (t.transpose(0, 1).flatten(1) for t in (weights @ v, tolerance))
 
 
-@pytest.fixture(params=_C.available_isas())
+@pytest.fixture(params=isas_of_floats())
 def isa(request):
     before = _C.isa()
     _C.select_isa(request.param)

@@ -9,9 +9,10 @@ import torch
 
 from pace import _C
 from pace.ops import native, reference
+from tests.support import isas_of_floats
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-ISAS = _C.available_isas()
+ISAS = isas_of_floats()
 
 
 pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")

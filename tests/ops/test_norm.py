@@ -7,11 +7,12 @@ import torch
 
 from pace import _C
 from pace.ops import native, reference
+from tests.support import isas_of_floats
 
 EPS = 2.0**-24
 
 
-@pytest.fixture(params=_C.available_isas(), autouse=True)
+@pytest.fixture(params=isas_of_floats(), autouse=True)
 def isa(request):
     before = _C.isa()
     _C.select_isa(request.param)

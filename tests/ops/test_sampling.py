@@ -9,11 +9,12 @@ import torch
 
 from pace import _C
 from pace.ops import native, reference
+from tests.support import isas_of_floats
 
 VOCABULARIES = [1, 2, 15, 16, 17, 63, 100, 1000, 5000]
 
 
-@pytest.fixture(params=_C.available_isas(), autouse=True)
+@pytest.fixture(params=isas_of_floats(), autouse=True)
 def isa(request):
     before = _C.isa()
     _C.select_isa(request.param)

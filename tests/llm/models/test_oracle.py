@@ -13,7 +13,7 @@ import torch
 
 from pace.llm.models.model_list import read_config
 from tests.llm.models.variants import BASE, IDS, PROMPT, VARIANTS, save_tiny
-from tests.support import Runner, backend, backends, load_model, prefill
+from tests.support import Runner, backend, backends, isas_of_floats, load_model, prefill
 
 pytest.importorskip("transformers")
 
@@ -168,7 +168,7 @@ class TestKernelsOfEveryKind:
         # the weights fit in bfloat16 and, within their range, in float16; what is left is the rounding of keys and values,
         # and on avx512_bf16 and amx of the products' inputs, by half a unit of 2^-8
         tolerance = TOLERANCE if dtype == torch.float32 else 0.03
-        for isa in _C.available_isas():
+        for isa in isas_of_floats():
             _C.select_isa(isa)
             native = backend("native")
             assert relative_error(prefill(load_model(folder, dtype, native), native, ids), expected) < tolerance, isa
