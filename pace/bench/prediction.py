@@ -56,9 +56,9 @@ AMX = AVX512_BF16
 
 
 AVX2_CODES = {
-    "int8": replace(AVX2, weights=0.79, products=1.05),
-    "int4": replace(AVX2, weights=0.86, products=1.73),
-    "float8": replace(AVX2, weights=0.47, products=0.75),
+    "int8": replace(AVX2, weights=0.88, products=1.03),
+    "int4": replace(AVX2, weights=0.83, products=1.63),
+    "float8": replace(AVX2, weights=0.39, products=0.71),
 }
 """Of models in these codes as a whole: embedding and LM head are int8 beside int4. From benchmarks/predictions.py with `--dtype int8 int4 fp8`, as are the next
 ones (benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
@@ -68,9 +68,9 @@ AVX2_VNNI_CODES = AVX2_CODES | {
 }
 """Products as `avx2_vnni_evex` had them on Zen 4; what `avx2_vnni` has on processors of its own is not known yet."""
 VNNI_CODES = {
-    "int8": replace(AVX512, weights=0.77, products=2.50),
-    "int4": replace(AVX512, weights=0.87, products=2.57),
-    "float8": replace(AVX512, weights=0.65, products=0.83),
+    "int8": replace(AVX512, weights=0.95, products=2.78),
+    "int4": replace(AVX512, weights=0.93, products=2.60),
+    "float8": replace(AVX512, weights=0.65, products=0.81),
 }
 """Of all sets that have VNNI and AVX-512. Products of integers are more than the fp32 peak; `amx` multiplies those of many rows on tiles, measured on no machine yet, so that its
 prefill should be underestimated."""
