@@ -27,7 +27,8 @@
 // WHY THIS WAY  Few rows are bound by memory: a tile is all of them x 1 panel, which is read front to back, see linear.inl, and decoded codes
 //             serve them all; up to three tiles more find the panel in cache.
 //     generic  2 rows   16 sums of pairs: some are in memory whatever we do
-//     avx2     4 rows   (8 sums, 2 weights and their magnitudes, an input, a product, ones: 15 of 16 registers)
+//     avx2     4 rows   (int8: 8 sums, 2 weights and their magnitudes, an input, a product, ones: 15 of 16 registers; of code
+//                       books twice as many weights: some are in memory)
 //     avx512   6 rows
 //             More rows multiply unpacked codes: linear_quantized_many.inl (amx: linear_quantized_amx.inl).
 //             One row is a loop of one line, not unrolled, and on most tables without software prefetch: that is what the processor's
@@ -56,6 +57,7 @@ template <class Codes, int R, bool kHasMins>
         } else {
             scales_at = (const F16*)p;
             p += w.pair_scales_bytes;
+            if constexpr (R >= Codes::kPrefetchRows) __builtin_prefetch((const char*)scales_at + kPrefetchBytes);
         }
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {

@@ -4,8 +4,8 @@
 //   decode(codes, p, w)      the weights of a vector, to be multiplied at once
 //   unpack(codes, p, out)    a whole step as Unpacked wants it; returns the end of what it wrote
 
-// Tiles of at least kPrefetchRows rows fetch codes this far ahead. One row that takes few instructions a line is best left to the
-// processor's own prefetch, which such requests disturb (benchmarks/RESULTS.md).
+// Tiles of at least kPrefetchRows rows, and unpack_codes(), fetch codes this far ahead. One row that takes few instructions a line is best
+// left to the processor's own prefetch, which such requests disturb (benchmarks/RESULTS.md).
 constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
 constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
 
@@ -33,7 +33,7 @@ struct CodesU4Levels {
     using Input = InputCode;
     using Sum = SignedSum;
     static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kInputGroup;
-    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;
+    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;  // with VNNI, too: the look-ups
     static constexpr bool kHasStarts = kSignedOffset != 0;
     const Lookup levels;
     explicit CodesU4Levels(const PackedHeader& h) : levels(h.levels) {}

@@ -23,7 +23,7 @@
 //             cycle make, 1.68 with the ends of groups of 128; as products and additions alone, not in pairs, 1.61, because additions were
 //             given the ports that products need. Nibbles: such a loop, for twice as many k. What did not help: unrolling it, row blocks
 //             of other than 128 rows, fetching the next block's codes ahead. avx2_vnni as avx2_vnni_evex runs it there, whole products: int8 3.2,
-//             int4 of groups of 32 2.5, of 128 3.0, nf4 3.0; avx2: int8 1.5, nf4 1.4.
+//             int4 of groups of 32 2.5, of 128 3.0, nf4 3.0; avx2: int8 1.5, nf4 1.4 (one thread, undisturbed).
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;

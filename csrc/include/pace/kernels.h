@@ -20,8 +20,8 @@ struct LinearArgs {
     int64_t sums_stride;  // >= 16 * panel_count
 };
 
-// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: int8 codes, the same as int16 for a table that multiplies those,
-// then three numbers for each group of inputs.
+// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: int8 codes, the place of the same as int16, which is filled, in
+// its order, where a table multiplies those, then three numbers for each group of inputs.
 struct QuantizedInput {
     static int64_t bytes(const PackedHeader& h) { return round_up(3 * h.k_padded + 12 * h.input_groups(), 64); }
     static const int16_t* wide_codes(const void* row, const PackedHeader& h) {
