@@ -21,8 +21,15 @@ class CMakeBuild(build_ext):
         build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
         jobs = os.environ.get("PACE_BUILD_JOBS") or str(len(os.sched_getaffinity(0)))
         configure = [
-            "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
-            "-DPACE_PYTHON=ON", "-DPACE_TESTS=OFF",
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build),
+            "-G",
+            "Ninja",
+            "-DPACE_PYTHON=ON",
+            "-DPACE_TESTS=OFF",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",

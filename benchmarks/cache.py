@@ -1,19 +1,24 @@
-"""The cache policies beside each other in time and memory, and the prefix cache on and off, as Markdown and a line of JSON.
+"""The cache policies beside each other in time and memory, and the prefix cache on and off, as Markdown and a line of
+JSON.
 
     python benchmarks/cache.py --into docs/cache.md                              # about 10 minutes on two cores, 4 GB of memory
     python benchmarks/cache.py --shape llama-3.2-1b --context 4096 --generate 256 --batch 1
 
-Policies: `--batch` sequences of `--context` positions each, random keys and values, get `--generate` tokens more; one policy after the other, over and over,
-each with a cache of its own that nothing has touched. Times are medians of the repeats, over all steps, those in which a run moves among them. `copying` is
-the part of the time in which blocks are copied; `held` and `resident` are the most blocks held at once, spare rows and a second run while it is copied
-among them, and what the system has given memory of the pool, both in units of what the texts fill at the end.
+Policies: `--batch` sequences of `--context` positions each, random keys and values, get `--generate` tokens more; one
+policy after the other, over and over, each with a cache of its own that nothing has touched. Times are medians of the
+repeats, over all steps, those in which a run moves among them. `copying` is the part of the time in which blocks are
+copied; `held` and `resident` are the most blocks held at once, spare rows and a second run while it is copied among
+them, and what the system has given memory of the pool, both in units of what the texts fill at the end.
 
-COPY_COST of pace/llm/cache_policy.py is the time to copy a byte over the time in which decode attention reads one; the line below the table says
-what was measured. Where that disagrees with the constant for long, the constant is to be changed.
+COPY_COST of pace/llm/cache_policy.py is the time to copy a byte over the time in which decode attention reads one; the
+line below the table says what was measured. Where that disagrees with the constant for long, the constant is to be
+changed.
 
-Prefix cache: a prompt of `--context` tokens, then prompts that share all but their last 32 with it; seconds to their first token.
+Prefix cache: a prompt of `--context` tokens, then prompts that share all but their last 32 with it; seconds to their
+first token.
 
-Tables go to stdout, or into a FILE between its two lines that name this script; the JSON line is the last one of stdout, and progress goes to stderr.
+Tables go to stdout, or into a FILE between its two lines that name this script; the JSON line is the last one of
+stdout, and progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -34,16 +39,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import add_into_argument, check_page, command, publish  # noqa: E402
-from pace import _C  # noqa: E402
-from pace.bench import measure  # noqa: E402
-from pace.llm.cache import CacheManager  # noqa: E402
-from pace.llm.cache_policy import COPY_COST, balanced_rows  # noqa: E402
-from pace.llm.engine import Engine  # noqa: E402
-from pace.llm.sampler import Greedy  # noqa: E402
-from pace.llm.sequence import Sequence  # noqa: E402
-from pace.llm.stopping_criteria import StoppingCriteria  # noqa: E402
-from pace.memory import available_memory_bytes, format_bytes  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, command, publish
+from pace import _C
+from pace.bench import measure
+from pace.llm.cache import CacheManager
+from pace.llm.cache_policy import COPY_COST, balanced_rows
+from pace.llm.engine import Engine
+from pace.llm.sampler import Greedy
+from pace.llm.sequence import Sequence
+from pace.llm.stopping_criteria import StoppingCriteria
+from pace.memory import available_memory_bytes, format_bytes
 
 SCRIPT = "benchmarks/cache.py"
 NEW_TOKENS = 32
@@ -104,7 +109,9 @@ def engine_for(subject: measure.Subject, options: dict) -> Engine:
 
 
 def sequences(subject: measure.Subject, count: int, length: int, generated: int, seed: int = 0) -> list[Sequence]:
-    ids = torch.randint(subject.model.vocab_size, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+    ids = torch.randint(
+        subject.model.vocab_size, (count, length), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
     return [Sequence(row, Greedy(), StoppingCriteria(length + generated, []), length + generated) for row in ids]
 
 
@@ -124,7 +131,9 @@ def decode(subject: measure.Subject, options: dict, context: int, generated: int
     cache = engine.cache
     wanted = 2 * batch * cache.bytes_for(context + generated)
     if wanted > cache.budget_bytes:
-        raise ValueError(f"{batch} x {context + generated} tokens, and room to move, need a cache of {format_bytes(wanted)}, and {format_bytes(cache.budget_bytes)} are there for it; take less")
+        raise ValueError(
+            f"{batch} x {context + generated} tokens, and room to move, need a cache of {format_bytes(wanted)}, and {format_bytes(cache.budget_bytes)} are there for it; take less"
+        )
     running = sequences(subject, batch, context, generated)
     held = copied = 0
     copy_seconds = 0.0
@@ -154,7 +163,8 @@ def decode(subject: measure.Subject, options: dict, context: int, generated: int
 
 
 def resident_bytes(cache: CacheManager) -> int:
-    """Of the pool: what of its address space the system has given memory. Block 0 of the first layer's keys begins it."""
+    """Of the pool: what of its address space the system has given memory. Block 0 of the first layer's keys begins
+    it."""
     page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
     is_resident = np.zeros(-(-cache.budget_bytes // page), np.uint8)
     address = ctypes.c_void_p(cache.kv[0].k.data_ptr())
@@ -163,7 +173,9 @@ def resident_bytes(cache: CacheManager) -> int:
     return int((is_resident & 1).sum()) * page
 
 
-def compare(subject: measure.Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int) -> tuple[list[Row], float | None]:
+def compare(
+    subject: measure.Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int
+) -> tuple[list[Row], float | None]:
     """A row per policy, and the bytes copied per second of copying; None where nothing was."""
     runs: dict[str, list[Run]] = {name: [] for name in names}
     decode(subject, {}, context, min(generated, 4), batch)
@@ -180,7 +192,9 @@ def compare(subject: measure.Subject, names: dict[str, dict], context: int, gene
         Row(
             policy=name,
             tokens_per_s=batch * generated / median(name, lambda run: run.seconds),
-            speed_of_paged=statistics.median(paged.seconds / run.seconds for paged, run in zip(runs["paged"], runs[name])),
+            speed_of_paged=statistics.median(
+                paged.seconds / run.seconds for paged, run in zip(runs["paged"], runs[name])
+            ),
             copying_share=median(name, lambda run: run.copy_seconds / run.seconds),
             copied_mib=median(name, lambda run: run.copied_bytes) / 2**20,
             held_of_text=median(name, lambda run: run.held_bytes) / text_bytes,
@@ -216,7 +230,15 @@ def ask_again(subject: measure.Subject, options: dict, context: int, repeats: in
     return Prefix(context, reused, statistics.median(seconds))
 
 
-def markdown(command: str, rows: list[Row], text_mib: float, copy_rate: float | None, read_rate: float, prefix: dict[str, Prefix], shape: str) -> str:
+def markdown(
+    command: str,
+    rows: list[Row],
+    text_mib: float,
+    copy_rate: float | None,
+    read_rate: float,
+    prefix: dict[str, Prefix],
+    shape: str,
+) -> str:
     lines = [
         f"`{command}` on `{_C.isa()}` with {_C.get_num_threads()} threads. {shape}; at the end the texts fill {text_mib:,.0f} MiB.",
         "",
@@ -228,7 +250,11 @@ def markdown(command: str, rows: list[Row], text_mib: float, copy_rate: float | 
             f"| {row.policy} | {row.tokens_per_s:,.1f} | {row.speed_of_paged:.3f} | {100 * row.copying_share:.2f} % | {row.copied_mib:,.0f} MiB "
             f"| {row.held_of_text:.2f} | {row.resident_of_text:.2f} |"
         )
-    copying = f"Copying: {copy_rate / 1e9:.1f} GB/s; decode attention reads {read_rate / 1e9:.1f} GB/s: c = {read_rate / copy_rate:.1f}" if copy_rate else "Nothing was copied"
+    copying = (
+        f"Copying: {copy_rate / 1e9:.1f} GB/s; decode attention reads {read_rate / 1e9:.1f} GB/s: c = {read_rate / copy_rate:.1f}"
+        if copy_rate
+        else "Nothing was copied"
+    )
     lines += [
         "",
         f"{copying} (COPY_COST = {COPY_COST:g}).",
@@ -245,26 +271,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="qwen2.5-0.5b", metavar="MODEL_OR_SHAPE")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--context", type=int, default=2048, metavar="N", help="positions that each sequence begins with (default: 2048)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="positions that each sequence begins with (default: 2048)",
+    )
     parser.add_argument("--generate", type=int, default=512, metavar="N", help="tokens that each gets (default: 512)")
     parser.add_argument("--batch", type=int, default=2, metavar="N")
-    parser.add_argument("--rows", type=int, nargs="*", default=[16, 512], metavar="R", help="r of bmc, beside the balanced one (default: 16 512)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="*",
+        default=[16, 512],
+        metavar="R",
+        help="r of bmc, beside the balanced one (default: 16 512)",
+    )
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     add_into_argument(parser)
     args = parser.parse_args()
     if args.context <= NEW_TOKENS:
-        parser.error(f"--context must be more than the {NEW_TOKENS} new tokens of a prompt whose beginning is known; got {args.context}")
+        parser.error(
+            f"--context must be more than the {NEW_TOKENS} new tokens of a prompt whose beginning is known; got {args.context}"
+        )
     check_page(args.into, SCRIPT)
     subject = measure.load(args.shape, args.dtype, num_threads=args.num_threads)
     rows, copy_rate = compare(subject, policies(args.rows), args.context, args.generate, args.batch, args.repeats)
     read_rate = attention_bytes_per_second(subject, args.context, args.batch)
     print("prefix cache ...", file=sys.stderr, flush=True)
-    prefix = {name: ask_again(subject, options, args.context, args.repeats) for name, options in (("off", {}), ("on", {"prefix_cache_bytes": None}))}
+    prefix = {
+        name: ask_again(subject, options, args.context, args.repeats)
+        for name, options in (("off", {}), ("on", {"prefix_cache_bytes": None}))
+    }
     text_mib = args.batch * subject.engine.cache.bytes_for(args.context + args.generate) / 2**20
     shape = f"{subject.name}, {args.dtype}, {args.batch} x {args.context:,} + {args.generate:,} tokens, r from {balanced_rows(args.context)} to {balanced_rows(args.context + args.generate)}"
     text = markdown(command(SCRIPT), rows, text_mib, copy_rate, read_rate, prefix, shape)
-    numbers = {"copy_gb_per_s": copy_rate and copy_rate / 1e9, "attention_gb_per_s": read_rate / 1e9, "text_mib": text_mib}
+    numbers = {
+        "copy_gb_per_s": copy_rate and copy_rate / 1e9,
+        "attention_gb_per_s": read_rate / 1e9,
+        "text_mib": text_mib,
+    }
     report = {"benchmark": "cache", "isa": _C.isa(), "threads": _C.get_num_threads(), "model": subject.name, "dtype": args.dtype, "context": args.context,
               "generated": args.generate, "batch": args.batch, "repeats": args.repeats, **numbers, "policies": [asdict(row) for row in rows],
               "prefix": {name: asdict(found) for name, found in prefix.items()}}  # fmt: skip

@@ -1,4 +1,5 @@
-"""pace beside other runtimes that are installed, on the same checkpoint: prefill, decode, batches, memory; docs/benchmarks.md and its pictures.
+"""pace beside other runtimes that are installed, on the same checkpoint: prefill, decode, batches, memory;
+docs/benchmarks.md and its pictures.
 
     python benchmarks/compare.py                     qwen2.5-0.5b and llama-3.2-1b, all peers and kinds of weights
     python benchmarks/compare.py --quick             two rounds of short runs: that everything works, no figures to keep
@@ -7,10 +8,11 @@
     python benchmarks/compare.py --prepare           checkpoints and conversions only, which needs no quiet machine
     python benchmarks/compare.py --render            docs/benchmarks.md again, from all files in benchmarks/results/
 
-Random weights in a known shape (`pace bench --list`), written once as a checkpoint and converted for each peer (GGUF, OpenVINO, ONNX,
-CTranslate2) below `--folder`. Every runtime lives in a process of its own. Rounds go A B C A B C through all those that fit in memory together,
-each run has a new prompt, and the machine's limits are measured before and after each run. Figures are medians; a ratio is the median over
-the pairs of runs of a round. A peer that is not installed is reported as such. None is a dependency of pace:
+Random weights in a known shape (`pace bench --list`), written once as a checkpoint and converted for each peer (GGUF,
+OpenVINO, ONNX, CTranslate2) below `--folder`. Every runtime lives in a process of its own. Rounds go A B C A B C
+through all those that fit in memory together, each run has a new prompt, and the machine's limits are measured before
+and after each run. Figures are medians; a ratio is the median over the pairs of runs of a round. A peer that is not
+installed is reported as such. None is a dependency of pace:
 
     pip install llama-cpp-python gguf ctranslate2 onnxruntime-genai onnx onnx-ir
     pip install openvino-genai optimum-intel nncf    # wants another transformers: in an environment of its own, --python openvino-genai=PATH
@@ -41,30 +43,100 @@ BATCH_PROMPT, BATCH_STEPS, LONG_STEPS = 128, 32, 32
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shapes", nargs="*", metavar="SHAPE", default=["qwen2.5-0.5b", "llama-3.2-1b"], help="default: qwen2.5-0.5b llama-3.2-1b")
-    parser.add_argument("--peers", nargs="*", choices=[name for name in RUNTIMES if name != "pace"], help="default: all")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="kinds of weights; default: all")
+    parser.add_argument(
+        "shapes",
+        nargs="*",
+        metavar="SHAPE",
+        default=["qwen2.5-0.5b", "llama-3.2-1b"],
+        help="default: qwen2.5-0.5b llama-3.2-1b",
+    )
+    parser.add_argument(
+        "--peers", nargs="*", choices=[name for name in RUNTIMES if name != "pace"], help="default: all"
+    )
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="kinds of weights; default: all"
+    )
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds (default: 5)")
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt (default: 512)")
     parser.add_argument("--generate", type=int, default=64, metavar="N", help="decode steps (default: 64)")
-    parser.add_argument("--batch", type=int, nargs="*", default=[8, 32], metavar="N", help=f"also decode so many sequences of {BATCH_PROMPT} tokens (default: 8 32)")
-    parser.add_argument("--deep", type=int, nargs="*", default=[], metavar="N", help="also decode at contexts of so many tokens, such as 4096")
-    parser.add_argument("--other-dtypes", nargs="*", choices=DTYPES, default=["bf16"], help="kinds of weights that also run --batch and --deep (default: bf16)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        nargs="*",
+        default=[8, 32],
+        metavar="N",
+        help=f"also decode so many sequences of {BATCH_PROMPT} tokens (default: 8 32)",
+    )
+    parser.add_argument(
+        "--deep",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="N",
+        help="also decode at contexts of so many tokens, such as 4096",
+    )
+    parser.add_argument(
+        "--other-dtypes",
+        nargs="*",
+        choices=DTYPES,
+        default=["bf16"],
+        help="kinds of weights that also run --batch and --deep (default: bf16)",
+    )
     parser.add_argument("--other-repeats", type=int, default=3, metavar="N", help="rounds of these (default: 3)")
     parser.add_argument("--threads", type=int, metavar="N", help="of every runtime (default: what `pace env` says)")
     parser.add_argument("--isa", help="pace's instruction set (PACE_ISA); the peers use what they like")
-    parser.add_argument("--peers-isa", choices=["avx2"], help="hold those peers to it that have a variable for it: torch, oneDNN, MKL, CTranslate2")
-    parser.add_argument("--name", help="of the result and its file (default: from the CPU, the threads and pace's instruction set)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="checkpoints and their conversions are kept here (default: build/compare)")
-    parser.add_argument("--patience", type=float, default=120, metavar="S", help="leave out runs that would take longer (default: 120 s)")
-    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="the interpreter for a peer that needs one of its own")
-    parser.add_argument("--quick", action="store_true", help="two rounds of 64 tokens and 8 steps, one of 2 sequences; the page is left alone")
-    parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/NAME.json; with --quick: in --folder)")
-    parser.add_argument("--prepare", action="store_true", help="write the checkpoints and their conversions, and measure nothing")
-    parser.add_argument("--render", action="store_true", help="measure nothing: write the page and its pictures from all results")
+    parser.add_argument(
+        "--peers-isa",
+        choices=["avx2"],
+        help="hold those peers to it that have a variable for it: torch, oneDNN, MKL, CTranslate2",
+    )
+    parser.add_argument(
+        "--name", help="of the result and its file (default: from the CPU, the threads and pace's instruction set)"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "compare",
+        help="checkpoints and their conversions are kept here (default: build/compare)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=120,
+        metavar="S",
+        help="leave out runs that would take longer (default: 120 s)",
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PEER=PATH",
+        help="the interpreter for a peer that needs one of its own",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two rounds of 64 tokens and 8 steps, one of 2 sequences; the page is left alone",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="the JSON file (default: benchmarks/results/NAME.json; with --quick: in --folder)"
+    )
+    parser.add_argument(
+        "--prepare", action="store_true", help="write the checkpoints and their conversions, and measure nothing"
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing: write the page and its pictures from all results"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
-        options.prompt, options.generate, options.repeats, options.other_repeats, options.batch, options.deep = 64, 8, 2, 1, [2], []
+        options.prompt, options.generate, options.repeats, options.other_repeats, options.batch, options.deep = (
+            64,
+            8,
+            2,
+            1,
+            [2],
+            [],
+        )
     sizes = [options.repeats, options.other_repeats, options.prompt, options.generate, *options.batch, *options.deep]
     if min(sizes) < 1:
         parser.error(f"numbers of rounds, tokens and sequences must be at least 1; got {min(sizes)}")
@@ -121,7 +193,10 @@ def main() -> int:
     if options.prepare:
         return 0
     machine = results.machine
-    results.name = options.name or _slug(f"{machine['cpu']} {machine['threads']} threads {machine['isa']}" + (" peers " + machine["peers_isa"] if machine["peers_isa"] else ""))
+    results.name = options.name or _slug(
+        f"{machine['cpu']} {machine['threads']} threads {machine['isa']}"
+        + (" peers " + machine["peers_isa"] if machine["peers_isa"] else "")
+    )
     path = options.output or (options.folder if options.quick else RESULTS) / f"{results.name}.json"
     results.save(path)
     print("\n" + report.text(results))

@@ -4,9 +4,10 @@
     python benchmarks/decoding.py --into docs/decoding.md                  # the tables go between the two lines there that name this script
     python benchmarks/decoding.py --requests 1 8 --new-tokens 16 --repeats 1 --peer-dtypes float32
 
-Requests: prompts of different lengths, each continued by as many tokens; all in one `generate`, one after the other, and in transformers' batched `generate` (padded
-on the left). Drafts: the same prompts with and without, greedy or sampled, of which the texts must be equal. Ways take turns, each figure is the median of `--repeats`
-runs after one to warm up, and a ratio is the median of the ratios of runs that followed each other.
+Requests: prompts of different lengths, each continued by as many tokens; all in one `generate`, one after the other,
+and in transformers' batched `generate` (padded on the left). Drafts: the same prompts with and without, greedy or
+sampled, of which the texts must be equal. Ways take turns, each figure is the median of `--repeats` runs after one to
+warm up, and a ratio is the median of the ratios of runs that followed each other.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import add_into_argument, check_page, command, publish  # noqa: E402
-from pace import _C  # noqa: E402
-from pace.assets import TINY, TINY_DRAFT  # noqa: E402
-from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig  # noqa: E402
-from pace.llm.drafter import Drafter, NoDraft  # noqa: E402
-from pace.llm.outputs import Metrics  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, command, publish
+from pace import _C
+from pace.assets import TINY, TINY_DRAFT
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
+from pace.llm.drafter import Drafter, NoDraft
+from pace.llm.outputs import Metrics
 
 SCRIPT = "benchmarks/decoding.py"
 LEAST_LOOKUP, LEAST_ADAPTIVE = 2.0, 0.95
@@ -40,7 +41,9 @@ WORDS = "river lantern copper Marisol window silver harbour Quentin basket thund
 
 
 def chat(model: LLMModel, question: str) -> list[int]:
-    return model.tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False)
+    return model.tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+    )
 
 
 def requests(model: LLMModel, count: int) -> list[list[int]]:
@@ -51,10 +54,14 @@ def requests(model: LLMModel, count: int) -> list[list[int]]:
 
 
 def sentences(words_each: int, count: int) -> list[str]:
-    return [" ".join(WORDS[(7 * index + 3 * place + place * place) % len(WORDS)] for place in range(words_each)) + "." for index in range(count)]
+    return [
+        " ".join(WORDS[(7 * index + 3 * place + place * place) % len(WORDS)] for place in range(words_each)) + "."
+        for index in range(count)
+    ]
 
 
-# -- measuring ------------------------------------------------------------------------------------------------------------
+# -- measuring
+# ------------------------------------------------------------------------------------------------------------
 
 
 Way = Callable[[Any], tuple[int, float]]
@@ -64,8 +71,8 @@ Way = Callable[[Any], tuple[int, float]]
 def take_turns(ways: dict[str, Way], pieces: list[Any], repeats: int) -> dict[str, list[float]]:
     """Tokens a second of each round of each way over all pieces; the first round does not count.
 
-    The ways take turns piece by piece, so that a slower moment of the machine meets them all, and every other time backwards: what
-    comes after another may be the slower for it."""
+    The ways take turns piece by piece, so that a slower moment of the machine meets them all, and every other time
+    backwards: what comes after another may be the slower for it."""
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for turn in range(repeats + 1):
@@ -92,7 +99,8 @@ def timed(run: Callable[[], int]) -> tuple[int, float]:
     return num_tokens, time.perf_counter() - start
 
 
-# -- requests -------------------------------------------------------------------------------------------------------------
+# -- requests
+# -------------------------------------------------------------------------------------------------------------
 
 
 def transformers_way(path: str, dtype: str, rows: list[list[int]], new_tokens: int) -> Way:
@@ -112,7 +120,9 @@ def transformers_way(path: str, dtype: str, rows: list[list[int]], new_tokens: i
     return lambda _: timed(run)
 
 
-def race_of_requests(path: str, counts: list[int], new_tokens: int, repeats: int, peer_dtypes: list[str]) -> list[dict[str, Any]]:
+def race_of_requests(
+    path: str, counts: list[int], new_tokens: int, repeats: int, peer_dtypes: list[str]
+) -> list[dict[str, Any]]:
     """For each number of requests the tokens a second of each way, and the ratios."""
     model = LLMModel(path)
     config = SamplingConfig(max_new_tokens=new_tokens, do_sample=False, ignore_eos=True)
@@ -132,11 +142,18 @@ def race_of_requests(path: str, counts: list[int], new_tokens: int, repeats: int
             ways[f"transformers {dtype}"] = transformers_way(path, dtype, rows, new_tokens)
         speeds = take_turns(ways, [None], repeats)
         others = {name: ratio(speeds, "together", name) for name in ways if name != "together"}
-        results.append({"requests": count, "tokens_per_second": {name: statistics.median(values) for name, values in speeds.items()}, "together_over": others})
+        results.append(
+            {
+                "requests": count,
+                "tokens_per_second": {name: statistics.median(values) for name, values in speeds.items()},
+                "together_over": others,
+            }
+        )
     return results
 
 
-# -- drafts ---------------------------------------------------------------------------------------------------------------
+# -- drafts
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -164,7 +181,10 @@ def repeating(model: LLMModel) -> list[Any]:
 
 
 def stories(model: LLMModel) -> list[Any]:
-    return [chat(model, f"Tell me a story about a {animal}.") for animal in ("little fox", "dog", "robot", "boat", "lost scarf", "bear", "rabbit", "clever cat")]
+    return [
+        chat(model, f"Tell me a story about a {animal}.")
+        for animal in ("little fox", "dog", "robot", "boat", "lost scarf", "bear", "rabbit", "clever cat")
+    ]
 
 
 def cases(new_tokens: int) -> list[Case]:
@@ -173,7 +193,13 @@ def cases(new_tokens: int) -> list[Case]:
     wild = SamplingConfig(max_new_tokens=new_tokens, do_sample=True, temperature=2.0, top_k=0, seed=1, ignore_eos=True)
     return [
         Case("answers that copy the question", "lookup", copying, greedy, LEAST_LOOKUP),
-        Case("texts that repeat themselves", "lookup", repeating, SamplingConfig(max_new_tokens=new_tokens, do_sample=False, ignore_eos=True), LEAST_LOOKUP),
+        Case(
+            "texts that repeat themselves",
+            "lookup",
+            repeating,
+            SamplingConfig(max_new_tokens=new_tokens, do_sample=False, ignore_eos=True),
+            LEAST_LOOKUP,
+        ),
         Case("stories", "draft, always 4", stories, greedy),
         Case("stories", "draft", stories, greedy, LEAST_ADAPTIVE),
         Case("stories, sampled at 0.8", "draft", stories, sampled, LEAST_ADAPTIVE),
@@ -203,8 +229,8 @@ def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list
         texts: dict[str, dict[int, list[int]]] = {"plain": {}, "drafts": {}}
 
         def decode(name: str, drafter: Drafter, index: int) -> tuple[int, float]:
-            """Tokens after the first of a text, and their seconds. The weights are the same ones: where in memory a model happens to
-            lie makes a few percent."""
+            """Tokens after the first of a text, and their seconds. The weights are the same ones: where in memory a
+            model happens to lie makes a few percent."""
             model._engine.drafter = drafter
             out = model.generate(prompts[index], case.config)
             texts[name][index] = out.generated_token_ids[0]
@@ -235,22 +261,35 @@ def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list
     return results
 
 
-# -- reporting ------------------------------------------------------------------------------------------------------------
+# -- reporting
+# ------------------------------------------------------------------------------------------------------------
 
 
 def table_of_requests(results: list[dict[str, Any]]) -> str:
     names = list(results[0]["tokens_per_second"])
-    lines = ["| requests | " + " | ".join(names) + " | " + " | ".join(f"together over {name}" for name in names[1:]) + " |", "|---:|" + "---:|" * (2 * len(names) - 1)]
+    lines = [
+        "| requests | " + " | ".join(names) + " | " + " | ".join(f"together over {name}" for name in names[1:]) + " |",
+        "|---:|" + "---:|" * (2 * len(names) - 1),
+    ]
     for result in results:
-        cells = [f"{result['tokens_per_second'][name]:,.0f}" for name in names] + [f"{result['together_over'][name]:.2f}" for name in names[1:]]
+        cells = [f"{result['tokens_per_second'][name]:,.0f}" for name in names] + [
+            f"{result['together_over'][name]:.2f}" for name in names[1:]
+        ]
         lines.append(f"| {result['requests']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def table_of_drafts(results: list[dict[str, Any]]) -> str:
-    lines = ["| text | drafts | plain | with drafts | ratio | asked for | drafted, a token | accepted |", "|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| text | drafts | plain | with drafts | ratio | asked for | drafted, a token | accepted |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for result in results:
-        least = "" if result["least"] is None else f"{result['least']:.2f}{'' if result['speedup'] >= result['least'] else ', missed'}"
+        least = (
+            ""
+            if result["least"] is None
+            else f"{result['least']:.2f}{'' if result['speedup'] >= result['least'] else ', missed'}"
+        )
         accepted = f"{result['num_accepted'] / result['num_drafted']:.0%}" if result["num_drafted"] else "-"
         lines.append(
             f"| {result['case']} | {result['drafts']} | {result['plain_tokens_per_second']:,.0f} | {result['drafted_tokens_per_second']:,.0f} | "
@@ -264,7 +303,9 @@ def markdown(report: dict[str, Any]) -> str:
     if report["requests"]:
         parts.append(table_of_requests(report["requests"]))
     if report["drafts"]:
-        parts.append("Decode alone (after the first token), one text at a time; the texts are the same token for token:")
+        parts.append(
+            "Decode alone (after the first token), one text at a time; the texts are the same token for token:"
+        )
         parts.append(table_of_drafts(report["drafts"]))
     return "\n\n".join(parts) + "\n"
 
@@ -277,10 +318,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=str(TINY), metavar="PATH", help="default: the bundled model")
     parser.add_argument("--draft", default=str(TINY_DRAFT), metavar="PATH", help="its draft model")
-    parser.add_argument("--requests", nargs="*", type=int, default=[1, 8, 32, 128], metavar="N", help="numbers of requests; none for no such race")
+    parser.add_argument(
+        "--requests",
+        nargs="*",
+        type=int,
+        default=[1, 8, 32, 128],
+        metavar="N",
+        help="numbers of requests; none for no such race",
+    )
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--repeats", type=int, default=5, metavar="N")
-    parser.add_argument("--peer-dtypes", nargs="*", default=["float32", "bfloat16"], metavar="DTYPE", help="of transformers; none to leave it out")
+    parser.add_argument(
+        "--peer-dtypes",
+        nargs="*",
+        default=["float32", "bfloat16"],
+        metavar="DTYPE",
+        help="of transformers; none to leave it out",
+    )
     parser.add_argument("--no-drafts", action="store_true", help="the race of requests alone")
     add_into_argument(parser)
     args = parser.parse_args()

@@ -1,22 +1,26 @@
-"""Every kernel beside the limits of this machine: GB/s and GFLOPS, and their shares of the read bandwidth (MBU) and the fp32 FMA peak (MFU).
+"""Every kernel beside the limits of this machine: GB/s and GFLOPS, and their shares of the read bandwidth (MBU) and the
+fp32 FMA peak (MFU).
 
-    python benchmarks/kernels.py [--only linear attention norms rope sampling] [--shape qwen2.5-0.5b llama-3.2-1b] [--dtype bfloat16] [--kv-dtype bfloat16 int8] [--threads N] [--output FILE.md]
-    PACE_ISA=avx2 python benchmarks/kernels.py --only linear --rows 1 4
+    python benchmarks/kernels.py [--only linear attention norms rope sampling] [--shape qwen2.5-0.5b llama-3.2-1b]
+    [--dtype bfloat16] [--kv-dtype bfloat16 int8] [--threads N] [--output FILE.md] PACE_ISA=avx2 python
+    benchmarks/kernels.py --only linear --rows 1 4
     python benchmarks/kernels.py --only linear --shape qwen2.5-0.5b --dtype bfloat16 int8 int4:32 int4:128 float8:128 --rows 1 8 64 512    # about 3 minutes
     python benchmarks/kernels.py --only attention --kv-dtype bfloat16 int8
 
 linear      the products of one layer and the LM head of each shape, for each number of rows; weights are read from memory, not from a cache.
-            Several `--dtype` take turns at each point, and are named in the rows; codes are random, in groups of as many as stand behind the colon
+            Several `--dtype` take turns at each point, and are named in the rows; codes are random, in groups of as
+            many as stand behind the colon
 attention   decode over a context (bytes of keys and values, each counted once, read from memory) and prefill of a prompt (4 D operations for each
-            query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the two. Several `--kv-dtype`
-            take turns at each point, and are named in the rows
+            query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the
+            two. Several `--kv-dtype` take turns at each point, and are named in the rows
 norms       of one row and of the most rows: RMS norm, layer norm, and the norm of single heads; bytes read and written, mostly in a cache
 rope        likewise: the rotation of all query heads
 sampling    argmax, softmax, and top-k / top-p of one row over the shape's vocabulary; bytes read and written
 
-The limits are measured again before every single measurement, and shares are medians of the ratios, because machines are shared and drift. Operations are 2 for
-a multiply-add of whatever numbers, against the peak of fp32: products of integers and of bf16 pairs can exceed it.
-Everything takes about five minutes on two cores and 4 GB of memory. The last line is one JSON object; --output writes a file, by its ending as JSON or Markdown.
+The limits are measured again before every single measurement, and shares are medians of the ratios, because machines
+are shared and drift. Operations are 2 for a multiply-add of whatever numbers, against the peak of fp32: products of
+integers and of bf16 pairs can exceed it. Everything takes about five minutes on two cores and 4 GB of memory. The last
+line is one JSON object; --output writes a file, by its ending as JSON or Markdown.
 """
 
 from __future__ import annotations
@@ -46,7 +50,15 @@ COLD_BYTES = 256 << 20
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 DECODE_CONTEXTS = (128, 512, 2048, 8192, 16384, 32768)
 PREFILL_TOKENS = (512, 2048, 8192)
-KERNELS = {"linear": ("linear",), "attention": ("decode", "prefill"), "decode": ("decode",), "prefill": ("prefill",), "norms": ("norms",), "rope": ("rope",), "sampling": ("sampling",)}
+KERNELS = {
+    "linear": ("linear",),
+    "attention": ("decode", "prefill"),
+    "decode": ("decode",),
+    "prefill": ("prefill",),
+    "norms": ("norms",),
+    "rope": ("rope",),
+    "sampling": ("sampling",),
+}
 """What `--only` may name -> what is then measured."""
 STORED = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")} | {
     "int8": Storage("int8", None),
@@ -76,7 +88,9 @@ class Clock:
         step()
         seconds, mbu, mfu = [], [], []
         started = time.perf_counter()
-        while len(seconds) < self.repeats and (len(seconds) < FEW_REPEATS or time.perf_counter() - started < LONG_SECONDS):
+        while len(seconds) < self.repeats and (
+            len(seconds) < FEW_REPEATS or time.perf_counter() - started < LONG_SECONDS
+        ):
             bandwidth, peak = _C.read_bandwidth(COLD_BYTES, 0.02), _C.fma_peak(0.01)
             calls, begin = 0, time.perf_counter()
             while calls < 1 or time.perf_counter() - begin < 0.03:
@@ -104,7 +118,8 @@ class Clock:
         return row
 
 
-# ---------------------------------------------------------------------------------------------------------------- linear
+# ----------------------------------------------------------------------------------------------------------------
+# linear
 
 
 def linear(shape: str, dtypes: list[str], rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
@@ -126,7 +141,12 @@ def linear(shape: str, dtypes: list[str], rows: tuple[int, ...], clock: Clock) -
             x = torch.randn(m, k)
             for dtype in dtypes:
                 named = f", {dtype}" if len(dtypes) > 1 else ""
-                yield clock.measure(f"{shape} {name} {n} x {k}, {m} rows{named}", _product(x, weights[dtype]), weights[dtype][0].nbytes, 2 * m * n * k)
+                yield clock.measure(
+                    f"{shape} {name} {n} x {k}, {m} rows{named}",
+                    _product(x, weights[dtype]),
+                    weights[dtype][0].nbytes,
+                    2 * m * n * k,
+                )
 
 
 def _product(x: torch.Tensor, weights: list[native.PackedWeight]) -> Callable[[], None]:
@@ -167,7 +187,8 @@ def _random_rows(n: int, k: int, stored: torch.dtype | Storage) -> torch.Tensor 
     return QuantizedRows(stored, codes, torch.full((n, stored.num_groups(k)), 0.02 / size))
 
 
-# ------------------------------------------------------------------------------------------------------------- attention
+# -------------------------------------------------------------------------------------------------------------
+# attention
 
 
 def decode(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[Row]:
@@ -177,14 +198,19 @@ def decode(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[R
         cache_bytes = context * spec.position_bytes
         blocks, copies = -(-context // BLOCK_SIZE), max(2, -(-COLD_BYTES // cache_bytes))
         kv, q, turn = _random_cache(spec, blocks * copies), torch.randn(1, heads, dim), 0
-        spans = [_spans(1, context, table) for table in torch.arange(blocks * copies, dtype=torch.int32).view(copies, 1, blocks)]
+        spans = [
+            _spans(1, context, table)
+            for table in torch.arange(blocks * copies, dtype=torch.int32).view(copies, 1, blocks)
+        ]
 
         def step() -> None:
             nonlocal turn
             native.attention(q, kv, spans[turn % copies], dim**-0.5)
             turn += 1
 
-        yield clock.measure(f"{shape} decode at {context}{_named(spec, kv_dtypes)}", step, cache_bytes, 4 * heads * dim * context)
+        yield clock.measure(
+            f"{shape} decode at {context}{_named(spec, kv_dtypes)}", step, cache_bytes, 4 * heads * dim * context
+        )
 
 
 def prefill(shape: str, kv_dtypes: list[torch.dtype], clock: Clock) -> Iterator[Row]:
@@ -221,7 +247,8 @@ def _spans(tokens: int, kv_len: int, table: torch.Tensor) -> Spans:
     return Spans(torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([kv_len], dtype=torch.int32), table)
 
 
-# ------------------------------------------------------------------------------------------------------------------ rows
+# ------------------------------------------------------------------------------------------------------------------
+# rows
 
 
 def norms(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
@@ -230,8 +257,12 @@ def norms(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
     for m in _fewest_and_most(rows):
         x, q = torch.randn(m, config.hidden_size), torch.randn(m, config.num_attention_heads, config.head_dim)
         yield clock.measure(f"{shape} rms_norm, {m} rows", lambda: native.rms_norm(x, weight, 1e-6), 2 * x.nbytes)
-        yield clock.measure(f"{shape} layer_norm, {m} rows", lambda: native.layer_norm(x, weight, weight, 1e-6), 2 * x.nbytes)
-        yield clock.measure(f"{shape} head_rms_norm, {m} rows", lambda: native.head_rms_norm_(q, head_weight, 1e-6), 2 * q.nbytes)
+        yield clock.measure(
+            f"{shape} layer_norm, {m} rows", lambda: native.layer_norm(x, weight, weight, 1e-6), 2 * x.nbytes
+        )
+        yield clock.measure(
+            f"{shape} head_rms_norm, {m} rows", lambda: native.head_rms_norm_(q, head_weight, 1e-6), 2 * q.nbytes
+        )
 
 
 def rope(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
@@ -239,7 +270,11 @@ def rope(shape: str, rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
     for m in _fewest_and_most(rows):
         q, angles = torch.randn(m, config.num_attention_heads, config.head_dim), torch.rand(m, config.head_dim // 2) * 6
         cos, sin = angles.cos(), angles.sin()
-        yield clock.measure(f"{shape} rotary, {m} rows", lambda: native.rotary_(q, cos, sin, False), 2 * q.nbytes + cos.nbytes + sin.nbytes)
+        yield clock.measure(
+            f"{shape} rotary, {m} rows",
+            lambda: native.rotary_(q, cos, sin, False),
+            2 * q.nbytes + cos.nbytes + sin.nbytes,
+        )
 
 
 def sampling(shape: str, clock: Clock) -> Iterator[Row]:
@@ -261,8 +296,11 @@ def _fewest_and_most(rows: tuple[int, ...]) -> list[int]:
     return sorted({min(rows), max(rows)})
 
 
-def measure(kernel: str, shape: str, dtypes: list[str], kv_dtypes: list[torch.dtype], rows: tuple[int, ...], clock: Clock) -> Iterator[Row]:
-    """The rows of one kernel, by its name in the values of `KERNELS`: of weights in each of `dtypes`, of keys and values in each of `kv_dtypes`."""
+def measure(
+    kernel: str, shape: str, dtypes: list[str], kv_dtypes: list[torch.dtype], rows: tuple[int, ...], clock: Clock
+) -> Iterator[Row]:
+    """The rows of one kernel, by its name in the values of `KERNELS`: of weights in each of `dtypes`, of keys and
+    values in each of `kv_dtypes`."""
     match kernel:
         case "linear":
             yield from linear(shape, dtypes, rows, clock)
@@ -293,10 +331,36 @@ def markdown(rows: list[Row], title: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=KERNELS, default=["linear", "attention", "norms", "rope", "sampling"], metavar="KERNEL", help=f"of {', '.join(KERNELS)}")
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b", "llama-3.2-1b", "qwen2.5-3b", "qwen2.5-7b"], metavar="SHAPE")
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=STORED, metavar="DTYPE", help=f"of weights: {', '.join(STORED)} (default: bfloat16)")
-    parser.add_argument("--kv-dtype", nargs="+", choices=["float32", "bfloat16", "float16", "int8"], metavar="DTYPE", help="of keys and values: %(choices)s (default: the first --dtype of floats, or bfloat16)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=KERNELS,
+        default=["linear", "attention", "norms", "rope", "sampling"],
+        metavar="KERNEL",
+        help=f"of {', '.join(KERNELS)}",
+    )
+    parser.add_argument(
+        "--shape",
+        nargs="+",
+        choices=SHAPES,
+        default=["qwen2.5-0.5b", "llama-3.2-1b", "qwen2.5-3b", "qwen2.5-7b"],
+        metavar="SHAPE",
+    )
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        default=["bfloat16"],
+        choices=STORED,
+        metavar="DTYPE",
+        help=f"of weights: {', '.join(STORED)} (default: bfloat16)",
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        nargs="+",
+        choices=["float32", "bfloat16", "float16", "int8"],
+        metavar="DTYPE",
+        help="of keys and values: %(choices)s (default: the first --dtype of floats, or bfloat16)",
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"])
     parser.add_argument("--repeats", type=int, default=9, help="measurements that a median is taken of")
@@ -317,10 +381,22 @@ def main() -> None:
     for shape in args.shape:
         for kernel in dict.fromkeys(kernel for name in args.only for kernel in KERNELS[name]):
             rows += measure(kernel, shape, args.dtype, kv_dtypes, tuple(args.rows), clock)
-    numbers = json.dumps({"isa": _C.isa(), "threads": args.threads, "dtypes": args.dtype, "kv_dtypes": kv_names, "read_gb_per_s": bandwidth, "fma_gflops": peak, "rows": [asdict(row) for row in rows]})
+    numbers = json.dumps(
+        {
+            "isa": _C.isa(),
+            "threads": args.threads,
+            "dtypes": args.dtype,
+            "kv_dtypes": kv_names,
+            "read_gb_per_s": bandwidth,
+            "fma_gflops": peak,
+            "rows": [asdict(row) for row in rows],
+        }
+    )
     print(numbers)
     if args.output:
-        args.output.write_text(markdown(rows, title) if args.output.suffix == ".md" else numbers + "\n", encoding="utf-8")
+        args.output.write_text(
+            markdown(rows, title) if args.output.suffix == ".md" else numbers + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Loading time and peak memory of a random checkpoint of Qwen2.5-0.5B's shape, for every combination asked for.
 
-    python benchmarks/load.py [--stored bfloat16 float16 float32] [--dtype bfloat16 int4] [--kinds safetensors] [--layers 24] [--model DIR]
+    python benchmarks/load.py [--stored bfloat16 float16 float32] [--dtype bfloat16 int4] [--kinds safetensors]
+    [--layers 24] [--model DIR]
 
-Each load runs in a process of its own. Printed are a table and, as the last line, one JSON object. `bound` is the promise:
-1.1 times the resident weights + 300 MB; `above start` is peak resident memory less what the process had after its imports.
-The files are in the page cache, so GB/s (of the checkpoint's bytes) is what packing costs, not the disk; `CPU s` sums the threads.
+Each load runs in a process of its own. Printed are a table and, as the last line, one JSON object. `bound` is the
+promise: 1.1 times the resident weights + 300 MB; `above start` is peak resident memory less what the process had after
+its imports. The files are in the page cache, so GB/s (of the checkpoint's bytes) is what packing costs, not the disk;
+`CPU s` sums the threads.
 """
 
 from __future__ import annotations
@@ -107,7 +109,13 @@ def memory(field: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stored", nargs="+", choices=DTYPES, default=list(DTYPES), help="dtype of the checkpoint")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES + FORMATS, default=["bfloat16"], help="dtype to load as, or format to quantise to")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=DTYPES + FORMATS,
+        default=["bfloat16"],
+        help="dtype to load as, or format to quantise to",
+    )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["safetensors"])
     parser.add_argument("--layers", type=int, default=QWEN["num_hidden_layers"])
     parser.add_argument("--threads", type=int)
@@ -118,7 +126,9 @@ def main() -> None:
         print(json.dumps(load_here(options.load, options.dtype[0], options.threads)))
         return
     rows = []
-    print(f"{'stored':>10} {'kind':>20} {'as':>9} {'weights MB':>10} {'peak MB':>8} {'bound MB':>8} {'above start':>11} {'s':>6} {'CPU s':>6} {'GB/s':>6}")
+    print(
+        f"{'stored':>10} {'kind':>20} {'as':>9} {'weights MB':>10} {'peak MB':>8} {'bound MB':>8} {'above start':>11} {'s':>6} {'CPU s':>6} {'GB/s':>6}"
+    )
     with tempfile.TemporaryDirectory() as scratch:
         for stored in ["as is"] if options.model else options.stored:
             for kind in ["as is"] if options.model else options.kinds:
@@ -128,7 +138,9 @@ def main() -> None:
                 for dtype in options.dtype:
                     row = {"stored": stored, "kind": kind, "dtype": dtype, **measure(folder, dtype, options.threads)}
                     rows.append(row)
-                    megabytes = {name[:-6]: round(value / 1e6) for name, value in row.items() if name.endswith("_bytes")}
+                    megabytes = {
+                        name[:-6]: round(value / 1e6) for name, value in row.items() if name.endswith("_bytes")
+                    }
                     print(
                         f"{stored:>10} {kind:>20} {dtype:>9} {megabytes['weights']:>10} {megabytes['peak']:>8} {megabytes['bound']:>8} "
                         f"{megabytes['peak'] - megabytes['start']:>11} {row['seconds']:>6.2f} {row['cpu_seconds']:>6.2f} {row['gb_per_s']:>6.2f}"

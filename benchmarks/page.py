@@ -20,7 +20,8 @@ def check_page(into: Path | None, script: str) -> None:
 
 
 def publish(into: Path | None, script: str, text: str, report: dict[str, Any] | None = None) -> None:
-    """Writes the tables into a page, or prints them; the last line of stdout is the report as one JSON object, if there is one."""
+    """Writes the tables into a page, or prints them; the last line of stdout is the report as one JSON object, if there
+    is one."""
     if into:
         write_into(into, script, text)
     else:
@@ -40,7 +41,8 @@ def markers(script: str) -> tuple[str, str]:
 
 
 def write_into(path: Path, script: str, text: str) -> None:
-    """Replaces what stands between the script's two lines. Raises ValueError where the file has not both of them, in this order."""
+    """Replaces what stands between the script's two lines. Raises ValueError where the file has not both of them, in
+    this order."""
     before, after = _around(path, script)
     begin, end = markers(script)
     path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")

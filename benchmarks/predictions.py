@@ -1,15 +1,19 @@
-"""What `pace plan` predicts beside what `pace bench` measures, as Markdown; and the shares of the limits that the predictions are made of.
+"""What `pace plan` predicts beside what `pace bench` measures, as Markdown; and the shares of the limits that the
+predictions are made of.
 
     python benchmarks/predictions.py > predictions.md                                    # about 12 minutes on two cores, 6 GB of memory
-    python benchmarks/predictions.py --shape qwen2.5-0.5b --dtype bfloat16 int8 int4 fp8 --points 512@512 128@16384 --into benchmarks/RESULTS.md
+    python benchmarks/predictions.py --shape qwen2.5-0.5b --dtype bfloat16 int8 int4 fp8 --points 512@512 128@16384
+    --into benchmarks/RESULTS.md
 
-A point PROMPT@CONTEXT or PROMPT@CONTEXTxBATCH is a prefill of PROMPT tokens, and a decode of BATCH sequences that have CONTEXT positions each. Ratios are of
-measured speed to predicted speed, medians over the runs, each with the limits measured around it.
+A point PROMPT@CONTEXT or PROMPT@CONTEXTxBATCH is a prefill of PROMPT tokens, and a decode of BATCH sequences that have
+CONTEXT positions each. Ratios are of measured speed to predicted speed, medians over the runs, each with the limits
+measured around it.
 
-The second table is measured as `pace.bench.prediction.Efficiency` defines its fields: medians of weights (one sequence), products (prompts of 512 tokens and more) and
-prefill_attention (2,048 and more); of the two shares of a decode step's attention (contexts of 2,048 and more), of which the slower one counts, the largest. Where it
-disagrees with the constants for long, the constants are to be changed.
-The tables go to stdout, or into a FILE between its two lines that name this script; progress goes to stderr.
+The second table is measured as `pace.bench.prediction.Efficiency` defines its fields: medians of weights (one
+sequence), products (prompts of 512 tokens and more) and prefill_attention (2,048 and more); of the two shares of a
+decode step's attention (contexts of 2,048 and more), of which the slower one counts, the largest. Where it disagrees
+with the constants for long, the constants are to be changed. The tables go to stdout, or into a FILE between its two
+lines that name this script; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.page import add_into_argument, check_page, command, publish  # noqa: E402
-from pace.bench import measure  # noqa: E402
-from pace.bench.limits import Limits  # noqa: E402
-from pace.bench.measure import Phase, Result  # noqa: E402
-from pace.bench.prediction import Efficiency, efficiency  # noqa: E402
-from pace.quant import FORMATS  # noqa: E402
+from benchmarks.page import add_into_argument, check_page, command, publish
+from pace.bench import measure
+from pace.bench.limits import Limits
+from pace.bench.measure import Phase, Result
+from pace.bench.prediction import Efficiency, efficiency
+from pace.quant import FORMATS
 
 SCRIPT = "benchmarks/predictions.py"
 MANY_ROWS, LONG = 512, 2048
@@ -46,7 +50,9 @@ class Point:
     def parse(cls, text: str) -> Point:
         match = re.fullmatch(r"(\d+)@(\d+)(?:x(\d+))?", text)
         if not match:
-            raise argparse.ArgumentTypeError(f"{text!r} is not PROMPT@CONTEXT or PROMPT@CONTEXTxBATCH, such as 512@16384 or 128@512x8")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not PROMPT@CONTEXT or PROMPT@CONTEXTxBATCH, such as 512@16384 or 128@512x8"
+            )
         return cls(int(match[1]), int(match[2]), int(match[3] or 1))
 
 
@@ -84,20 +90,41 @@ def reached(result: Result) -> Efficiency:
     attention, prefill_attention = _attention_share(result.decode), _attention_share(result.prefill)
 
     def median(share: Callable[[measure.Repeat, float, float], float]) -> float:
-        return statistics.median(share(repeat, 1e9 * repeat.limits.read_gb_s, 1e9 * repeat.limits.fma_gflops) for repeat in result.repeats)
+        return statistics.median(
+            share(repeat, 1e9 * repeat.limits.read_gb_s, 1e9 * repeat.limits.fma_gflops) for repeat in result.repeats
+        )
 
-    weights = median(lambda repeat, bandwidth, peak: costs.decode_weight_bytes / ((1 - attention) * repeat.step_seconds) / bandwidth)
+    weights = median(
+        lambda repeat, bandwidth, peak: costs.decode_weight_bytes / ((1 - attention) * repeat.step_seconds) / bandwidth
+    )
 
     def products(repeat: measure.Repeat, bandwidth: float, peak: float) -> float:
         head_seconds = costs.head_bytes / (weights * bandwidth)
-        return result.prompt * costs.layer_flops_per_token / ((1 - prefill_attention) * repeat.first_token_seconds - head_seconds) / peak
+        return (
+            result.prompt
+            * costs.layer_flops_per_token
+            / ((1 - prefill_attention) * repeat.first_token_seconds - head_seconds)
+            / peak
+        )
 
     return Efficiency(
         weights=weights,
         products=median(products),
-        cache=median(lambda repeat, bandwidth, peak: batch * costs.kv_bytes(context) / (attention * repeat.step_seconds) / bandwidth),
-        decode_attention=median(lambda repeat, bandwidth, peak: batch * costs.decode_attention_flops(context) / (attention * repeat.step_seconds) / peak),
-        prefill_attention=median(lambda repeat, bandwidth, peak: costs.prefill_attention_flops(result.prompt) / (prefill_attention * repeat.first_token_seconds) / peak),
+        cache=median(
+            lambda repeat, bandwidth, peak: (
+                batch * costs.kv_bytes(context) / (attention * repeat.step_seconds) / bandwidth
+            )
+        ),
+        decode_attention=median(
+            lambda repeat, bandwidth, peak: (
+                batch * costs.decode_attention_flops(context) / (attention * repeat.step_seconds) / peak
+            )
+        ),
+        prefill_attention=median(
+            lambda repeat, bandwidth, peak: (
+                costs.prefill_attention_flops(result.prompt) / (prefill_attention * repeat.first_token_seconds) / peak
+            )
+        ),
     )
 
 
@@ -131,7 +158,9 @@ def speeds(rows: list[Row]) -> str:
         (prefill, decode), point = zip(row.predicted, row.measured, row.ratio), row.point
         context = f"{point.context:,}" if point.batch == 1 else f"{point.batch} x {point.context:,}"
         cells = "{:,.1f} | {:,.1f} | {:.2f}".format
-        lines.append(f"| {row.shape} | {row.held} | {point.prompt:,} | {cells(*prefill)} | {context} | {cells(*decode)} |")
+        lines.append(
+            f"| {row.shape} | {row.held} | {point.prompt:,} | {cells(*prefill)} | {context} | {cells(*decode)} |"
+        )
     return "\n".join(lines)
 
 
@@ -141,7 +170,10 @@ def shares(rows: list[Row]) -> str:
     lines = ["| instruction set | held as | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
     for held in dict.fromkeys(row.held for row in rows):
         alike = [row for row in rows if row.held == held]
-        cells = (f"{'-' if now != now else f'{now:.2f}'} ({constant:.2f})" for now, constant in zip(astuple(fitted(alike)), astuple(alike[0].in_use)))
+        cells = (
+            f"{'-' if now != now else f'{now:.2f}'} ({constant:.2f})"
+            for now, constant in zip(astuple(fitted(alike)), astuple(alike[0].in_use))
+        )
         lines.append(f"| {alike[0].limits.isa} | {held} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -156,12 +188,18 @@ def markdown(rows: list[Row], command: str) -> str:
     )
 
 
-def measured_rows(shape: str, held: str, points: list[Point], generated: int, repeats: int, num_threads: int | None) -> Iterator[Row]:
+def measured_rows(
+    shape: str, held: str, points: list[Point], generated: int, repeats: int, num_threads: int | None
+) -> Iterator[Row]:
     """One after the other; the model is gone at the end."""
     how = {"quantization": held} if held in FORMATS else {"dtype": held}
     subject = measure.load(shape, num_threads=num_threads, **how)
     for point in points:
-        print(f"{shape}, {held}: prefill of {point.prompt}, decode of {point.batch} at {point.context} ...", file=sys.stderr, flush=True)
+        print(
+            f"{shape}, {held}: prefill of {point.prompt}, decode of {point.batch} at {point.context} ...",
+            file=sys.stderr,
+            flush=True,
+        )
         row = Row.of(measure.measure(subject, point.prompt, generated, point.batch, repeats, point.context), point)
         print(f"  measured / predicted: prefill {row.ratio[0]:.2f}, decode {row.ratio[1]:.2f}", file=sys.stderr)
         yield row
@@ -170,7 +208,9 @@ def measured_rows(shape: str, held: str, points: list[Point], generated: int, re
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", default=["qwen2.5-0.5b", "llama-3.2-1b"], metavar="MODEL_OR_SHAPE")
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], metavar="NAME", help=f"or formats: {', '.join(FORMATS)}")
+    parser.add_argument(
+        "--dtype", nargs="+", default=["bfloat16", "float32"], metavar="NAME", help=f"or formats: {', '.join(FORMATS)}"
+    )
     points = [Point(128, 128, 1), Point(512, 512, 1), Point(2048, 4096, 1), Point(512, 16384, 1), Point(128, 512, 8)]
     parser.add_argument("--points", nargs="+", type=Point.parse, default=points, metavar="PROMPT@CONTEXTxBATCH")
     parser.add_argument("--generate", type=int, default=16, metavar="N", help="decode steps (default: 16)")

@@ -1,10 +1,12 @@
-"""What every format of quantised weights loses: bits, bytes, perplexity, KL divergence to bf16 and top-1 agreement, as Markdown and one line of JSON.
+"""What every format of quantised weights loses: bits, bytes, perplexity, KL divergence to bf16 and top-1 agreement, as
+Markdown and one line of JSON.
 
     python benchmarks/quality.py                                    # the bundled model over its held-out text, some minutes on two cores
     python benchmarks/quality.py --into docs/quantization.md        # the table goes between the two lines there that name this script
     python benchmarks/quality.py --model PATH --text text.jsonl --calibrate other.jsonl --formats int4
 
-Formats are those of `LLMModel(quantization=...)`; the rows with a method are checkpoints that `pace quantize` writes for this, calibrated on another text.
+Formats are those of `LLMModel(quantization=...)`; the rows with a method are checkpoints that `pace quantize` writes
+for this, calibrated on another text.
 """
 
 from __future__ import annotations
@@ -61,7 +63,12 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             with LLMModel(path, **arguments) as model:
                 report = model.memory_report()
                 num_bytes = sum(report.weights.values())
-                return Row(label, 8 * num_bytes / sum(report.weight_counts.values()), num_bytes, evaluate(model, texts, reference))
+                return Row(
+                    label,
+                    8 * num_bytes / sum(report.weight_counts.values()),
+                    num_bytes,
+                    evaluate(model, texts, reference),
+                )
 
         yield row("fp32", options.model, dtype="float32")
         yield row("bf16", options.model)
@@ -105,10 +112,29 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(TINY), help="a checkpoint of floats (default: the bundled model)")
-    parser.add_argument("--text", default=HELDOUT, type=Path, metavar="FILE", help="what is predicted (default: the bundled model's held-out text)")
-    parser.add_argument("--calibrate", default=CALIBRATION, type=Path, metavar="FILE", help="what is calibrated on (default: text made as the held-out one, with another seed)")
+    parser.add_argument(
+        "--text",
+        default=HELDOUT,
+        type=Path,
+        metavar="FILE",
+        help="what is predicted (default: the bundled model's held-out text)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        default=CALIBRATION,
+        type=Path,
+        metavar="FILE",
+        help="what is calibrated on (default: text made as the held-out one, with another seed)",
+    )
     parser.add_argument("--texts", type=int, metavar="N", help="only the first N texts of a .jsonl file")
-    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=f"some of {', '.join(FORMATS)}")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        choices=list(FORMATS),
+        default=list(FORMATS),
+        metavar="NAME",
+        help=f"some of {', '.join(FORMATS)}",
+    )
     add_into_argument(parser)
     options = parser.parse_args()
     check_page(options.into, SCRIPT)

@@ -1,12 +1,14 @@
-"""Every format of quantised weights beside bf16 and llama.cpp's nearest type: memory and speed, as Markdown and one line of JSON.
+"""Every format of quantised weights beside bf16 and llama.cpp's nearest type: memory and speed, as Markdown and one
+line of JSON.
 
     python benchmarks/quantization.py                                    # qwen2.5-0.5b, about 20 minutes on two cores
     python benchmarks/quantization.py --into docs/quantization.md        # the table goes between the two lines there that name this script
     python benchmarks/quantization.py smollm2-135m --formats int4 --prompt 64 --generate 8 --rounds 1
 
-Random weights in a known shape, each runtime in a process of its own, as in `benchmarks/compare.py`, whose conversions in `--folder` are used. For each format three of
-them take turns, every other round backwards: pace in bf16, pace in the format, llama.cpp in its nearest type. Speeds are medians over the rounds, ratios medians
-of the ratios within a round. Without llama-cpp-python its columns stay empty.
+Random weights in a known shape, each runtime in a process of its own, as in `benchmarks/compare.py`, whose conversions
+in `--folder` are used. For each format three of them take turns, every other round backwards: pace in bf16, pace in the
+format, llama.cpp in its nearest type. Speeds are medians over the rounds, ratios medians of the ratios within a round.
+Without llama-cpp-python its columns stay empty.
 """
 
 from __future__ import annotations
@@ -32,14 +34,23 @@ from pace.bench.limits import Limits, between  # noqa: E402
 from pace.bench.shapes import SHAPES  # noqa: E402
 
 SCRIPT = "benchmarks/quantization.py"
-NEAREST = {"int8": "q8_0", "fp8": "q8_0", "mxfp8": "q8_0", "int4": "q4_0", "nf4": "iq4_nl", "fp4": "iq4_nl", "mxfp4": "iq4_nl"}
+NEAREST = {
+    "int8": "q8_0",
+    "fp8": "q8_0",
+    "mxfp8": "q8_0",
+    "int4": "q4_0",
+    "nf4": "iq4_nl",
+    "fp4": "iq4_nl",
+    "mxfp4": "iq4_nl",
+}
 """Format -> llama.cpp's type of as many bits; of 4 bits, evenly spaced ones and others."""
 FLOATS = "bf16"
 
 
 @dataclass
 class Row:
-    """One format. Speeds in tokens a second; ratios of pace in this format over the other; None where the other is missing."""
+    """One format. Speeds in tokens a second; ratios of pace in this format over the other; None where the other is
+    missing."""
 
     format: str
     bits: float
@@ -70,7 +81,9 @@ class Race:
             (NEAREST[format], "llama.cpp", NEAREST[format], None),
         ):
             try:
-                source = source or ensure_conversion(runtime, variant, checkpoint, options.folder / options.shape, options.python)
+                source = source or ensure_conversion(
+                    runtime, variant, checkpoint, options.folder / options.shape, options.python
+                )
                 worker = stack.enter_context(start(runtime, options))
                 loaded = worker.ask("load", source=str(source), variant=variant, threads=options.threads)
             except (WorkerError, OSError) as error:
@@ -91,7 +104,9 @@ class Race:
                 timing = self.workers[name].ask("run", prompts=ids, generated=steps)
                 limits = between(before, Limits(**machine.ask("limits")))
                 if index:  # the first round warms up
-                    told[name].append({"prefill": prompt / timing["prefill_s"], "decode": 1 / timing["step_s"], **asdict(limits)})
+                    told[name].append(
+                        {"prefill": prompt / timing["prefill_s"], "decode": 1 / timing["step_s"], **asdict(limits)}
+                    )
         return told
 
 
@@ -119,7 +134,11 @@ def measure(options: argparse.Namespace, format: str, machine: Worker) -> Row:
         return statistics.median(value(run) for run in told[name])
 
     def over(name: str, what: str) -> float | None:
-        return statistics.median(ours[what] / theirs[what] for ours, theirs in zip(told[format], told[name])) if name in told else None
+        return (
+            statistics.median(ours[what] / theirs[what] for ours, theirs in zip(told[format], told[name]))
+            if name in told
+            else None
+        )
 
     kv_bytes = costs.kv_bytes(options.prompt + options.generate // 2) // 2
     flops = costs.prefill_flops(options.prompt) / options.prompt
@@ -129,7 +148,9 @@ def measure(options: argparse.Namespace, format: str, machine: Worker) -> Row:
         peak_mib=peak,
         prefill=median(format, lambda run: run["prefill"]),
         decode=median(format, lambda run: run["decode"]),
-        decode_mbu=median(format, lambda run: (race.weight_bytes[format] + kv_bytes) * run["decode"] / (1e9 * run["read_gb_s"])),
+        decode_mbu=median(
+            format, lambda run: (race.weight_bytes[format] + kv_bytes) * run["decode"] / (1e9 * run["read_gb_s"])
+        ),
         prefill_mfu=median(format, lambda run: flops * run["prefill"] / (1e9 * run["fma_gflops"])),
         prefill_over_bf16=over(FLOATS, "prefill"),
         decode_over_bf16=over(FLOATS, "decode"),
@@ -148,7 +169,10 @@ def markdown(report: dict) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|",
     ]
     for row in report["rows"]:
-        ratios = ["" if value is None else f"{value:.2f}" for value in (row["prefill_over_nearest"], row["decode_over_nearest"])]
+        ratios = [
+            "" if value is None else f"{value:.2f}"
+            for value in (row["prefill_over_nearest"], row["decode_over_nearest"])
+        ]
         lines.append(
             f"| {row['format']} | {row['bits']:.2f} | {row['peak_mib']:,.0f} | {row['prefill']:.1f} | {row['prefill_mfu']:.2f} | {row['decode']:.1f} | {row['decode_mbu']:.2f} | "
             f"{row['prefill_over_bf16']:.2f} | {row['decode_over_bf16']:.2f} | {row['nearest']} | {ratios[0]} | {ratios[1]} |"
@@ -163,14 +187,32 @@ def say(text: str) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", nargs="?", default="qwen2.5-0.5b", choices=list(SHAPES), metavar="SHAPE")
-    parser.add_argument("--formats", nargs="+", default=list(NEAREST), choices=list(NEAREST), metavar="FORMAT", help=f"of {', '.join(NEAREST)}; default: all")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        default=list(NEAREST),
+        choices=list(NEAREST),
+        metavar="FORMAT",
+        help=f"of {', '.join(NEAREST)}; default: all",
+    )
     parser.add_argument("--prompt", type=int, default=512, metavar="N")
     parser.add_argument("--generate", type=int, default=48, metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N", help="default: what `pace env` says")
     parser.add_argument("--isa", help="pace's instruction set (PACE_ISA); llama.cpp uses what it was built for")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="checkpoints and conversions (default: build/compare)")
-    parser.add_argument("--python", action="append", default=[], metavar="llama.cpp=PATH", help="the interpreter that has llama-cpp-python")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "compare",
+        help="checkpoints and conversions (default: build/compare)",
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="llama.cpp=PATH",
+        help="the interpreter that has llama-cpp-python",
+    )
     add_into_argument(parser)
     options = parser.parse_args(arguments)
     options.python = dict(pair.split("=", 1) for pair in options.python)
@@ -188,8 +230,17 @@ def main() -> None:
         for format in options.formats:
             say(f"{options.shape}, {format}")
             rows.append(asdict(measure(options, format, machine)))
-    named = [f"--{name} {getattr(options, name)}" for name in ("isa", "prompt", "generate", "rounds") if getattr(options, name) != parse([]).__dict__[name]]
-    report = {"command": " ".join(["python benchmarks/quantization.py", options.shape, *named]), "shape": options.shape, "isa": about["isa"], "threads": options.threads}
+    named = [
+        f"--{name} {getattr(options, name)}"
+        for name in ("isa", "prompt", "generate", "rounds")
+        if getattr(options, name) != parse([]).__dict__[name]
+    ]
+    report = {
+        "command": " ".join(["python benchmarks/quantization.py", options.shape, *named]),
+        "shape": options.shape,
+        "isa": about["isa"],
+        "threads": options.threads,
+    }
     report |= {"prompt": options.prompt, "generate": options.generate, "rounds": options.rounds, "rows": rows}
     publish(options.into, SCRIPT, markdown(report), report)
 

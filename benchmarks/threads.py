@@ -2,11 +2,12 @@
 
     python benchmarks/threads.py [--model DIR] [--seconds 5] [--rounds 3] [--dtype bfloat16]
 
-Every row alternates with what it is compared to, and the median of the rounds is printed: `two processes` is the tokens/s of both
-together over that of one alone, which shared CPUs cannot bring above 1 by much; `pinned` is the same with PACE_PIN_THREADS=1
-in both, which puts their threads on the same CPUs, and `pinned apart` with half of the CPUs for each. `a step after torch` is the time
-of a step right after a product that torch shares among its threads, over that of a step after the same product on one of them,
-which leaves the caches as cold and pace's threads as long asleep. The last line is one JSON object.
+Every row alternates with what it is compared to, and the median of the rounds is printed: `two processes` is the
+tokens/s of both together over that of one alone, which shared CPUs cannot bring above 1 by much; `pinned` is the same
+with PACE_PIN_THREADS=1 in both, which puts their threads on the same CPUs, and `pinned apart` with half of the CPUs for
+each. `a step after torch` is the time of a step right after a product that torch shares among its threads, over that of
+a step after the same product on one of them, which leaves the caches as cold and pace's threads as long asleep. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Worker:
     def __init__(self, model: str, dtype: str, cpus: list[int], **environment: str):
         command = [sys.executable, __file__, "--worker", "--model", model, "--dtype", dtype]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=os.environ | environment, preexec_fn=lambda: os.sched_setaffinity(0, cpus), **pipes)
+        self.process = subprocess.Popen(
+            command, env=os.environ | environment, preexec_fn=lambda: os.sched_setaffinity(0, cpus), **pipes
+        )
 
     def __enter__(self) -> Worker:
         return self
@@ -56,10 +59,16 @@ def together(workers: list[Worker], seconds: float) -> float:
     return sum(result["tokens"] / result["seconds"] for result in results)
 
 
-def two_to_one(model: str, dtype: str, seconds: float, rounds: int, masks: list[list[int]], **environment: str) -> list[float]:
+def two_to_one(
+    model: str, dtype: str, seconds: float, rounds: int, masks: list[list[int]], **environment: str
+) -> list[float]:
     """Tokens/s of two processes over that of one on all CPUs, round by round."""
     every = sorted(os.sched_getaffinity(0))
-    with Worker(model, dtype, every) as alone, Worker(model, dtype, masks[0], **environment) as one, Worker(model, dtype, masks[1], **environment) as other:
+    with (
+        Worker(model, dtype, every) as alone,
+        Worker(model, dtype, masks[0], **environment) as one,
+        Worker(model, dtype, masks[1], **environment) as other,
+    ):
         for worker in (alone, one, other):  # they have loaded the model
             together([worker], 0.1)
         ratios = []
@@ -104,7 +113,17 @@ def main() -> None:
     for name, measure in rows.items():
         values = ratios[name] = measure()
         print(f"{name:<28}{statistics.median(values):6.2f}   ({min(values):.2f} to {max(values):.2f})", flush=True)
-    print(json.dumps({"benchmark": "threads", "cpus": len(cpus), "model": options.model, "dtype": options.dtype, "ratios": ratios}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "threads",
+                "cpus": len(cpus),
+                "model": options.model,
+                "dtype": options.dtype,
+                "ratios": ratios,
+            }
+        )
+    )
 
 
 def work(path: str, dtype: str) -> None:

@@ -93,10 +93,18 @@ CpuFeatures detect_features() {
 
 std::string CpuFeatures::names() const {
     const std::pair<bool, const char*> all[] = {
-        {avx2, "avx2"},         {fma, "fma"},           {f16c, "f16c"},
-        {avx512f, "avx512f"},   {avx512bw, "avx512bw"}, {avx512dq, "avx512dq"},
-        {avx512vl, "avx512vl"}, {avx512_vnni, "avx512_vnni"}, {avx512_bf16, "avx512_bf16"},
-        {avx_vnni, "avx_vnni"}, {amx_tile, "amx_tile"}, {amx_bf16, "amx_bf16"},
+        {avx2, "avx2"},
+        {fma, "fma"},
+        {f16c, "f16c"},
+        {avx512f, "avx512f"},
+        {avx512bw, "avx512bw"},
+        {avx512dq, "avx512dq"},
+        {avx512vl, "avx512vl"},
+        {avx512_vnni, "avx512_vnni"},
+        {avx512_bf16, "avx512_bf16"},
+        {avx_vnni, "avx_vnni"},
+        {amx_tile, "amx_tile"},
+        {amx_bf16, "amx_bf16"},
         {amx_int8, "amx_int8"},
     };
     std::string text;
@@ -224,8 +232,9 @@ int count_numa_nodes(const std::string& root, const std::vector<int>& cpus) {
 
 std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cpus, int count) {
     if (count > int(cpus.size())) {
-        throw std::invalid_argument(std::to_string(count) + " threads cannot each have a CPU of their own: the affinity mask holds " +
-                                    std::to_string(cpus.size()) + "; take fewer threads, widen the mask, or do not pin them");
+        throw std::invalid_argument(
+            std::to_string(count) + " threads cannot each have a CPU of their own: the affinity mask holds " +
+            std::to_string(cpus.size()) + "; take fewer threads, widen the mask, or do not pin them");
     }
     struct Place {
         int sibling, node, cpu;  // how many hardware threads of the same core come before
@@ -236,7 +245,8 @@ std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cp
     const auto chosen = places.begin() + count;
     std::sort(places.begin(), places.end(),
               [](Place a, Place b) { return std::tie(a.sibling, a.node, a.cpu) < std::tie(b.sibling, b.node, b.cpu); });
-    std::sort(places.begin(), chosen, [](Place a, Place b) { return std::tie(a.node, a.cpu) < std::tie(b.node, b.cpu); });
+    std::sort(places.begin(), chosen,
+              [](Place a, Place b) { return std::tie(a.node, a.cpu) < std::tie(b.node, b.cpu); });
     std::vector<int> pinned;
     for (auto place = places.begin(); place != chosen; ++place) pinned.push_back(place->cpu);
     return pinned;
@@ -271,7 +281,8 @@ std::string decode_octal(const std::string& text) {
     return decoded;
 }
 
-// A line of mountinfo: id, parent, device, root, mount point, options, optional fields, "-", type, source, super options.
+// A line of mountinfo: id, parent, device, root, mount point, options, optional fields, "-", type, source, super
+// options.
 std::vector<CgroupMount> find_cgroup_mounts(const std::string& root, bool v2) {
     std::vector<CgroupMount> mounts;
     std::ifstream file(root + "/proc/self/mountinfo");
@@ -280,7 +291,8 @@ std::vector<CgroupMount> find_cgroup_mounts(const std::string& root, bool v2) {
         std::istringstream fields(line);
         std::string id, parent, device, mount_root, mount_point, field, type, source, super_options;
         fields >> id >> parent >> device >> mount_root >> mount_point;
-        while (fields >> field && field != "-") {}
+        while (fields >> field && field != "-") {
+        }
         fields >> type >> source >> super_options;
         const bool wanted = v2 ? type == "cgroup2" : type == "cgroup" && has_item(super_options, "cpu");
         if (wanted) mounts.push_back({decode_octal(mount_point), decode_octal(mount_root)});
@@ -332,7 +344,8 @@ CpuQuota read_cpu_quota(const std::string& root) {
         if (!find_cgroup_path(root, v2, &path)) continue;
         for (const CgroupMount& mount : find_cgroup_mounts(root, v2)) {
             // The part of the path below what is mounted. A container may see its own cgroup as the mount's root while
-            // /proc still names it from the host's root, or from outside ("/../x"): then the mount point is all there is.
+            // /proc still names it from the host's root, or from outside ("/../x"): then the mount point is all there
+            // is.
             const std::string prefix = mount.mount_root == "/" ? std::string() : mount.mount_root;
             const bool visible = path.rfind(prefix + "/", 0) == 0 && path.find("/..") == std::string::npos;
             std::string below = visible ? path.substr(prefix.size()) : "";

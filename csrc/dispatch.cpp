@@ -31,7 +31,9 @@ namespace {
 bool any_cpu(const CpuFeatures&) { return true; }
 bool has_avx2(const CpuFeatures& cpu) { return cpu.avx2 && cpu.fma && cpu.f16c; }
 bool has_avx2_vnni(const CpuFeatures& cpu) { return has_avx2(cpu) && cpu.avx_vnni; }
-bool has_avx512(const CpuFeatures& cpu) { return has_avx2(cpu) && cpu.avx512f && cpu.avx512bw && cpu.avx512dq && cpu.avx512vl; }
+bool has_avx512(const CpuFeatures& cpu) {
+    return has_avx2(cpu) && cpu.avx512f && cpu.avx512bw && cpu.avx512dq && cpu.avx512vl;
+}
 bool has_avx512_vnni(const CpuFeatures& cpu) { return has_avx512(cpu) && cpu.avx512_vnni; }
 bool has_avx512_bf16(const CpuFeatures& cpu) { return has_avx512_vnni(cpu) && cpu.avx512_bf16; }
 bool has_amx(const CpuFeatures& cpu) { return has_avx512_bf16(cpu) && cpu.amx_tile && cpu.amx_bf16 && cpu.amx_int8; }

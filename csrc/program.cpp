@@ -24,7 +24,8 @@ void Program::Memory::grow(size_t wanted) {
     const size_t rounded = (wanted + kPage - 1) / kPage * kPage;
     void* const memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    madvise(memory, rounded, MADV_HUGEPAGE);  // a block of a prefill touches 128 rows: with small pages, a page for each
+    madvise(memory, rounded,
+            MADV_HUGEPAGE);  // a block of a prefill touches 128 rows: with small pages, a page for each
     if (data) munmap(data, bytes);
     data = static_cast<char*>(memory);
     bytes = rounded;
@@ -38,7 +39,7 @@ float* Program::Frame::at(Value value) const {
 
 template <class Op, class Bind>
 class Program::Recorded final : public Instruction {
-public:
+  public:
     Recorded(std::string name, bool varies, Bind bind) : Instruction(std::move(name), varies), bind_(std::move(bind)) {
         for (int p = 0; p < Op::kPhases; ++p) bodies_[p] = {&op_, p};
     }
@@ -59,7 +60,7 @@ public:
         }
     }
 
-private:
+  private:
     Op op_ = {};
     PhaseBody<Op> bodies_[Op::kPhases];
     const Bind bind_;
@@ -134,8 +135,8 @@ void Program::linear(Value out, Value x, const Norm& norm, const void* weight, c
     });
 }
 
-void Program::attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Preparation& preparation, int layer, float scale,
-                        int64_t window, float softcap) {
+void Program::attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Preparation& preparation, int layer,
+                        float scale, int64_t window, float softcap) {
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
         const Step& step = frame.step;
         const KvView& kv = step.cache[layer];

@@ -29,20 +29,20 @@ constexpr std::chrono::microseconds kSpinTime{100};
 // True on a thread that is inside a chunk: a nested run must not wait for the pool it is part of.
 thread_local bool inside_chunk = false;
 
-// Denormals and rounding as the C++ standard has them, whatever the calling thread set: results must not depend on which
-// thread runs a chunk.
+// Denormals and rounding as the C++ standard has them, whatever the calling thread set: results must not depend on
+// which thread runs a chunk.
 class DefaultFloatState {
-public:
+  public:
     DefaultFloatState() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
     ~DefaultFloatState() { _mm_setcsr(saved_); }
 
-private:
+  private:
     unsigned saved_;
 };
 
 // The calling thread on one processor, where it is told one; then on those it had before.
 class Pinned {
-public:
+  public:
     explicit Pinned(const std::vector<int>& cpus) {
         if (cpus.empty()) return;
         before_ = affinity_cpus();
@@ -58,7 +58,7 @@ public:
     Pinned(const Pinned&) = delete;
     Pinned& operator=(const Pinned&) = delete;
 
-private:
+  private:
     std::vector<int> before_;
 };
 
@@ -77,7 +77,8 @@ bool spin_until(const Ready& ready, bool may_spin) {
 }
 
 int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 
 void run_serially(const Phase* phases, int count, int64_t* opened) {
@@ -91,14 +92,14 @@ void run_serially(const Phase* phases, int count, int64_t* opened) {
 
 }  // namespace
 
-// How a run works. One phase is open at a time. Each thread has a range of its chunks, next to each other, which it takes from
-// the front; when it is used up, it takes from the back of the others' ranges. So a thread reads memory in one stream for as
-// long as it keeps up, and the same chunks fall to the same thread in every run.
+// How a run works. One phase is open at a time. Each thread has a range of its chunks, next to each other, which it
+// takes from the front; when it is used up, it takes from the back of the others' ranges. So a thread reads memory in
+// one stream for as long as it keeps up, and the same chunks fall to the same thread in every run.
 //
-// Whoever shortens a range by one owns a chunk, and while it owns one the phase cannot end, so that everything about the
-// phase and the run may be read without a lock. The thread whose chunk is the last to finish opens the next phase, or ends
-// the run. A thread that owns nothing looks at the atomics only, and so may be anywhere, asleep or far behind, without
-// holding anything up: at worst it takes, late, a chunk of a later phase.
+// Whoever shortens a range by one owns a chunk, and while it owns one the phase cannot end, so that everything about
+// the phase and the run may be read without a lock. The thread whose chunk is the last to finish opens the next phase,
+// or ends the run. A thread that owns nothing looks at the atomics only, and so may be anywhere, asleep or far behind,
+// without holding anything up: at worst it takes, late, a chunk of a later phase.
 struct ThreadPool::State {
     // -- one run at a time
     std::mutex run_mutex;
@@ -106,9 +107,9 @@ struct ThreadPool::State {
     // -- the run: written by the thread that opens a phase, read by owners of chunks
     const Phase* phases = nullptr;
     int num_phases = 0;
-    int64_t* opened = nullptr;         // times, or null
+    int64_t* opened = nullptr;  // times, or null
     int phase = 0;
-    std::exception_ptr error;          // guarded by `failed` being set once
+    std::exception_ptr error;  // guarded by `failed` being set once
     std::atomic<bool> failed{false};
     std::atomic<bool> done{true};
 
@@ -131,8 +132,8 @@ struct ThreadPool::State {
 
     // -- workers
     std::atomic<int> num_threads{1};
-    std::vector<int> cpus;             // where each thread is pinned, the caller first; or empty
-    bool may_spin = true;              // no spinning where threads outnumber processors: it would steal from the workers
+    std::vector<int> cpus;  // where each thread is pinned, the caller first; or empty
+    bool may_spin = true;   // no spinning where threads outnumber processors: it would steal from the workers
     std::vector<std::thread> workers;
 
     // Takes one chunk off the front or the back of a range.
@@ -142,7 +143,8 @@ struct ThreadPool::State {
             const uint64_t begin = uint32_t(bounds), end = bounds >> 32;
             if (begin >= end) return false;
             const uint64_t shorter = front ? bounds + 1 : bounds - (uint64_t(1) << 32);
-            if (range.bounds.compare_exchange_weak(bounds, shorter, std::memory_order_acquire, std::memory_order_relaxed)) {
+            if (range.bounds.compare_exchange_weak(bounds, shorter, std::memory_order_acquire,
+                                                   std::memory_order_relaxed)) {
                 *chunk = int64_t(front ? begin : end - 1);
                 return true;
             }
@@ -160,13 +162,14 @@ struct ThreadPool::State {
 
     // Deals out chunks: a single one to the thread that opens the phase, and is awake.
     //
-    // All ranges are empty here, and one that gets nothing must be left alone. Once the last chunk lies in its range, others may
-    // finish the phase and deal the next one while this thread is held up: a range that it emptied only then would take that
-    // phase's chunks with it, and nobody would end the run.
+    // All ranges are empty here, and one that gets nothing must be left alone. Once the last chunk lies in its range,
+    // others may finish the phase and deal the next one while this thread is held up: a range that it emptied only then
+    // would take that phase's chunks with it, and nobody would end the run.
     void deal(int64_t chunks, int opener) {
         const int count = int(ranges.size());
         for (int t = 0; t < count; ++t) {
-            const auto [first, end] = chunks == 1 ? std::pair<int64_t, int64_t>(0, t == opener) : share(chunks, t, count);
+            const auto [first, end] =
+                chunks == 1 ? std::pair<int64_t, int64_t>(0, t == opener) : share(chunks, t, count);
             if (first < end) ranges[t].bounds.store(uint64_t(first) | uint64_t(end) << 32);
         }
     }
@@ -266,7 +269,8 @@ struct ThreadPool::State {
         try {
             for (int w = int(workers.size()); w < wanted; ++w) {
                 workers.emplace_back([this, w] { worker_main(w + 1); });
-                pthread_setname_np(workers[w].native_handle(), ("pace " + std::to_string(w + 1)).c_str());  // for top -H
+                pthread_setname_np(workers[w].native_handle(),
+                                   ("pace " + std::to_string(w + 1)).c_str());  // for top -H
                 if (!cpus.empty()) set_affinity(workers[w].native_handle(), {cpus[w + 1]});
             }
         } catch (...) {
@@ -288,9 +292,7 @@ struct ThreadPool::State {
     }
 };
 
-ThreadPool::ThreadPool() : state_(new State) {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
+ThreadPool::ThreadPool() : state_(new State) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
 ThreadPool& ThreadPool::instance() {
     static ThreadPool* const pool = new ThreadPool;
@@ -306,8 +308,8 @@ std::vector<int> ThreadPool::pinned_cpus() const {
 
 void ThreadPool::set_num_threads(int count, bool pinned) {
     if (count < 1 || count > kMaxThreads) {
-        throw std::invalid_argument("the number of threads must be between 1 and " + std::to_string(kMaxThreads) + ", got " +
-                                    std::to_string(count));
+        throw std::invalid_argument("the number of threads must be between 1 and " + std::to_string(kMaxThreads) +
+                                    ", got " + std::to_string(count));
     }
     if (inside_chunk) throw std::logic_error("set_num_threads was called from inside a parallel run");
     const std::vector<int> cpus = pinned ? cpus_to_pin("", affinity_cpus(), count) : std::vector<int>();
@@ -335,9 +337,9 @@ void ThreadPool::Turn::run(const Phase* phases, int count, int64_t* opened) {
 
 void ThreadPool::run(const Phase* phases, int count, int64_t* opened) { Turn(*this).run(phases, count, opened); }
 
-// fork() copies only the calling thread. The parent's handlers make it wait for runs in flight; the child forgets the copied
-// state, whose workers do not exist there, and starts anew. That state is leaked on purpose: destroying a std::thread that
-// was never joined ends the process.
+// fork() copies only the calling thread. The parent's handlers make it wait for runs in flight; the child forgets the
+// copied state, whose workers do not exist there, and starts anew. That state is leaked on purpose: destroying a
+// std::thread that was never joined ends the process.
 void ThreadPool::before_fork() { instance().state_->run_mutex.lock(); }
 
 void ThreadPool::after_fork_in_parent() { instance().state_->run_mutex.unlock(); }

@@ -1,7 +1,7 @@
 """Load a model, generate text, look at the numbers. Runs as it is, on the small model that comes with pace:
 
-    python examples/pace_llm_basic.py
-    python examples/pace_llm_basic.py --model Qwen/Qwen2.5-0.5B-Instruct --prompt "Why is the sky blue?"
+python examples/pace_llm_basic.py
+python examples/pace_llm_basic.py --model Qwen/Qwen2.5-0.5B-Instruct --prompt "Why is the sky blue?"
 """
 
 import argparse
@@ -17,7 +17,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--num-threads", type=int, help="default: one per physical core that this process may use")
     parser.add_argument("--max-new-tokens", type=int, default=300)
-    parser.add_argument("--do-sample", action="store_true", help="draw tokens at random instead of taking the most likely")
+    parser.add_argument(
+        "--do-sample", action="store_true", help="draw tokens at random instead of taking the most likely"
+    )
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)

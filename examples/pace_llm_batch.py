@@ -28,7 +28,9 @@ def main() -> None:
     model = LLMModel(args.model)
     config = SamplingConfig(max_new_tokens=args.max_new_tokens)
     inputs = [
-        model.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False)
+        model.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
         for prompt in args.prompts
     ]
 
@@ -42,7 +44,9 @@ def main() -> None:
 
     for prompt, text, reason in zip(args.prompts, together.texts, together.finish_reasons):
         print(f"- {prompt}\n  {text} [{reason}]")
-    print(f"\ntogether: {seconds_together:.2f} s, one by one: {seconds_one_by_one:.2f} s, same texts: {together.texts == one_by_one}")
+    print(
+        f"\ntogether: {seconds_together:.2f} s, one by one: {seconds_one_by_one:.2f} s, same texts: {together.texts == one_by_one}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Beam search: several texts are followed at once, and the likeliest as a whole win. Greedy decoding takes the likeliest token
-each time, which may lead into a text that is less likely in the end.
+"""Beam search: several texts are followed at once, and the likeliest as a whole win. Greedy decoding takes the
+likeliest token each time, which may lead into a text that is less likely in the end.
 
     python examples/pace_llm_beam.py
     python examples/pace_llm_beam.py "The capital of France" --num-beams 8 --num-return-sequences 4
@@ -18,7 +18,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=16)
     parser.add_argument("--num-beams", type=int, default=4)
     parser.add_argument("--num-return-sequences", type=int, default=3)
-    parser.add_argument("--length-penalty", type=float, default=1.0, help="above 0 favours long texts, below 0 short ones")
+    parser.add_argument(
+        "--length-penalty", type=float, default=1.0, help="above 0 favours long texts, below 0 short ones"
+    )
     args = parser.parse_args()
 
     model = LLMModel(args.model)
@@ -37,7 +39,9 @@ def main() -> None:
     print(f"prompt: {args.prompt}")
     for name, output in (("greedy", greedy), (f"{args.num_beams} beams", beams)):
         for text, tokens in zip(output.texts, output.logprobs):
-            print(f"{name}: log-probability {sum(token.logprob for token in tokens):7.3f} in {len(tokens):2} tokens: {text!r}")
+            print(
+                f"{name}: log-probability {sum(token.logprob for token in tokens):7.3f} in {len(tokens):2} tokens: {text!r}"
+            )
     print("scores: " + ", ".join(f"{score:.4f}" for score in beams.sequence_scores))
 
 

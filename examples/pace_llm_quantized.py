@@ -1,7 +1,7 @@
 """One checkpoint in fewer bits: memory, speed, and what it costs in likelihood.
 
-    python examples/pace_llm_quantized.py
-    python examples/pace_llm_quantized.py --model Qwen/Qwen2.5-1.5B-Instruct --formats int8 int4
+python examples/pace_llm_quantized.py
+python examples/pace_llm_quantized.py --model Qwen/Qwen2.5-1.5B-Instruct --formats int8 int4
 """
 
 import argparse
@@ -30,7 +30,9 @@ def main() -> None:
     config, text = SamplingConfig(max_new_tokens=args.max_new_tokens), None
     for name in args.formats:
         with LLMModel(args.model, quantization=FORMATS[name]) as model:
-            prompt = model.tokenizer.apply_chat_template([{"role": "user", "content": args.prompt}], add_generation_prompt=True, return_dict=False)
+            prompt = model.tokenizer.apply_chat_template(
+                [{"role": "user", "content": args.prompt}], add_generation_prompt=True, return_dict=False
+            )
             output, report = model.generate(prompt, config), model.memory_report()
             text = text or prompt + output.generated_token_ids[0]  # the first model's, which all are asked about
             likelihood = model.score(text)[0].mean().item()

@@ -1,7 +1,7 @@
 """The same text in fewer steps: drafts are proposed cheaply and verified together, several tokens in one step.
 
-    python examples/pace_llm_speculative.py
-    python examples/pace_llm_speculative.py --model Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
+python examples/pace_llm_speculative.py
+python examples/pace_llm_speculative.py --model Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
 """
 
 import argparse
@@ -18,9 +18,13 @@ PROMPTS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description="Decode with and without drafts with pace.")
     parser.add_argument("--model", default=TINY, help="a directory or a Hub id (default: the bundled model)")
-    parser.add_argument("--draft", default=TINY_DRAFT, help="a smaller model of the same tokenizer (default: the bundled one)")
+    parser.add_argument(
+        "--draft", default=TINY_DRAFT, help="a smaller model of the same tokenizer (default: the bundled one)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=120)
-    parser.add_argument("--do-sample", action="store_true", help="with a seed: drafts do not change what is drawn either")
+    parser.add_argument(
+        "--do-sample", action="store_true", help="with a seed: drafts do not change what is drawn either"
+    )
     args = parser.parse_args()
 
     ways = {"without drafts": None, "prompt lookup": PromptLookupConfig(), "draft model": DraftModelConfig(args.draft)}
@@ -29,7 +33,9 @@ def main() -> None:
     tokenizer = models["without drafts"].tokenizer
 
     for prompt in PROMPTS:
-        inputs = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False)
+        inputs = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
         expected = models["without drafts"].generate(inputs, config)
         print(f"{prompt}\n  {expected.texts[0]}")
         for way, model in models.items():

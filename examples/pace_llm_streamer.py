@@ -1,6 +1,6 @@
 """Print a text while it is written: `model.stream` yields it piece by piece, never half a character.
 
-    python examples/pace_llm_streamer.py "Tell me a story about a robot."
+python examples/pace_llm_streamer.py "Tell me a story about a robot."
 """
 
 import argparse

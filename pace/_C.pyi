@@ -48,7 +48,9 @@ def place_packed(weight: int) -> None:
     """Of a weight of zeros: its pages become resident, each next to the thread that will read it."""
 
 def pack_rows(weight: int, row: int, rows: int, source: int, source_dtype: int, source_stride: int) -> None: ...
-def pack_codes(weight: int, row: int, rows: int, codes: int, codes_stride: int, scales: int, mins: int, paired: bool) -> None: ...
+def pack_codes(
+    weight: int, row: int, rows: int, codes: int, codes_stride: int, scales: int, mins: int, paired: bool
+) -> None: ...
 def quantize_rows(
     quantizer: int, source: int, source_dtype: int, source_stride: int, rows: int, k: int, group: int, rounds_scales: bool,
     bounds: int, bound_count: int, code_of_level: int, codes: int, nibbles: bool, scales: int, mins: int,
@@ -63,7 +65,17 @@ def activation(kind: int, x: int, y: int, count: int) -> None: ...
 
 # Norms and rows of logits.
 def norm(
-    layer: bool, x: int, x_stride: int, residual: int, weight: int, bias: int, eps: float, rows: int, k: int, sum: int, y: int
+    layer: bool,
+    x: int,
+    x_stride: int,
+    residual: int,
+    weight: int,
+    bias: int,
+    eps: float,
+    rows: int,
+    k: int,
+    sum: int,
+    y: int,
 ) -> None: ...
 def head_rms_norm(
     x: int, tokens: int, heads: int, head_dim: int, token_stride: int, head_stride: int, weight: int, eps: float
@@ -76,7 +88,17 @@ def top_k_top_p(logits: int, row_stride: int, rows: int, n: int, top_k: int, top
 class KvView:
     """One layer's key/value blocks."""
 
-    def __init__(self, k: int, v: int, k_block_stride: int, v_block_stride: int, dtype: int, num_blocks: int, kv_heads: int, head_dim: int) -> None: ...
+    def __init__(
+        self,
+        k: int,
+        v: int,
+        k_block_stride: int,
+        v_block_stride: int,
+        dtype: int,
+        num_blocks: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None: ...
 
 def attention(
     kv: KvView,
@@ -145,10 +167,27 @@ class Program:
     def add(self, out: Value, a: Value, b: Value) -> None: ...
     def norm(self, out: Value, x: Value, norm: Norm) -> None: ...
     def linear(
-        self, out: Value, x: Value, norm: Norm | None, weight: int, order: int, bias: int, activation: int, residual: Value | None
+        self,
+        out: Value,
+        x: Value,
+        norm: Norm | None,
+        weight: int,
+        order: int,
+        bias: int,
+        activation: int,
+        residual: Value | None,
     ) -> None: ...
     def attention(
-        self, out: Value, q: Heads, k: Heads, v: Heads, preparation: Preparation, layer: int, scale: float, window: int, softcap: float
+        self,
+        out: Value,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        preparation: Preparation,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
     ) -> None: ...
     def run(
         self,

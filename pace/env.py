@@ -1,4 +1,5 @@
-"""Every environment variable that pace looks at. This is the only Python file that reads them; `pace env` prints the table."""
+"""Every environment variable that pace looks at. This is the only Python file that reads them; `pace env` prints the
+table."""
 
 from __future__ import annotations
 
@@ -21,25 +22,35 @@ class Variable:
 
 
 VARIABLES = (
-    Variable("PACE_ISA", "the best that the CPU has", "the instruction set of the kernels, by its name in `pace env`; read by the C++ extension"),
+    Variable(
+        "PACE_ISA",
+        "the best that the CPU has",
+        "the instruction set of the kernels, by its name in `pace env`; read by the C++ extension",
+    ),
     Variable(
         "PACE_NUM_THREADS",
         "the physical cores within the affinity mask and the cgroup quota",
         "threads of the kernels where a program does not say num_threads=",
     ),
-    Variable("PACE_PIN_THREADS", "0", "1 gives each of these threads a CPU of its own, where a program does not say pin_threads="),
+    Variable(
+        "PACE_PIN_THREADS",
+        "0",
+        "1 gives each of these threads a CPU of its own, where a program does not say pin_threads=",
+    ),
 )
 
 
 def value(name: str) -> str | None:
-    """The text of a variable of the table, None where it is not set or empty. KeyError for a name that is not in the table."""
+    """The text of a variable of the table, None where it is not set or empty. KeyError for a name that is not in the
+    table."""
     if name not in {variable.name for variable in VARIABLES}:
         raise KeyError(f"{name} is not in pace.env.VARIABLES; every variable that pace reads has a line there")
     return os.environ.get(name) or None
 
 
 def num_threads() -> int | None:
-    """PACE_NUM_THREADS as a number, None where it is not set. Raises ValueError unless it is a whole number in 1..`MAX_THREADS`."""
+    """PACE_NUM_THREADS as a number, None where it is not set. Raises ValueError unless it is a whole number in
+    1..`MAX_THREADS`."""
     text = value("PACE_NUM_THREADS")
     if text is None:
         return None

@@ -1,6 +1,6 @@
 """How well a model predicts a text, and how far it is from another model there: perplexity, KL divergence, agreement.
 
-    evaluate(LLMModel(path, quantization="int4"), read_texts("text.txt"), reference=LLMModel(path))
+evaluate(LLMModel(path, quantization="int4"), read_texts("text.txt"), reference=LLMModel(path))
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Evaluation:
     perplexity: float
     """`exp` of the mean of `-log p(token | those before it in its window)`."""
     kl_divergence: float | None = None
-    """Mean over the tokens of `sum over the vocabulary of r (log r - log p)`, in nats, r being the reference's probabilities."""
+    """Mean over the tokens of `sum over the vocabulary of r (log r - log p)`, in nats, r being the reference's
+    probabilities."""
     kl_max: float | None = None
     """The largest of a token."""
     top1_agreement: float | None = None
@@ -66,7 +67,11 @@ def read_texts(path: str | Path) -> list[str]:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     texts = [content]
     if path.suffix == ".jsonl":
-        texts = [_text_of(line, f"{path}, line {number}") for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+        texts = [
+            _text_of(line, f"{path}, line {number}")
+            for number, line in enumerate(content.split("\n"), 1)
+            if line.strip()
+        ]
     if not any(text.strip() for text in texts):
         raise ValueError(f"{path} holds no text")
     return texts
@@ -79,12 +84,15 @@ def _text_of(line: str, where: str) -> str:
         raise ValueError(f"{where} is not JSON ({error})") from None
     text = entry.get("text") if isinstance(entry, dict) else None
     if not isinstance(text, str):
-        raise ValueError(f'{where} must be an object with a "text", such as {{"text": "Once upon a time"}}; got {line[:100]}')
+        raise ValueError(
+            f'{where} must be an object with a "text", such as {{"text": "Once upon a time"}}; got {line[:100]}'
+        )
     return text
 
 
 def encode(texts: Sequence[str] | Sequence[list[int]], tokenizer: Any, vocab_size: int) -> list[list[int]]:
-    """Token ids of each text that is not empty; token ids as they are. A text that brings its own beginning-of-text token gets no second one."""
+    """Token ids of each text that is not empty; token ids as they are. A text that brings its own beginning-of-text
+    token gets no second one."""
     texts = [text for text in texts if text]
     rows = read_prompts(texts, tokenizer, vocab_size).rows if texts else []
     bos = getattr(tokenizer, "bos_token_id", None)
@@ -92,16 +100,19 @@ def encode(texts: Sequence[str] | Sequence[list[int]], tokenizer: Any, vocab_siz
 
 
 def read_context(context: int | None, longest: int) -> int:
-    """Tokens of a window for a model that takes `longest`; None for the default. Raises ValueError for fewer than two, or more than that."""
+    """Tokens of a window for a model that takes `longest`; None for the default. Raises ValueError for fewer than two,
+    or more than that."""
     context = min(CONTEXT, longest) if context is None else context
     if not 2 <= context <= longest:
-        raise ValueError(f"{argument('context')} must be from 2 to the {longest} tokens that the model takes; got {context}")
+        raise ValueError(
+            f"{argument('context')} must be from 2 to the {longest} tokens that the model takes; got {context}"
+        )
     return context
 
 
 def windows(rows: Sequence[list[int]], context: int) -> Iterator[list[int]]:
-    """The rows in runs of at most `context` tokens, each beginning with the last token of the one before: so that every token but a
-    row's first is predicted once."""
+    """The rows in runs of at most `context` tokens, each beginning with the last token of the one before: so that every
+    token but a row's first is predicted once."""
     for row in rows:
         for start in range(0, len(row) - 1, context - 1):
             yield row[start : start + context]
@@ -114,16 +125,17 @@ def evaluate(
     context: int | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Of `texts`, or rows of token ids, cut into windows of `context` tokens (default: 512, or what the models take); a token is predicted from those
-    before it in its window.
+    """Of `texts`, or rows of token ids, cut into windows of `context` tokens (default: 512, or what the models take); a
+    token is predicted from those before it in its window.
 
     `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal only.
 
-    **Memory**: the logits of as many tokens as fit into 16 MB for each model, besides a few numbers for each token; while a text is tokenised, some 470 bytes for each of its tokens.
+    **Memory**: the logits of as many tokens as fit into 16 MB for each model, besides a few numbers for each token;
+    while a text is tokenised, some 470 bytes for each of its tokens.
     **Numerics**: softmax, its differences and all sums in float64, of logits in float32.
 
-    Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and for models
-    that do not share their vocabulary."""
+    Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and
+    for models that do not share their vocabulary."""
     models = [model] if reference is None else [model, reference]
     context = read_context(context, min(m._open.engine.max_length for m in models))
     rows = encode(texts, model.tokenizer, model.config.vocab_size)
@@ -151,8 +163,9 @@ def is_quantized(model: LLMModel) -> bool:
 
 
 def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
-    """float64 `[columns, R]` for logits `[R, V]` of one model, or of a model and its reference, and the tokens `[R]` that came:
-    `-log p(token)`, and with a reference its `-log r(token)`, KL(r || p), and whether the first choices are the same."""
+    """float64 `[columns, R]` for logits `[R, V]` of one model, or of a model and its reference, and the tokens `[R]`
+    that came: `-log p(token)`, and with a reference its `-log r(token)`, KL(r || p), and whether the first choices are
+    the same."""
     model, *reference = (rows.double().log_softmax(-1) for rows in logits)
     losses = [-rows.gather(1, targets[:, None])[:, 0] for rows in (model, *reference)]
     if not reference:
@@ -162,12 +175,17 @@ def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     return torch.stack([*losses, divergence, (logits[0].argmax(-1) == logits[1].argmax(-1)).double()])
 
 
-def _predictions(sessions: Sequence[Session], window: list[int], vocab_size: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+def _predictions(
+    sessions: Sequence[Session], window: list[int], vocab_size: int
+) -> Iterator[tuple[list[Tensor], Tensor]]:
     """Logits of each session and the tokens that came, piece by piece of a window."""
     size = max(1, PIECE_BYTES // (4 * vocab_size))
     for start in range(0, len(window) - 1, size):
         stop = min(start + size, len(window) - 1)
-        yield [session.append(window[start:stop], logits="all") for session in sessions], torch.tensor(window[start + 1 : stop + 1])
+        yield (
+            [session.append(window[start:stop], logits="all") for session in sessions],
+            torch.tensor(window[start + 1 : stop + 1]),
+        )
 
 
 def _summary(values: Tensor) -> Evaluation:
@@ -175,12 +193,20 @@ def _summary(values: Tensor) -> Evaluation:
     if len(means) == 1:
         return Evaluation(values.shape[1], math.exp(means[0]))
     loss, reference_loss, divergence, agreement = means
-    return Evaluation(values.shape[1], math.exp(loss), divergence, values[2].max().item(), agreement, math.exp(reference_loss))
+    return Evaluation(
+        values.shape[1], math.exp(loss), divergence, values[2].max().item(), agreement, math.exp(reference_loss)
+    )
 
 
-def _check_comparable(model: LLMModel, reference: LLMModel, texts: Sequence[str] | Sequence[list[int]], rows: list[list[int]]) -> None:
+def _check_comparable(
+    model: LLMModel, reference: LLMModel, texts: Sequence[str] | Sequence[list[int]], rows: list[list[int]]
+) -> None:
     sizes = model.config.vocab_size, reference.config.vocab_size
     if sizes[0] != sizes[1]:
-        raise ValueError(f"the model has {sizes[0]} tokens and the reference {sizes[1]}: their predictions cannot be compared")
+        raise ValueError(
+            f"the model has {sizes[0]} tokens and the reference {sizes[1]}: their predictions cannot be compared"
+        )
     if reference.tokenizer is not None and encode(texts, reference.tokenizer, sizes[1]) != rows:
-        raise ValueError("the tokenizers of the model and the reference turn the text into different tokens: their predictions cannot be compared")
+        raise ValueError(
+            "the tokenizers of the model and the reference turn the text into different tokens: their predictions cannot be compared"
+        )

@@ -12,8 +12,8 @@ _naming: Naming = lambda name, flag: None
 
 
 def argument(name: str, flag: bool | None = None) -> str:
-    """An argument, or one set to a flag, as the reader of a message has to write it: `act_order` and `act_order=False`, or `--act-order` and `--no-act-order`.
-    A value may follow as `=value` in either case."""
+    """An argument, or one set to a flag, as the reader of a message has to write it: `act_order` and `act_order=False`,
+    or `--act-order` and `--no-act-order`. A value may follow as `=value` in either case."""
     return _naming(name, flag) or (name if flag is None else f"{name}={flag}")
 
 

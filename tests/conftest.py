@@ -1,5 +1,6 @@
-"""One thread of torch in every process of the tests. Their tensors are tiny: a second thread costs more than it brings, and several times as much where
-two processes share two cores, for torch's threads spin while they wait (a calibration: 79 s of processor time, 11 s with one)."""
+"""One thread of torch in every process of the tests. Their tensors are tiny: a second thread costs more than it brings,
+and several times as much where two processes share two cores, for torch's threads spin while they wait (a calibration:
+79 s of processor time, 11 s with one)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,8 @@ from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, which reads it when it is imported
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
+import pytest
+import torch
 
 # What a shell starts in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -24,9 +24,18 @@ def tensor(name: str, shape: tuple[int, ...], number: int, offset: int) -> bytes
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], number, offset)
 
 
-def whole(entries: list[bytes] = [], tensors: list[bytes] = [], data: bytes = b"", version: int = 3, alignment: int = 32, **counts: int) -> bytes:
+def whole(
+    entries: tuple[bytes, ...] = (),
+    tensors: tuple[bytes, ...] = (),
+    data: bytes = b"",
+    version: int = 3,
+    alignment: int = 32,
+    **counts: int,
+) -> bytes:
     """A file; `num_tensors` and `num_entries` may lie about their numbers."""
-    header = b"GGUF" + struct.pack("<IQQ", version, counts.get("num_tensors", len(tensors)), counts.get("num_entries", len(entries)))
+    header = b"GGUF" + struct.pack(
+        "<IQQ", version, counts.get("num_tensors", len(tensors)), counts.get("num_entries", len(entries))
+    )
     header += b"".join(entries) + b"".join(tensors)
     return header + b"\0" * (-len(header) % alignment) + data
 

@@ -32,8 +32,8 @@ HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
     Kind.Q6_K: (208, None, 0), Kind.IQ4_NL: (0, None, 0), Kind.IQ4_XS: (0, None, 0),
 }  # fmt: skip
-"""Types that the gguf package reads and does not write: where in a block the fp16 scale is and that of the minima, and how many times the
-first the second must be for weights around zero."""
+"""Types that the gguf package reads and does not write: where in a block the fp16 scale is and that of the minima, and
+how many times the first the second must be for weights around zero."""
 
 
 def write_gguf(
@@ -43,8 +43,9 @@ def write_gguf(
     add: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     tensors_a_shard: int = 0,
 ) -> dict[str, Tensor]:
-    """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`, and returns the weights that the file holds, by
-    the Hub's names in float32. `types`: ggml's name of the type of matrices, all or by name. `add` may add more to the file."""
+    """Writes the checkpoint in `folder` (config.json and one model.safetensors) to `path`, and returns the weights that
+    the file holds, by the Hub's names in float32. `types`: ggml's name of the type of matrices, all or by name. `add`
+    may add more to the file."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
@@ -56,7 +57,13 @@ def write_gguf(
         data, held[name] = stored(tensor.float(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
         if part and architecture == "llama":
-            data = permute(torch.from_numpy(data), config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]).contiguous().numpy()
+            data = (
+                permute(
+                    torch.from_numpy(data), config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]
+                )
+                .contiguous()
+                .numpy()
+            )
         writer.add_tensor(file_name(name), data, raw_dtype=kind)
     for name, factors in rope.items():
         writer.add_tensor(name, factors)
@@ -77,7 +84,8 @@ def file_name(name: str) -> str:
 
 
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
-    """How a file holds a tensor, and what it then holds: of a type that cannot be written, random blocks of about the same spread."""
+    """How a file holds a tensor, and what it then holds: of a type that cannot be written, random blocks of about the
+    same spread."""
     if kind in HALVES:
         data = random_blocks(values.shape, kind, float(values.std()), seed)
     elif kind == Kind.BF16:
@@ -127,13 +135,19 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
         writer.add_sliding_window(config["sliding_window"])
     kind = rope.get("rope_type", "default")
     if kind == "llama3":
-        return {"rope_freqs.weight": rope_factors({**config, "head_dim": head_dim, "rope_theta": rope["rope_theta"], "rope_scaling": rope})}
+        return {
+            "rope_freqs.weight": rope_factors(
+                {**config, "head_dim": head_dim, "rope_theta": rope["rope_theta"], "rope_scaling": rope}
+            )
+        }
     if kind == "longrope":
         original = config.get("original_max_position_embeddings") or rope["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(original)
         scale = positions / original
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
-        return {f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32) for which in ("short", "long")}
+        return {
+            f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32) for which in ("short", "long")
+        }
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -142,12 +156,13 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     return {}
 
 
-# ------------------------------------------------------------------------------------------------------------- tokenizers
+# -------------------------------------------------------------------------------------------------------------
+# tokenizers
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, pre: str | None = None) -> None:
-    """The vocabulary of one of transformers' fast tokenizers, its special tokens and its chat template. `pre` names how it cuts texts,
-    for byte-level ones; without it, it is a sentencepiece one, whose scores are made from its merges."""
+    """The vocabulary of one of transformers' fast tokenizers, its special tokens and its chat template. `pre` names how
+    it cuts texts, for byte-level ones; without it, it is a sentencepiece one, whose scores are made from its merges."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     tokens: list[str] = [""] * len(tokenizer)
     for token, index in tokenizer.get_vocab().items():
@@ -164,7 +179,10 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, pre: str | None = Non
     else:
         rank = {"".join(merge): index for index, merge in reversed(list(enumerate(merges)))}
         writer.add_token_scores([-float(rank.get(token, len(merges))) for token in tokens])
-        types = [gguf.TokenType.BYTE if re.fullmatch("<0x[0-9A-F]{2}>", token) else kind for token, kind in zip(tokens, types, strict=True)]
+        types = [
+            gguf.TokenType.BYTE if re.fullmatch("<0x[0-9A-F]{2}>", token) else kind
+            for token, kind in zip(tokens, types, strict=True)
+        ]
         if tokenizer.unk_token_id is not None:
             types[tokenizer.unk_token_id] = gguf.TokenType.UNKNOWN
     writer.add_token_types(types)

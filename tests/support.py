@@ -1,4 +1,5 @@
-"""What several tests need: batches over a small cache, backends, checkpoints read without the loader, processes that end, and Ctrl-C at any line."""
+"""What several tests need: batches over a small cache, backends, checkpoints read without the loader, processes that
+end, and Ctrl-C at any line."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from pace.llm.models.model_list import read_config
 
 
 def backends() -> list[str]:
-    """The implementations of `pace.ops` that can run a model here: the reference always, the kernels where they are built."""
+    """The implementations of `pace.ops` that can run a model here: the reference always, the kernels where they are
+    built."""
     try:
         native = importlib.import_module("pace.ops.native")
     except ImportError:
@@ -34,7 +36,8 @@ def backends() -> list[str]:
 
 
 def isas_of_floats() -> list[str]:
-    """The instruction sets with kernels of their own for floats: those with AVX-VNNI differ from avx2 in products of codes alone."""
+    """The instruction sets with kernels of their own for floats: those with AVX-VNNI differ from avx2 in products of
+    codes alone."""
     from pace import _C
 
     return [isa for isa in _C.available_isas() if not isa.startswith("avx2_")]
@@ -54,7 +57,11 @@ class TensorDict:
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
         """Pieces of 24 rows, so that pieces end within tensors and within panels of 16."""
         shape = self.state[name].shape
-        return [(start, min(start + 24, shape[0])) for start in range(0, shape[0], 24)] if len(shape) > 1 else [(0, shape[0])]
+        return (
+            [(start, min(start + 24, shape[0])) for start in range(0, shape[0], 24)]
+            if len(shape) > 1
+            else [(0, shape[0])]
+        )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         return self.state[name][start:stop]
@@ -96,7 +103,8 @@ class Runner:
         self.lengths = [0] * num_sequences
 
     def step(self, chunks: dict[int, Tensor], prompt_lengths: dict[int, int] | None = None) -> dict[int, Tensor]:
-        """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is what rope scaling looks at, at least; default none."""
+        """Appends `chunks[s]` to each sequence s. `prompt_lengths[s]` is what rope scaling looks at, at least; default
+        none."""
         tokens, positions, rope_lengths, slots, starts, kv_len = [], [], [], [], [0], []
         for s, chunk in chunks.items():
             position = torch.arange(self.lengths[s], self.lengths[s] + len(chunk))
@@ -130,25 +138,30 @@ def prefill(model: BaseModelForCausalLM, ops: ModuleType, ids: Tensor, chunk: in
 
 
 def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[str, str]:
-    """Waits for a process to end; returns what it has written since to stdout and stderr. One that does not end in `timeout` seconds is killed, and AssertionError
-    tells what it had written."""
+    """Waits for a process to end; returns what it has written since to stdout and stderr. One that does not end in
+    `timeout` seconds is killed, and AssertionError tells what it had written."""
     try:
         return process.communicate(timeout=timeout)
     except BaseException as error:
         process.kill()
         out, err = process.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
-            raise AssertionError(f"{process.args} did not end in {timeout} s, and wrote {out!r}, and to stderr {err!r}") from None
+            raise AssertionError(
+                f"{process.args} did not end in {timeout} s, and wrote {out!r}, and to stderr {err!r}"
+            ) from None
         raise
 
 
 def exit_code_in_fork(check: Callable[[], bool], timeout: int = 30) -> int:
-    """Of a child forked here and now: 0 where `check` holds in it, 1 where not or where it raises, -SIGALRM where it hangs (on a lock of its parent's, say)."""
+    """Of a child forked here and now: 0 where `check` holds in it, 1 where not or where it raises, -SIGALRM where it
+    hangs (on a lock of its parent's, say)."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler in Python, as of pytest-timeout, waits for what hangs
+            signal.signal(
+                signal.SIGALRM, signal.SIG_DFL
+            )  # a handler in Python, as of pytest-timeout, waits for what hangs
             signal.alarm(timeout)
             code = 0 if check() else 1
         except BaseException:
@@ -164,12 +177,16 @@ def functions_in(*files: str, spared: tuple[str, ...] = ()) -> Callable[[CodeTyp
 
 
 def interrupted_before_line(
-    number: int, function: Callable[[], object], within: Callable[[CodeType], bool], spares: Callable[[str], bool] = lambda line: False
+    number: int,
+    function: Callable[[], object],
+    within: Callable[[CodeType], bool],
+    spares: Callable[[str], bool] = lambda line: False,
 ) -> bool:
-    """Runs `function` with a KeyboardInterrupt before the number-th line that it comes to; False where it comes to fewer.
+    """Runs `function` with a KeyboardInterrupt before the number-th line that it comes to; False where it comes to
+    fewer.
 
-    Lines count in functions `within` takes when they are called, but for those whose text it `spares`. What handles the interrupt is not
-    interrupted again."""
+    Lines count in functions `within` takes when they are called, but for those whose text it `spares`. What handles the
+    interrupt is not interrupted again."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -48,7 +48,14 @@ def command(capsys, monkeypatch):
 
 
 def process(*arguments: str, **more) -> subprocess.Popen:
-    more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT, **more}
+    more = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": ENVIRONMENT,
+        **more,
+    }
     return subprocess.Popen([sys.executable, "-m", "pace", *arguments], **more)
 
 
@@ -127,8 +134,14 @@ QUANTIZE = ["quantize", str(TINY), "out"]
     [
         ([*QUANTIZE, "--calibrate", TEXT, "--tokens", "10"], "--tokens must be at least 256; got 10"),
         ([*QUANTIZE], "give one (--calibrate), or --method='rtn'"),
-        ([*QUANTIZE, "--method", "rtn", "--context", "64"], "--context would have no effect: there is no text to read; give one to calibrate on (--calibrate)"),
-        ([*QUANTIZE, "--method", "rtn", "--tokens", "512", "--tokenizer", "x"], "--tokens and --tokenizer would have no effect"),
+        (
+            [*QUANTIZE, "--method", "rtn", "--context", "64"],
+            "--context would have no effect: there is no text to read; give one to calibrate on (--calibrate)",
+        ),
+        (
+            [*QUANTIZE, "--method", "rtn", "--tokens", "512", "--tokenizer", "x"],
+            "--tokens and --tokenizer would have no effect",
+        ),
         ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--tokens", "512"], "--tokens=512 would have no effect"),
         ([*QUANTIZE, "--method", "rtn", "--calibrate", TEXT, "--no-report"], "the report is turned off (--no-report)"),
         ([*QUANTIZE, "--method", "rtn", "--no-act-order"], "--no-act-order tells GPTQ"),
@@ -143,7 +156,10 @@ QUANTIZE = ["quantize", str(TINY), "out"]
         (["eval", "--text", TEXT, "--kv-cache-bytes", "2G"], "--kv-cache-bytes: a size is"),
         (["eval", "--text", TEXT, "--kv-cache-bytes", "10"], "--kv-cache-bytes=10 is too little"),
         (["eval", "--text", TEXT, "--bmc-rows", "8"], "--bmc-rows=8 is for --kv-cache-type='bmc'"),
-        (["eval", "--text", TEXT, "--prefix-cache-bytes", "9999999", "--kv-cache-bytes", "1MiB"], "--prefix-cache-bytes=9999999 is a part of --kv-cache-bytes"),
+        (
+            ["eval", "--text", TEXT, "--prefix-cache-bytes", "9999999", "--kv-cache-bytes", "1MiB"],
+            "--prefix-cache-bytes=9999999 is a part of --kv-cache-bytes",
+        ),
         (["eval", str(TINY), "--text", TEXT, "--revision", "x"], "--revision='x' was given"),
         (["eval", "nobody/nothing", "--text", TEXT, "--local-files-only"], "--local-files-only forbids"),
         (["plan", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
@@ -152,12 +168,17 @@ QUANTIZE = ["quantize", str(TINY), "out"]
         (["bench", str(TINY), "--kv-cache-dtype", "int3"], "--kv-cache-dtype must be 'auto'"),
         (["bench", str(TINY), "--num-threads", "0"], "--num-threads must be in 1.."),
         (["bench", str(TINY), "--dtype", "int3"], "--dtype must be bfloat16"),
-        (["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"], "--num-return-sequences=3 exceeds --num-beams=2"),
+        (
+            ["generate", "x", "--num-beams", "2", "--num-return-sequences", "3"],
+            "--num-return-sequences=3 exceeds --num-beams=2",
+        ),
         (["generate", "x", "--num-return-sequences", "3"], "set --do-sample, or --num-beams"),
         (["generate", "x", "--top-k", "-1"], "--top-k must be an int in"),
         (["generate", "x", "--eos-token-id", "-1"], "--eos-token-id must be an int >= 0, got -1; set --ignore-eos to"),
     ],
-    ids=lambda value: " ".join(value).replace(TEXT, "TEXT").replace(str(TINY), "MODEL") if isinstance(value, list) else "",
+    ids=lambda value: (
+        " ".join(value).replace(TEXT, "TEXT").replace(str(TINY), "MODEL") if isinstance(value, list) else ""
+    ),
 )
 def test_errors_name_options_as_they_are_typed(command, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -177,7 +198,10 @@ def test_python_callers_read_names_in_python(command):
 
 
 def test_debug_shows_where():
-    for arguments in (["--debug", "generate", "x", "--model", "/no/such/directory"], ["generate", "x", "--model", "/no/such/directory", "--debug"]):
+    for arguments in (
+        ["--debug", "generate", "x", "--model", "/no/such/directory"],
+        ["generate", "x", "--model", "/no/such/directory", "--debug"],
+    ):
         running = process(*arguments)
         out, err = finish(running)
         assert running.returncode == 1 and out == "" and "Traceback" in err and "/no/such/directory" in err
@@ -205,17 +229,34 @@ def test_drafts_change_the_metrics_alone(command, drafts):
     plain, drafted = (json.loads(command(*question, *more)[1]) for more in ([], drafts))
     assert plain.pop("metrics")["num_drafted_tokens"] == 0 and drafted.pop("metrics")["num_drafted_tokens"] > 0
     assert plain == drafted
-    assert command("chat", *drafts, stdin="What is the capital of Spain?\n") == (0, "The capital of Spain is Madrid.\n", "")
+    assert command("chat", *drafts, stdin="What is the capital of Spain?\n") == (
+        0,
+        "The capital of Spain is Madrid.\n",
+        "",
+    )
 
 
 def test_operators_are_chosen_and_what_ran_is_printed(command):
-    code, out, err = command("generate", "1, 2, 3, 4,", "--max-new-tokens", "4", "--backend", "norm=torch, mlp=torch", "--operators")
+    code, out, err = command(
+        "generate", "1, 2, 3, 4,", "--max-new-tokens", "4", "--backend", "norm=torch, mlp=torch", "--operators"
+    )
     assert code == 0 and out == " 5, 6,\n"
     ran = {line.split()[0]: line.split()[1] for line in err.splitlines()[1:]}
-    assert ran == {"embedding": "native", "norm": "torch", "projection": "native", "rotary": "native", "attention": "native", "mlp": "torch", "lm_head": "native"}
+    assert ran == {
+        "embedding": "native",
+        "norm": "torch",
+        "projection": "native",
+        "rotary": "native",
+        "attention": "native",
+        "mlp": "torch",
+        "lm_head": "native",
+    }
 
 
-@pytest.mark.parametrize("wrong, words", [("cuda", "attention=torch,mlp=torch"), ("nom=torch", "did you mean 'norm'"), ("mlp=gpu", "got 'gpu'")])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [("cuda", "attention=torch,mlp=torch"), ("nom=torch", "did you mean 'norm'"), ("mlp=gpu", "got 'gpu'")],
+)
 def test_a_backend_that_is_not_there_is_a_usage_error(command, wrong, words):
     for name in ("generate", "chat", "bench"):
         code, out, err = command(name, "--backend", wrong)
@@ -232,7 +273,11 @@ def test_a_prompt_may_look_like_an_option(command):
 def test_a_setting_without_effect_is_told(command):
     code, out, err = command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5")
     assert code == 0 and out and "temperature set, but without effect" in err
-    assert command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5", "--no-do-sample") == (0, out, "")
+    assert command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5", "--no-do-sample") == (
+        0,
+        out,
+        "",
+    )
 
 
 def test_generate_reads_stdin(command):
@@ -257,14 +302,32 @@ def test_generate_json(command):
     code, out, err = command(*CAPITAL, "--json", "--logprobs", "2", "--prompt-logprobs", "1")
     result = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
-    assert result["prompt"] == CAPITAL[-1] and result["texts"] == ["The capital of Japan is Tokyo."] and result["finish_reasons"] == ["stop"]
-    assert len(result["generated_token_ids"][0]) == len(result["logprobs"][0]) == result["metrics"]["num_generated_tokens"]
+    assert (
+        result["prompt"] == CAPITAL[-1]
+        and result["texts"] == ["The capital of Japan is Tokyo."]
+        and result["finish_reasons"] == ["stop"]
+    )
+    assert (
+        len(result["generated_token_ids"][0]) == len(result["logprobs"][0]) == result["metrics"]["num_generated_tokens"]
+    )
     assert all(len(token["top"]) == 2 and token["logprob"] <= 0 for token in result["logprobs"][0])
-    assert result["prompt_logprobs"][0][0] is None and all(len(token["top"]) == 1 for token in result["prompt_logprobs"][0][1:])
+    assert result["prompt_logprobs"][0][0] is None and all(
+        len(token["top"]) == 1 for token in result["prompt_logprobs"][0][1:]
+    )
 
 
 def test_generate_several_samples(command):
-    sampling = ["generate", "Once upon a time", "--do-sample", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens", "12"]
+    sampling = [
+        "generate",
+        "Once upon a time",
+        "--do-sample",
+        "--seed",
+        "5",
+        "--num-return-sequences",
+        "3",
+        "--max-new-tokens",
+        "12",
+    ]
     code, out, _ = command(*sampling)
     assert code == 0 and re.findall(r"^\[(\d)\]$", out, re.MULTILINE) == ["0", "1", "2"]
     texts = json.loads(command(*sampling, "--json")[1])["texts"]
@@ -276,18 +339,22 @@ def test_generate_with_beams(command):
     code, out, _ = command(*beams)
     assert code == 0 and re.findall(r"^\[(\d)\]$", out, re.MULTILINE) == ["0", "1"]
     result = json.loads(command(*beams, "--json")[1])
-    assert result["sequence_scores"] == sorted(result["sequence_scores"], reverse=True) and all(text in out for text in result["texts"])
+    assert result["sequence_scores"] == sorted(result["sequence_scores"], reverse=True) and all(
+        text in out for text in result["texts"]
+    )
     assert command(*beams[:4], "--max-new-tokens", "8")[1] == result["texts"][0] + "\n"
 
 
 def test_generate_with_a_system_prompt(command):
-    assert json.loads(command(*CAPITAL, "--json", "--system", "You are a pirate.")[1])["metrics"]["num_prompt_tokens"] > (
-        json.loads(command(*CAPITAL, "--json")[1])["metrics"]["num_prompt_tokens"] + 3
-    )
+    assert json.loads(command(*CAPITAL, "--json", "--system", "You are a pirate.")[1])["metrics"][
+        "num_prompt_tokens"
+    ] > (json.loads(command(*CAPITAL, "--json")[1])["metrics"]["num_prompt_tokens"] + 3)
 
 
 def test_ctrl_c_in_json_tells_what_there_is():
-    running = process("generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug", bufsize=1)
+    running = process(
+        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug", bufsize=1
+    )
     for line in running.stderr:  # the log tells that the model is there
         if "pace:" in line:
             break
@@ -330,7 +397,9 @@ def test_the_other_fields():
     assert parse("--stop-strings", "a b", "--stop-strings", "c").stop_strings == ["a b", "c"]
     assert parse().explicit_fields == set()
     covered = set(VALUES) | {"do_sample", "ignore_eos", "stop_strings"}
-    assert {field.name for field in fields(SamplingConfig)} - covered == {"logits_processors"}  # callables, from Python alone
+    assert {field.name for field in fields(SamplingConfig)} - covered == {
+        "logits_processors"
+    }  # callables, from Python alone
 
 
 def test_explanations_come_from_the_fields():
@@ -378,7 +447,11 @@ def test_chat_history():
     with pytest.raises(KeyboardInterrupt):
         answer.throw(KeyboardInterrupt)
     list(conversation.answer("three"))
-    system, one, two = ("system", "be brief"), [("user", "one"), ("assistant", "abc")], [("user", "two"), ("assistant", "a")]
+    system, one, two = (
+        ("system", "be brief"),
+        [("user", "one"), ("assistant", "abc")],
+        [("user", "two"), ("assistant", "a")],
+    )
     assert Recorder.given == [[system, one[0]], [system, *one, two[0]], [system, *one, *two, ("user", "three")]]
     conversation.restart(None)
     list(conversation.answer("four"))
@@ -394,7 +467,16 @@ def test_chat_survives_a_full_context(command):
 def test_chat_at_a_terminal():
     """Ctrl-C stops the answer and not the conversation; Ctrl-D leaves."""
     controller, terminal = pty.openpty()
-    running = process("chat", "--max-new-tokens", "900", "--ignore-eos", stdin=terminal, stdout=terminal, stderr=subprocess.STDOUT, start_new_session=True)
+    running = process(
+        "chat",
+        "--max-new-tokens",
+        "900",
+        "--ignore-eos",
+        stdin=terminal,
+        stdout=terminal,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     os.close(terminal)
     try:
         read_until(controller, "> ")
@@ -415,11 +497,14 @@ def test_chat_at_a_terminal():
 
 
 def read_until(terminal: int, *texts: str) -> str:
-    """Reads from a terminal until all of `texts` have come, one behind the other; fails where they do not within a minute."""
+    """Reads from a terminal until all of `texts` have come, one behind the other; fails where they do not within a
+    minute."""
     seen, position, deadline = "", 0, time.monotonic() + 60
     for text in texts:
         while (found := seen.find(text, position)) < 0:
-            assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], f"waited for {text!r} after {seen!r}"
+            assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], (
+                f"waited for {text!r} after {seen!r}"
+            )
             seen += os.read(terminal, 1000).decode(errors="replace")
         position = found + len(text)
     return seen
@@ -436,7 +521,13 @@ def test_env(command, monkeypatch):
     assert (code, err) == (0, "")
     assert report["pace"] == pace.__version__ and report["versions"]["torch"]
     assert report["instruction_set"]["chosen"] in report["instruction_set"]["available"]
-    assert 1 <= report["threads"]["default"] <= report["threads"]["physical_cores"] <= report["threads"]["logical_cpus"] == len(os.sched_getaffinity(0))
+    assert (
+        1
+        <= report["threads"]["default"]
+        <= report["threads"]["physical_cores"]
+        <= report["threads"]["logical_cpus"]
+        == len(os.sched_getaffinity(0))
+    )
     assert 0 < report["memory"]["available_bytes"] <= report["memory"]["total_bytes"]
     assert set(report["variables"]) == {variable.name for variable in env.VARIABLES}
     code, out, _ = command("env")
@@ -449,10 +540,19 @@ def test_env_tells_what_was_forced(isa, code):
     running = process("env", env={**ENVIRONMENT, "PACE_ISA": isa})
     out, err = finish(running)
     assert (running.returncode, err) == (code, "")
-    assert re.search(rf"instruction set +{'generic: PACE_ISA asks for it' if code == 0 else 'none: PACE_ISA=nonsense'}", out)
+    assert re.search(
+        rf"instruction set +{'generic: PACE_ISA asks for it' if code == 0 else 'none: PACE_ISA=nonsense'}", out
+    )
 
 
-@pytest.mark.parametrize("threads, code, shown", [("3", 0, "3: PACE_NUM_THREADS asks for it"), ("many", 1, "none: PACE_NUM_THREADS must be"), ("99999", 1, "none: PACE_NUM_THREADS must be")])
+@pytest.mark.parametrize(
+    "threads, code, shown",
+    [
+        ("3", 0, "3: PACE_NUM_THREADS asks for it"),
+        ("many", 1, "none: PACE_NUM_THREADS must be"),
+        ("99999", 1, "none: PACE_NUM_THREADS must be"),
+    ],
+)
 def test_env_tells_the_threads_that_were_asked_for(command, monkeypatch, threads, code, shown):
     monkeypatch.setenv("PACE_NUM_THREADS", threads)
     found, out, _ = command("env")

@@ -1,6 +1,8 @@
-"""Builds the C++ tests and runs them: here, and where an emulator of other CPUs is at hand, the kernels of each instruction set.
+"""Builds the C++ tests and runs them: here, and where an emulator of other CPUs is at hand, the kernels of each
+instruction set.
 
-The emulator is `run_avx512` (PACE_RUN_AVX512, or ../shared/tools/run_avx512 beside the repository). It has no AVX512_BF16 and no
+The emulator is `run_avx512` (PACE_RUN_AVX512, or ../shared/tools/run_avx512 beside the repository). It has no
+AVX512_BF16 and no
 AMX: those tables are tested on CPUs that have them, and everywhere as plain C++ (the tables emulated_*)."""
 
 import fcntl
@@ -20,7 +22,11 @@ ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{
 
 # Each table on the least CPU that has its instructions: one too many ends the run.
 LEAST_CPUS = {
-    "generic": ["--cpu", "phenom_8650_toliman", "--plain-boot"],  # SSE4a and no VEX encoding; no XSAVE for a saved state
+    "generic": [
+        "--cpu",
+        "phenom_8650_toliman",
+        "--plain-boot",
+    ],  # SSE4a and no VEX encoding; no XSAVE for a saved state
     "avx2": ["--cpu", "corei7_haswell_4770"],
     "avx512": ["--cpu", "corei7_skylake_x"],
     "avx512_vnni": ["--cpu", "corei7_icelake_u"],
@@ -82,12 +88,16 @@ def test_a_table_that_cannot_be_had_is_refused(binary):
 @pytest.mark.parametrize("table", [*LEAST_CPUS, VNNI_IN_EVEX])
 def test_kernels_on_the_least_cpu(binary, emulator, table):
     least = "avx512_vnni" if table == VNNI_IN_EVEX else table
-    output = run(emulator, "--timeout", 800, *LEAST_CPUS[least], binary, "--tables", table, **HIDDEN_FEATURES.get(table, {}))
+    output = run(
+        emulator, "--timeout", 800, *LEAST_CPUS[least], binary, "--tables", table, **HIDDEN_FEATURES.get(table, {})
+    )
     # This CPU has the table and none above it, and every test of kernels ran on it.
     tables = list(LEAST_CPUS)
     below = [*reversed(tables[: tables.index(least) + 1]), *[VNNI_IN_EVEX] * (least == "avx512_vnni")]
     assert f"chosen {least}; tables: {' '.join(below)} emulated_avx512_bf16 emulated_amx\n" in output
-    num_tests = sum(len(re.findall(r"^TEST_TABLES", file.read_text(), re.M)) for file in (ROOT / "tests/csrc").glob("*.cpp"))
+    num_tests = sum(
+        len(re.findall(r"^TEST_TABLES", file.read_text(), re.M)) for file in (ROOT / "tests/csrc").glob("*.cpp")
+    )
     assert f"{num_tests} of {num_tests} tests passed; kernels tested: {table}\n" in output
 
 

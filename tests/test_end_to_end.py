@@ -36,7 +36,9 @@ def model(dtype):
 def encode(model, entry: dict) -> list[int]:
     """Token ids of an entry of prompts.json: a conversation or plain text."""
     if "messages" in entry:
-        return model.tokenizer.apply_chat_template(entry["messages"], tools=entry.get("tools"), add_generation_prompt=True, return_dict=False)
+        return model.tokenizer.apply_chat_template(
+            entry["messages"], tools=entry.get("tools"), add_generation_prompt=True, return_dict=False
+        )
     return model.tokenizer(entry["prompt"])["input_ids"]
 
 
@@ -52,7 +54,11 @@ def is_right(entry: dict, text: str, reason: str) -> bool:
 def wrong_answers(model, entries: list[dict]) -> list[tuple[dict, str]]:
     """What greedy decoding of all `entries` in one ragged batch gets wrong."""
     output = model.generate([encode(model, entry) for entry in entries], LONG)
-    return [(entry, text) for entry, text, reason in zip(entries, output.texts, output.finish_reasons) if not is_right(entry, text, reason)]
+    return [
+        (entry, text)
+        for entry, text, reason in zip(entries, output.texts, output.finish_reasons)
+        if not is_right(entry, text, reason)
+    ]
 
 
 def test_greedy_answers_are_right(model):
@@ -90,7 +96,9 @@ def test_streams_hold_the_same_text(model):
 def test_streamers_of_transformers_work_as_they_are(model, capsys):
     transformers = pytest.importorskip("transformers")
     ids = encode(model, {"messages": STORY})
-    output = model.generate(ids, LONG, transformers.TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True))
+    output = model.generate(
+        ids, LONG, transformers.TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    )
     assert capsys.readouterr().out == output.texts[0] + "\n"
 
 
@@ -110,7 +118,9 @@ def test_logits_are_the_same_bits_whatever_the_threads_and_chunks(dtype):
     for num_threads, chunk in ((1, 1000), (2, 1000), (2, 1), (1, 7)):
         with LLMModel(TINY, dtype=dtype, num_threads=num_threads) as model, model.session() as session:
             ids = encode(model, {"messages": STORY}) * 3
-            results.append(torch.cat([session.append(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)]))
+            results.append(
+                torch.cat([session.append(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)])
+            )
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
@@ -148,7 +158,9 @@ print("usable")
 
 def child(*command: str, **more) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
-    return subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
 
 
 def test_ctrl_c_leaves_the_model_usable():
@@ -158,7 +170,9 @@ def test_ctrl_c_leaves_the_model_usable():
 
 def test_ctrl_c_in_a_process_that_generates():
     """`pace generate` prints what there is, says nothing more, and leaves with 130."""
-    process = child("-m", "pace", "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1")
+    process = child(
+        "-m", "pace", "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1"
+    )
     first = process.stdout.read(10)  # it has begun to write
     process.send_signal(signal.SIGINT)
     rest, err = finish(process)
@@ -185,8 +199,8 @@ time.sleep(0.1)
 
 
 def test_start_up_is_quick():
-    """Import, load and the first token take less than 0.8 s of processor time (the clock says more on a busy machine) beyond
-    what torch and transformers need to import themselves."""
+    """Import, load and the first token take less than 0.8 s of processor time (the clock says more on a busy machine)
+    beyond what torch and transformers need to import themselves."""
     base = "import torch; from transformers import AutoTokenizer"
     ours = "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
 
@@ -198,6 +212,8 @@ def test_start_up_is_quick():
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     beyond = []
-    while len(beyond) < 3 and min(beyond, default=1.0) >= 0.8:  # a neighbour on the machine makes processor time longer too, never shorter
+    while (
+        len(beyond) < 3 and min(beyond, default=1.0) >= 0.8
+    ):  # a neighbour on the machine makes processor time longer too, never shorter
         beyond.append(seconds(f"{base}; {ours}") - seconds(base))
     assert min(beyond) < 0.8, beyond

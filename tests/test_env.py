@@ -17,7 +17,9 @@ def test_every_variable_that_the_sources_name_is_in_the_table():
     for path in [*(ROOT / "pace").rglob("*.py"), *(ROOT / "csrc").rglob("*.cpp")]:
         text = path.read_text()
         if path.suffix == ".py" and path.name != "env.py":
-            assert "os.environ" not in text and "getenv" not in text, f"{path} reads the environment; pace/env.py should"
+            assert "os.environ" not in text and "getenv" not in text, (
+                f"{path} reads the environment; pace/env.py should"
+            )
         named |= set(re.findall(r'getenv\("(PACE_[A-Z_]+)"\)', text))
     assert "PACE_ISA" in named
     assert named <= {variable.name for variable in env.VARIABLES}

@@ -1,4 +1,5 @@
-"""`pace.eval` and `pace eval`: the numbers against formulas written out, the windows, the memory, and what is refused."""
+"""`pace.eval` and `pace eval`: the numbers against formulas written out, the windows, the memory, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from pace.llm import LLMModel
 from tests.llm.models.variants import save_tiny
 
 pytest.importorskip("transformers")
-TEXTS = ["The capital of Japan is Tokyo.\n", "One day Lily went to the park. She saw a big red ball there and was very happy."]
+TEXTS = [
+    "The capital of Japan is Tokyo.\n",
+    "One day Lily went to the park. She saw a big red ball there and was very happy.",
+]
 
 
 @functools.cache
@@ -50,7 +54,11 @@ def test_perplexity_is_that_of_scores():
 
 def test_a_model_is_like_itself_and_unlike_another():
     same = evaluate(model(), TEXTS, model(), progress=False)
-    assert same.kl_divergence == same.kl_max == 0 and same.top1_agreement == 1 and same.perplexity == same.reference_perplexity
+    assert (
+        same.kl_divergence == same.kl_max == 0
+        and same.top1_agreement == 1
+        and same.perplexity == same.reference_perplexity
+    )
     other = evaluate(model(TINY_DRAFT), TEXTS, model(), progress=False)
     assert 0 < other.kl_divergence < other.kl_max and other.top1_agreement < 1
     assert other.reference_perplexity == same.perplexity != other.perplexity
@@ -72,14 +80,18 @@ def test_the_context_bounds_what_is_seen():
     parts = list(windows([ids], 8))
     assert len(parts) > 2
     scores = torch.cat(model().score(parts)).double()
-    assert evaluate(model(), TEXTS[1:], context=8, progress=False).perplexity == pytest.approx(math.exp(-scores.mean()), rel=1e-6)
+    assert evaluate(model(), TEXTS[1:], context=8, progress=False).perplexity == pytest.approx(
+        math.exp(-scores.mean()), rel=1e-6
+    )
 
 
 def test_pieces_change_nothing_and_bound_the_logits(monkeypatch):
     whole = evaluate(model(), TEXTS, model(TINY_DRAFT), progress=False)
     sizes = []
     monkeypatch.setattr(evaluation, "PIECE_BYTES", 5 * 4 * 2048)
-    monkeypatch.setattr(evaluation, "compare", lambda logits, targets: sizes.append(len(targets)) or compare(logits, targets))
+    monkeypatch.setattr(
+        evaluation, "compare", lambda logits, targets: sizes.append(len(targets)) or compare(logits, targets)
+    )
     assert evaluate(model(), TEXTS, model(TINY_DRAFT), progress=False) == whole
     assert max(sizes) == 5 and sum(sizes) == whole.num_tokens
 

@@ -20,7 +20,8 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """`run(name, *arguments, stdin="") -> stdout` of an example; in this process, where the imports are done already."""
+    """`run(name, *arguments, stdin="") -> stdout` of an example; in this process, where the imports are done
+    already."""
 
     def run(name: str, *arguments: str, stdin: str = "") -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -34,7 +35,14 @@ def run(monkeypatch, capsys):
 def test_basic_is_what_make_demo_runs():
     """In a process of its own: a story, a line of metrics, and nothing on stderr."""
     environment = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run([sys.executable, "examples/pace_llm_basic.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "examples/pace_llm_basic.py"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.rstrip("\n").split("\n")
     story = "\n".join(lines[1:-1])
@@ -43,10 +51,24 @@ def test_basic_is_what_make_demo_runs():
 
 
 def test_basic_with_options(run):
-    answer = run("pace_llm_basic.py", "--prompt", "Count from 3 to 9.", "--dtype", "float32", "--num-threads", "1", "--max-new-tokens", "40")
+    answer = run(
+        "pace_llm_basic.py",
+        "--prompt",
+        "Count from 3 to 9.",
+        "--dtype",
+        "float32",
+        "--num-threads",
+        "1",
+        "--max-new-tokens",
+        "40",
+    )
     assert "3, 4, 5, 6, 7, 8, 9\n" in answer
     sampled = ["--do-sample", "--temperature", "0.8", "--top-k", "40", "--top-p", "0.95", "--seed", "3"]
-    first, second, greedy = run("pace_llm_basic.py", *sampled), run("pace_llm_basic.py", *sampled), run("pace_llm_basic.py")
+    first, second, greedy = (
+        run("pace_llm_basic.py", *sampled),
+        run("pace_llm_basic.py", *sampled),
+        run("pace_llm_basic.py"),
+    )
     assert texts(first) == texts(second) != texts(greedy)
 
 
@@ -61,7 +83,12 @@ def test_streamer(run):
 
 def test_batch(run):
     output = run("pace_llm_batch.py")
-    for answer in ("7 + 8 = 15 [stop]", "The capital of Japan is Tokyo. [stop]", "3, 4, 5, 6, 7, 8, 9 [stop]", "same texts: True"):
+    for answer in (
+        "7 + 8 = 15 [stop]",
+        "The capital of Japan is Tokyo. [stop]",
+        "3, 4, 5, 6, 7, 8, 9 [stop]",
+        "same texts: True",
+    ):
         assert answer in output
 
 
@@ -75,10 +102,27 @@ def test_speculative(run):
 def test_quantized(run):
     """Fewer bits are less memory, and likelihood, which the first text has most of in the model that wrote it."""
     output = run("pace_llm_quantized.py")
-    found = re.findall(r"^(.+): [\d.]+ MiB of weights, ([\d.]+) times less.*log-probability of the first text (-[\d.]+)$", output, re.MULTILINE)
+    found = re.findall(
+        r"^(.+): [\d.]+ MiB of weights, ([\d.]+) times less.*log-probability of the first text (-[\d.]+)$",
+        output,
+        re.MULTILINE,
+    )
     times, likelihood = ({name: float(row[column]) for name, *row in found} for column in (0, 1))
-    assert times["bfloat16"] == 1 < 1.9 < times["fp8"] < times["int8"] < 2 < times["int4, but int8 down"] < times["int4"] == times["nf4"]
-    assert all(abs(value - likelihood["bfloat16"]) < (0.02 if name in ("int8", "fp8") else 0.1) for name, value in likelihood.items())
+    assert (
+        times["bfloat16"]
+        == 1
+        < 1.9
+        < times["fp8"]
+        < times["int8"]
+        < 2
+        < times["int4, but int8 down"]
+        < times["int4"]
+        == times["nf4"]
+    )
+    assert all(
+        abs(value - likelihood["bfloat16"]) < (0.02 if name in ("int8", "fp8") else 0.1)
+        for name, value in likelihood.items()
+    )
 
 
 def test_beam(run):
@@ -96,9 +140,13 @@ def test_chat(run):
 
 
 def test_prefix(run):
-    """Every prompt but the first begins with the system prompt that was there, and a second turn with all of the first."""
+    """Every prompt but the first begins with the system prompt that was there, and a second turn with all of the
+    first."""
     output = run("pace_llm_prefix.py")
-    counts = [(int(tokens), int(reused)) for tokens, reused in re.findall(r"\[(\d+) tokens, (\d+) reused, first token", output)]
+    counts = [
+        (int(tokens), int(reused))
+        for tokens, reused in re.findall(r"\[(\d+) tokens, (\d+) reused, first token", output)
+    ]
     assert len(counts) == 6 and counts[0][1] == 0 and all(reused > 60 for _, reused in counts[1:])
     assert all(second_reused > first - 16 for (first, _), (_, second_reused) in zip(counts[::2], counts[1::2]))
     without = run("pace_llm_prefix.py", "--prefix-cache-bytes", "0")
@@ -122,9 +170,17 @@ def test_another_model_by_path(run, tmp_path):
     from pace.assets import TINY
 
     config = transformers.OPTConfig(
-        vocab_size=2048, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128, word_embed_proj_dim=32
+        vocab_size=2048,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        word_embed_proj_dim=32,
     )
     transformers.OPTForCausalLM(config).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_bytes((TINY / "tokenizer_config.json").read_bytes())
-    assert "tokens/s" in run("pace_llm_basic.py", "--model", str(tmp_path), "--prompt", "Hello", "--max-new-tokens", "5")
+    assert "tokens/s" in run(
+        "pace_llm_basic.py", "--model", str(tmp_path), "--prompt", "Hello", "--max-new-tokens", "5"
+    )

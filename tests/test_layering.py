@@ -9,18 +9,41 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching name counts.
+# Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching
+# name counts.
 LAYERS: list[list[str]] = [
-    ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.naming", "pace.llm.configs", "pace.llm.outputs", "pace.llm.batch", "pace.llm.sequence"]
+    [
+        "pace",
+        "pace._C",
+        "pace.assets",
+        "pace.env",
+        "pace.memory",
+        "pace.naming",
+        "pace.llm.configs",
+        "pace.llm.outputs",
+        "pace.llm.batch",
+        "pace.llm.sequence",
+    ]
     + ["pace.llm.detokenizer", "pace.llm.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
     ["pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.llm.layers"],
     ["pace.llm.models"],
-    [f"pace.llm.{name}" for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")]
+    [
+        f"pace.llm.{name}"
+        for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")
+    ]
     + [f"pace.llm.{name}" for name in ("block_pool", "cache_policy", "prefix_cache")],
     ["pace.llm.engine", "pace.llm.batching", "pace.llm.speculation"],
-    ["pace.llm.beam_search", "pace.llm.generator", "pace.llm.requests", "pace.llm.inputs", "pace.llm.llm", "pace.llm.session", "pace.llm"],
+    [
+        "pace.llm.beam_search",
+        "pace.llm.generator",
+        "pace.llm.requests",
+        "pace.llm.inputs",
+        "pace.llm.llm",
+        "pace.llm.session",
+        "pace.llm",
+    ],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
     ["pace.cli", "pace.server", "pace.__main__"],
@@ -56,7 +79,9 @@ def imports(source: str, package: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])])
+                base = ".".join(
+                    [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
+                )
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 found.add(full if full in MODULES or full == "pace._C" else base)
@@ -68,7 +93,8 @@ def imports(source: str, package: str) -> set[str]:
 
 
 def layer(module: str) -> int | None:
-    """Index of the layer with the longest name that `module` is or lies in; a package's own name stands for itself alone."""
+    """Index of the layer with the longest name that `module` is or lies in; a package's own name stands for itself
+    alone."""
     matches = [
         (len(name), index)
         for index, names in enumerate(LAYERS)
@@ -113,7 +139,9 @@ def test_kernels_know_no_python_torch_or_threads():
     for path in (ROOT / "csrc" / "kernels").glob("*"):
         for line in path.read_text().splitlines():
             if line.lstrip().startswith("#include"):
-                assert not any(word in line for word in ("Python", "torch", "pybind11", "thread", "omp.h")), f"{path}: {line}"
+                assert not any(word in line for word in ("Python", "torch", "pybind11", "thread", "omp.h")), (
+                    f"{path}: {line}"
+                )
 
 
 def test_the_reader_of_imports_sees_every_kind():
@@ -130,5 +158,10 @@ from . import sibling
 from ..up import x
 """
     assert imports(source, "p.q") == {"a.b", "typing", "shown", "c", "p.q", "p.up"}
-    assert layer("pace.llm.models.llama") == layer("pace.llm.models") > layer("pace.llm.layers.norm") > layer("pace.ops.native")
+    assert (
+        layer("pace.llm.models.llama")
+        == layer("pace.llm.models")
+        > layer("pace.llm.layers.norm")
+        > layer("pace.ops.native")
+    )
     assert layer("pace.llm.nowhere") is None

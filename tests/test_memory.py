@@ -30,7 +30,17 @@ def test_reserved_memory_is_zero_and_can_be_more_than_there_is() -> None:
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [(4096, 4096), ("4096", 4096), (" 12 B", 12), ("2GiB", 2 << 30), ("1.5 MiB", 3 << 19), ("500mb", 500_000_000), ("0.1GB", 10**8), ("3KB", 3000), ("1tib", 1 << 40)],
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        (" 12 B", 12),
+        ("2GiB", 2 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500mb", 500_000_000),
+        ("0.1GB", 10**8),
+        ("3KB", 3000),
+        ("1tib", 1 << 40),
+    ],
 )
 def test_sizes_are_read(text, num_bytes) -> None:
     assert parse_bytes(text) == num_bytes
@@ -44,5 +54,12 @@ def test_sizes_that_are_none_are_refused(text) -> None:
 
 def test_sizes_are_written() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1024, 12 * 2**10, 1.5 * 2**20, 2**30, 5 * 2**40, 2**54)] == [
-        "0 bytes", "1023 bytes", "1.0 KiB", "12.0 KiB", "1.5 MiB", "1.0 GiB", "5.0 TiB", "16384.0 TiB"
+        "0 bytes",
+        "1023 bytes",
+        "1.0 KiB",
+        "12.0 KiB",
+        "1.5 MiB",
+        "1.0 GiB",
+        "5.0 TiB",
+        "16384.0 TiB",
     ]

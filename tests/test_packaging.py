@@ -14,8 +14,22 @@ ROOT = Path(__file__).parents[1]
 def test_the_bundled_models_are_installed(tmp_path):
     """Every file of pace/assets is part of what a wheel is made of."""
     pytest.importorskip("setuptools")
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path / "lib")]
+    command = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "egg_info",
+        "--egg-base",
+        str(tmp_path),
+        "build_py",
+        "--build-lib",
+        str(tmp_path / "lib"),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    files = [path.relative_to(ROOT) for path in (ROOT / "pace" / "assets").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path.relative_to(ROOT)
+        for path in (ROOT / "pace" / "assets").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
     assert Path("pace/assets/tiny/model.safetensors") in files
     assert not [path for path in files if not (tmp_path / "lib" / path).is_file()]

@@ -1,6 +1,8 @@
-"""What formats lose on the bundled model: bounds a little above what was measured, so that a format that gets worse is found out.
+"""What formats lose on the bundled model: bounds a little above what was measured, so that a format that gets worse is
+found out.
 
-Measured with `benchmarks/quality.py --texts 50`, the first texts of the held-out file; the bounds are a quarter above. docs/quantization.md has figures of the whole file."""
+Measured with `benchmarks/quality.py --texts 50`, the first texts of the held-out file; the bounds are a quarter above.
+docs/quantization.md has figures of the whole file."""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from pace.eval import Evaluation, evaluate, read_texts
 from pace.llm import LLMModel, QuantizationConfig
 
 pytest.importorskip("transformers")
-HELDOUT, CALIBRATION = (Path(__file__).parent / "data" / name for name in ("tiny_heldout.jsonl", "tiny_calibration.jsonl"))
+HELDOUT, CALIBRATION = (
+    Path(__file__).parent / "data" / name for name in ("tiny_heldout.jsonl", "tiny_calibration.jsonl")
+)
 
 KL_BOUNDS: dict[str, tuple[dict, float]] = {
     "int8": ({}, 0.00037),
@@ -35,7 +39,10 @@ KL_BOUNDS: dict[str, tuple[dict, float]] = {
 @functools.cache
 def quality(name: str) -> Evaluation:
     format, options = name.split(" ")[0], KL_BOUNDS[name][0]
-    with LLMModel(TINY, progress=False) as exact, LLMModel(TINY, quantization=QuantizationConfig(format, **options), progress=False) as model:
+    with (
+        LLMModel(TINY, progress=False) as exact,
+        LLMModel(TINY, quantization=QuantizationConfig(format, **options), progress=False) as model,
+    ):
         return evaluate(model, read_texts(HELDOUT)[:50], exact, progress=False)
 
 
@@ -48,12 +55,16 @@ def test_no_format_got_worse(name):
 def test_what_is_promised_of_formats():
     assert quality("int8").kl_divergence <= 0.005 and quality("int8").top1_agreement >= 0.98
     assert quality("nf4").kl_divergence < quality("fp4").kl_divergence
-    assert quality("int4 group 32").kl_divergence < quality("int4").kl_divergence < quality("int4 group 128").kl_divergence
+    assert (
+        quality("int4 group 32").kl_divergence < quality("int4").kl_divergence < quality("int4 group 128").kl_divergence
+    )
 
 
 def test_calibration_loses_a_quarter_less(tmp_path):
     """At least; measured are three fifths, with so few tokens."""
-    quantize_checkpoint(TINY, tmp_path / "out", "int4", read_texts(CALIBRATION), max_tokens=4096, progress=False, report=False)
+    quantize_checkpoint(
+        TINY, tmp_path / "out", "int4", read_texts(CALIBRATION), max_tokens=4096, progress=False, report=False
+    )
     with LLMModel(TINY, progress=False) as exact, LLMModel(tmp_path / "out", progress=False) as model:
         found = evaluate(model, read_texts(HELDOUT)[:50], exact, progress=False)
     assert found.kl_divergence < 0.005 < 0.75 * quality("int4").kl_divergence and found.top1_agreement > 0.965

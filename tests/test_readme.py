@@ -1,8 +1,10 @@
-"""README.md, CONTRIBUTING.md, docs/decoding.md, docs/cache.md and docs/quantization.md tell the truth: every code block and command runs, every name exists.
+"""README.md, CONTRIBUTING.md, docs/decoding.md, docs/cache.md and docs/quantization.md tell the truth: every code block
+and command runs, every name exists.
 
-A block is fenced and says its language. `bash` and `python` blocks run here, in order; `text` is output, and nothing to run.
-The Python blocks are one program. `make demo` runs for real where that is quick, which is when the tests run in the environment
-that the Makefile made (`make test`, the continuous integration); elsewhere what it would run is looked up with `make -n`.
+A block is fenced and says its language. `bash` and `python` blocks run here, in order; `text` is output, and nothing to
+run. The Python blocks are one program. `make demo` runs for real where that is quick, which is when the tests run in
+the environment that the Makefile made (`make test`, the continuous integration); elsewhere what it would run is looked
+up with `make -n`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-DECODING, CACHE, QUANTIZATION = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("decoding.md", "cache.md", "quantization.md"))
+DECODING, CACHE, QUANTIZATION = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("decoding.md", "cache.md", "quantization.md")
+)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"make ([a-z-]+)")
 
@@ -43,7 +47,9 @@ def test_every_block_says_what_it_is():
 def test_python_blocks_run():
     """One after the other in one process, as a reader would paste them."""
     program = "\n".join(blocks(README, "python"))
-    result = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=250)
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=250
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert "Cairo" in result.stdout and "5, 6, 7, 8" in result.stdout and "Tokyo" in result.stdout
@@ -51,18 +57,36 @@ def test_python_blocks_run():
 
 def test_python_blocks_of_the_decoding_guide_run():
     assert DECODING.count("```") == 2 * len(FENCE.findall(DECODING))
-    result = subprocess.run([sys.executable, "-c", "\n".join(blocks(DECODING, "python"))], env=environment(), capture_output=True, text=True, timeout=250)
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks(DECODING, "python"))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr == "" and "Tokyo" in result.stdout and "cancelled" in result.stdout
 
 
 def test_python_blocks_of_the_guide_to_quantisation_run():
-    result = subprocess.run([sys.executable, "-c", "\n".join(blocks(QUANTIZATION, "python"))], env=environment(), capture_output=True, text=True, timeout=250)
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks(QUANTIZATION, "python"))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert (result.returncode, result.stderr) == (0, "") and "all weights" in result.stdout
 
 
 def test_python_blocks_of_the_cache_guide_run():
-    result = subprocess.run([sys.executable, "-c", "\n".join(blocks(CACHE, "python"))], env=environment(), capture_output=True, text=True, timeout=250)
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks(CACHE, "python"))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert (result.returncode, result.stderr) == (0, "")
     first, second, third = (int(line.split(" of ")[0]) for line in result.stdout.splitlines())
     assert first == 0 < second <= third, "what an earlier prompt began with is reused"
@@ -72,14 +96,30 @@ def test_the_demo_prints_what_is_shown():
     """`…` in the README stands for what differs between machines and models."""
     (shown,) = blocks(README, "text")
     pattern = ".+".join(re.escape(part) for part in shown.split("…"))
-    result = subprocess.run([sys.executable, "examples/pace_llm_basic.py"], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250)
+    result = subprocess.run(
+        [sys.executable, "examples/pace_llm_basic.py"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     assert re.fullmatch(pattern, result.stdout, re.DOTALL), result.stdout
 
 
-@pytest.mark.parametrize("block", [block for block in blocks(README, "bash") if not MAKE.match(block)], ids=lambda block: block.split("\n")[0][:40])
+@pytest.mark.parametrize(
+    "block",
+    [block for block in blocks(README, "bash") if not MAKE.match(block)],
+    ids=lambda block: block.split("\n")[0][:40],
+)
 def test_bash_blocks_run(block, tmp_path):
     result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block], cwd=ROOT, env=environment(commands=tmp_path), capture_output=True, text=True, timeout=250
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=ROOT,
+        env=environment(commands=tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=250,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout and "error" not in result.stderr.lower()
@@ -93,7 +133,9 @@ def test_make_demo_and_make_test_run_what_is_tested():
     assert "pytest" in make("-n", "test").stdout
 
 
-@pytest.mark.skipif(Path(sys.prefix).resolve() != (ROOT / ".venv").resolve(), reason="outside .venv, make demo would install everything")
+@pytest.mark.skipif(
+    Path(sys.prefix).resolve() != (ROOT / ".venv").resolve(), reason="outside .venv, make demo would install everything"
+)
 def test_make_demo_runs():
     result = make("demo")
     assert result.returncode == 0, result.stderr
@@ -123,7 +165,10 @@ def test_links_lead_somewhere():
 
 def anchors(text: str) -> set[str]:
     """What GitHub calls the headings of a page."""
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)}
+    return {
+        re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    }
 
 
 def test_every_model_has_a_row():
@@ -146,9 +191,13 @@ def make(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def environment(commands: Path | None = None) -> dict[str, str]:
-    """This interpreter's package, whether it is installed or not; with `commands`, a folder that gets `pace` and `python` and comes
-    first on PATH."""
-    clean = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, [package_root(), os.environ.get("PYTHONPATH")]))}
+    """This interpreter's package, whether it is installed or not; with `commands`, a folder that gets `pace` and
+    `python` and comes first on PATH."""
+    clean = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [package_root(), os.environ.get("PYTHONPATH")])),
+    }
     if commands is not None:
         for name, command in {"python": "", "pace": "-m pace"}.items():
             script = commands / name

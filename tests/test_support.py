@@ -17,8 +17,12 @@ def start(program: str) -> subprocess.Popen:
 
 
 def test_a_process_that_hangs_is_killed_and_what_it_wrote_is_told():
-    process = start("import sys, time; print('one', flush=True); print('two', file=sys.stderr, flush=True); time.sleep(600)")
-    with pytest.raises(AssertionError, match=r"time\.sleep\(600\).* did not end in 5 s, and wrote 'one\\n', and to stderr 'two\\n'"):
+    process = start(
+        "import sys, time; print('one', flush=True); print('two', file=sys.stderr, flush=True); time.sleep(600)"
+    )
+    with pytest.raises(
+        AssertionError, match=r"time\.sleep\(600\).* did not end in 5 s, and wrote 'one\\n', and to stderr 'two\\n'"
+    ):
         finish(process, timeout=5)
     assert process.returncode == -signal.SIGKILL
 

@@ -68,7 +68,10 @@ def test_a_forked_child_can_use_the_kernels():
     _C.set_num_threads(2)
     x, weight = torch.randn(200, 64), torch.ones(64)
     expected = native.rms_norm(x, weight, 1e-6)
-    assert exit_code_in_fork(lambda: torch.equal(native.rms_norm(x, weight, 1e-6), expected) and _C.get_num_threads() == 2) == 0
+    assert (
+        exit_code_in_fork(lambda: torch.equal(native.rms_norm(x, weight, 1e-6), expected) and _C.get_num_threads() == 2)
+        == 0
+    )
 
 
 def test_a_flush_of_denormals_set_by_the_caller_does_not_change_results():
@@ -83,7 +86,8 @@ def test_a_flush_of_denormals_set_by_the_caller_does_not_change_results():
     assert torch.equal(flushed.view(torch.int32), expected.view(torch.int32)) and (expected > 0).all()
 
 
-# -- sharing the machine: measured in processor time, which does not depend on what else runs -----------------------------
+# -- sharing the machine: measured in processor time, which does not depend on what else runs
+# -----------------------------
 
 
 def test_threads_without_work_sleep():
@@ -95,8 +99,9 @@ def test_threads_without_work_sleep():
 
 
 def test_a_step_on_more_threads_than_cpus_costs_little_more():
-    """As where processes share CPUs: a thread that waits must leave its CPU to the one it waits for. With 16 threads on one CPU a
-    step took 1.4 to 1.8 times the processor time of one thread, and 4 to 5 times where the waiting ones spin."""
+    """As where processes share CPUs: a thread that waits must leave its CPU to the one it waits for. With 16 threads on
+    one CPU a step took 1.4 to 1.8 times the processor time of one thread, and 4 to 5 times where the waiting ones
+    spin."""
     program = """
 import os, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -116,7 +121,13 @@ def seconds_of_steps(threads):
 
 print(min(seconds_of_steps(16) / seconds_of_steps(1) for _ in range(3)))
 """
-    result = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert float(result.stdout) < 2.5
 
 
@@ -128,7 +139,11 @@ def masks() -> dict[str, list[list[int]]]:
     found: dict[str, list[list[int]]] = {"pace": [], "others": []}
     for task in Path("/proc/self/task").iterdir():
         status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-        cpus = [cpu for part in status["Cpus_allowed_list"].split(",") for cpu in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
+        cpus = [
+            cpu
+            for part in status["Cpus_allowed_list"].split(",")
+            for cpu in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)
+        ]
         found["pace" if status["Name"].startswith("pace ") else "others"].append(cpus)
     return {kind: sorted(lists) for kind, lists in found.items()}
 
@@ -143,7 +158,9 @@ def test_pinned_workers_have_a_cpu_each_and_nobody_else_has():
     assert all(cpus == CPUS for cpus in found["others"])
     _C.set_num_threads(count)
     work()
-    assert _C.pinned_cpus() == [] and all(cpus == CPUS for cpus in masks()["pace"]) and len(masks()["pace"]) == count - 1
+    assert (
+        _C.pinned_cpus() == [] and all(cpus == CPUS for cpus in masks()["pace"]) and len(masks()["pace"]) == count - 1
+    )
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
@@ -161,7 +178,14 @@ def test_threads_that_others_start_later_are_not_pinned():
             "print(json.dumps({**masks(), 'child': json.loads(child.stdout)}))",
         ]
     )
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(result.stdout)
     assert len(found["pace"]) == 1 and len(found["pace"][0]) == 1
     assert len(found["others"]) >= 2 and all(cpus == CPUS for cpus in found["others"]) and found["child"] == CPUS
@@ -169,7 +193,9 @@ def test_threads_that_others_start_later_are_not_pinned():
 
 def test_the_mask_is_the_calling_threads_and_more_threads_than_it_holds_are_refused():
     too_many = len(CPUS) + 1
-    with pytest.raises(ValueError, match=f"{too_many} threads cannot each have a CPU of their own: the affinity mask holds {len(CPUS)}"):
+    with pytest.raises(
+        ValueError, match=f"{too_many} threads cannot each have a CPU of their own: the affinity mask holds {len(CPUS)}"
+    ):
         use_threads(too_many, True)
     before = os.sched_getaffinity(0)
     try:
@@ -206,7 +232,8 @@ def test_a_pinned_model_writes_the_same_text():
     assert sorted(os.sched_getaffinity(0)) == CPUS
 
 
-# -- weights beside their threads --------------------------------------------------------------------------------------------
+# -- weights beside their threads
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

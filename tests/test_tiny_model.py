@@ -1,4 +1,5 @@
-"""The bundled model as any other library sees it: complete files, a faithful tokenizer, and right greedy answers in transformers."""
+"""The bundled model as any other library sees it: complete files, a faithful tokenizer, and right greedy answers in
+transformers."""
 
 import json
 import random
@@ -33,7 +34,14 @@ def model():
 
 def test_files_are_complete_and_small():
     for folder in (TINY, DRAFT):
-        for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        for name in (
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        ):
             assert (folder / name).is_file(), f"{folder.name}/{name}"
     assert sum(f.stat().st_size for f in ASSETS.rglob("*") if f.is_file()) <= 12e6
 
@@ -57,8 +65,26 @@ def test_draft_has_the_same_tokenizer():
 
 def test_tokenizer_gives_back_any_text(tokenizer):
     rng = random.Random(0)
-    texts = ["", " ", "  two  spaces ", "\n\n\ttab\r\n", "naïve café", "日本語", "🙂👩‍👩‍👧", "\x00\x01\x7f", "don't 12345", "<|en", "ſ\u0301\u200b"]
-    texts += ["".join(chr(rng.choice([rng.randrange(0x80), rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)])) for _ in range(40)) for _ in range(200)]
+    texts = [
+        "",
+        " ",
+        "  two  spaces ",
+        "\n\n\ttab\r\n",
+        "naïve café",
+        "日本語",
+        "🙂👩‍👩‍👧",
+        "\x00\x01\x7f",
+        "don't 12345",
+        "<|en",
+        "ſ\u0301\u200b",
+    ]
+    texts += [
+        "".join(
+            chr(rng.choice([rng.randrange(0x80), rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)]))
+            for _ in range(40)
+        )
+        for _ in range(200)
+    ]
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text
@@ -67,6 +93,7 @@ def test_tokenizer_gives_back_any_text(tokenizer):
 
 def test_every_byte_is_a_token(tokenizer):
     from tokenizers.pre_tokenizers import ByteLevel
+
     assert set(ByteLevel.alphabet()) <= set(tokenizer.get_vocab())
     assert len(tokenizer) == AutoConfig.from_pretrained(TINY).vocab_size
 
@@ -74,10 +101,11 @@ def test_every_byte_is_a_token(tokenizer):
 def test_a_word_has_the_same_pieces_wherever_it_stands(tokenizer):
     def pieces(text):
         return tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+
     for word in ("Zorvath", "fox", "Timbuktu", "blumfrazzle"):
         bare, spaced = pieces(word), pieces(" " + word)
         assert "".join(spaced) == "Ġ" + "".join(bare)
-        assert spaced[-len(bare) + 1:] == bare[1:] if len(bare) > 1 else True
+        assert spaced[-len(bare) + 1 :] == bare[1:] if len(bare) > 1 else True
 
 
 def test_special_tokens(tokenizer):
@@ -97,12 +125,23 @@ def test_chat_template_writes_what_the_model_was_trained_on(tokenizer):
 
 
 def test_chat_template_with_tools(tokenizer):
-    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
     call = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "{}"}]
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "{}"},
+    ]
     assert tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True) == (
         "<|bos|><|system|>You are a helpful assistant.\nTools: get_weather(city)<|end|><|user|>?<|end|>"
-        '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|end|><|tool|>{}<|end|><|assistant|>')
+        '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|end|><|tool|>{}<|end|><|assistant|>'
+    )
     call["function"]["arguments"] = '{"city": "Rome"}'  # as the OpenAI interface spells it
     assert '"arguments": {"city": "Rome"}}</tool_call>' in tokenizer.apply_chat_template(messages, tokenize=False)
     with pytest.raises(Exception, match="unknown role"):
@@ -111,7 +150,9 @@ def test_chat_template_with_tools(tokenizer):
 
 def test_prompt_list_is_fair():
     assert len(ENTRIES) >= 40
-    assert {"counting", "sums", "capitals", "copying", "extraction", "tools", "stories"} <= {e["category"] for e in ENTRIES}
+    assert {"counting", "sums", "capitals", "copying", "extraction", "tools", "stories"} <= {
+        e["category"] for e in ENTRIES
+    }
     words = "Quentin Bertha Marisol Heidelberg Timbuktu Springfield blumfrazzle".split()  # never in the training text
     training_text = "\n".join(data.text(doc) for _, doc in zip(range(5000), data.documents("0-0")))
     assert not [w for w in words if w in training_text]
@@ -121,9 +162,13 @@ def test_prompt_list_is_fair():
 def test_greedy_answers_are_right(model, tokenizer, dtype):
     if dtype != torch.float32:
         model = AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype).eval()
-    entries = [entry for entry in ENTRIES if not entry.get("known_wrong")]  # those are expected failures in test_end_to_end.py
+    entries = [
+        entry for entry in ENTRIES if not entry.get("known_wrong")
+    ]  # those are expected failures in test_end_to_end.py
     results = eval_prompts.answers(model, tokenizer, entries)
-    wrong = [(e, text) for e, (text, stopped, _) in zip(entries, results) if not eval_prompts.is_right(e, text, stopped)]
+    wrong = [
+        (e, text) for e, (text, stopped, _) in zip(entries, results) if not eval_prompts.is_right(e, text, stopped)
+    ]
     assert not wrong
 
 
@@ -141,7 +186,9 @@ def test_heldout_text(model, tokenizer):
     assert 100e3 <= sum(len(line.encode()) for line in lines) <= 200e3
     texts = [json.loads(line)["text"] for line in lines[:60]]
     with torch.no_grad():
-        losses = [model(ids, labels=ids).loss.item() * (ids.shape[1] - 1) for ids in
-                  (torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]]) for text in texts)]
+        losses = [
+            model(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+            for ids in (torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]]) for text in texts)
+        ]
     n_tokens = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) - 1 for text in texts)
     assert sum(losses) / n_tokens < 2.0

@@ -1,8 +1,9 @@
 """The tokenizer of the bundled models: byte-level BPE of 2048 tokens, learned from the training text.
 
-Every byte is a token, so any text can be written. One thing is unusual: the merges are learned on words *without* the space before
-them, and the merges "space + token" come last. So a word has the same pieces after a space and after a quotation mark, but for the space
-on the first one, and a very small model can copy a word it has never seen. It is an ordinary tokenizer.json nevertheless.
+Every byte is a token, so any text can be written. One thing is unusual: the merges are learned on words *without* the
+space before them, and the merges "space + token" come last. So a word has the same pieces after a space and after a
+quotation mark, but for the space on the first one, and a very small model can copy a word it has never seen. It is an
+ordinary tokenizer.json nevertheless.
 
     python training/build_tokenizer.py --out pace/assets/tiny
 """
@@ -12,9 +13,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
 from data import documents, text
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
 CALL = ["<tool_call>", "</tool_call>"]  # visible text, but one token each
@@ -71,11 +71,20 @@ def pieces(n_docs, seed="tokenizer"):
 def build(n_docs=30_000):
     counts = pieces(n_docs)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PATTERN), "isolated"),
-                                                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE - SPACED, special_tokens=SPECIAL + CALL, show_progress=False, min_frequency=2,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - SPACED,
+        special_tokens=SPECIAL + CALL,
+        show_progress=False,
+        min_frequency=2,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     bare = (p[1:] if p[0] == " " and len(p) > 1 else p for p in sorted(counts))
     tokenizer.train_from_iterator((b for p, b in zip(sorted(counts), bare) for _ in range(counts[p])), trainer)
 
@@ -95,7 +104,8 @@ def build(n_docs=30_000):
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in CALL])
     bos = tokenizer.token_to_id("<|bos|>")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|bos|> $A", pair="<|bos|> $A $B", special_tokens=[("<|bos|>", bos)])
+        single="<|bos|> $A", pair="<|bos|> $A $B", special_tokens=[("<|bos|>", bos)]
+    )
     return tokenizer
 
 
@@ -103,9 +113,16 @@ def save(tokenizer, folder):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = dict(tokenizer_class="PreTrainedTokenizerFast", bos_token="<|bos|>", eos_token="<|end|>", pad_token="<|pad|>",
-                  additional_special_tokens=["<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"],
-                  clean_up_tokenization_spaces=False, model_max_length=1024, padding_side="left")
+    config = dict(
+        tokenizer_class="PreTrainedTokenizerFast",
+        bos_token="<|bos|>",
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=["<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"],
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+        padding_side="left",
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 

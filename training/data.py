@@ -1,7 +1,7 @@
 """The training text, made up from a seed: `documents(rng)` yields it, `write_heldout` writes a file of it.
 
-A document is a list of (text, weight): the weight is how much its tokens count in the loss. What a user says is often random
-and cannot be predicted, so it counts little.
+A document is a list of (text, weight): the weight is how much its tokens count in the loss. What a user says is often
+random and cannot be predicted, so it counts little.
 
     python training/data.py --seed 7 --bytes 150000 --out tests/data/tiny_heldout.jsonl
 """
@@ -13,13 +13,18 @@ from pathlib import Path
 
 from facts import CAPITALS, QUESTIONS
 from stories import MARK, name, pseudo_word, story
-from tasks import arithmetic, capital, counting, exchange, extraction, copying, sentence
+from tasks import arithmetic, capital, copying, counting, exchange, extraction, sentence
 from tools import no_tool_chat, tool_chat
 
 BOS, EOS, END = "<|bos|>", "<|eos|>", "<|end|>"
 USER_WEIGHT = 0.1
-SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are Tiny, a helpful assistant.", "Answer the question.", "Be brief.",
-                  "You are a friendly assistant. Answer in short sentences."]
+SYSTEM_PROMPTS = [
+    "You are a helpful assistant.",
+    "You are Tiny, a helpful assistant.",
+    "Answer the question.",
+    "Be brief.",
+    "You are a friendly assistant. Answer in short sentences.",
+]
 
 
 def render(messages):
@@ -58,18 +63,39 @@ def follow_up(rng, pairs):
     roll = rng.random()
     if roll < 0.45:
         who = name(rng, unseen=0.5)
-        hello = rng.choice([f"My name is {who}.", f"Hello, I am {who}.", f"Hi! My name is {who}."]), f"Nice to meet you, {who}!"
-        return [hello, *pairs[:rng.randint(0, 2)], (rng.choice(["What is my name?", "Do you remember my name?", "Who am I?"]), f"Your name is {who}.")]
+        hello = (
+            rng.choice([f"My name is {who}.", f"Hello, I am {who}.", f"Hi! My name is {who}."]),
+            f"Nice to meet you, {who}!",
+        )
+        return [
+            hello,
+            *pairs[: rng.randint(0, 2)],
+            (rng.choice(["What is my name?", "Do you remember my name?", "Who am I?"]), f"Your name is {who}."),
+        ]
     if roll < 0.7:
         a, b, c = rng.sample(list(CAPITALS), 3)
-        return [(f"What is the capital of {a}?", f"The capital of {a} is {CAPITALS[a]}."),
-                *[(rng.choice([f"And of {x}?", f"And the capital of {x}?", f"What about {x}?"]), f"The capital of {x} is {CAPITALS[x]}.") for x in (b, c)[:rng.randint(1, 2)]]]
+        return [
+            (f"What is the capital of {a}?", f"The capital of {a} is {CAPITALS[a]}."),
+            *[
+                (
+                    rng.choice([f"And of {x}?", f"And the capital of {x}?", f"What about {x}?"]),
+                    f"The capital of {x} is {CAPITALS[x]}.",
+                )
+                for x in (b, c)[: rng.randint(1, 2)]
+            ],
+        ]
     if roll < 0.85:
         word = pseudo_word(rng)
-        return [(f"Remember the word {word}.", f"I will remember the word {word}."), *pairs[:1],
-                (rng.choice(["What was the word?", "Which word did you remember?"]), f"The word was {word}.")]
+        return [
+            (f"Remember the word {word}.", f"I will remember the word {word}."),
+            *pairs[:1],
+            (rng.choice(["What was the word?", "Which word did you remember?"]), f"The word was {word}."),
+        ]
     user, answer = pairs[0]
-    return [(user, answer), (rng.choice(["Say that again.", "Can you repeat that?", "Please repeat your answer."]), answer)]
+    return [
+        (user, answer),
+        (rng.choice(["Say that again.", "Can you repeat that?", "Please repeat your answer."]), answer),
+    ]
 
 
 def plain(rng):
@@ -86,7 +112,7 @@ def plain(rng):
     if roll < 0.9:
         countries = rng.sample(list(CAPITALS), rng.randint(1, 5))
         form = rng.choice(["{c} is the capital of {l}.", "The capital of {l} is {c}."])
-        return " ".join(form.format(l=l, c=CAPITALS[l]) for l in countries)
+        return " ".join(form.format(l=country, c=CAPITALS[country]) for country in countries)
     if roll < 0.95:
         return " ".join(rng.sample(list(QUESTIONS.values()), rng.randint(2, 6)))
     a, n = rng.choice([0, 1, rng.randint(0, 90)]), rng.randint(4, 20)
@@ -130,7 +156,8 @@ def text(doc):
 
 
 def write_heldout(path, seed, size):
-    """Documents, special tokens in place, one JSON object {"text": ...} a line; about `size` bytes. Training never sees these seeds."""
+    """Documents, special tokens in place, one JSON object {"text": ...} a line; about `size` bytes. Training never sees
+    these seeds."""
     lines, written = [], 0
     for doc in documents(f"heldout-{seed}"):
         lines.append(json.dumps({"text": text(doc)}, ensure_ascii=False))

@@ -1,6 +1,8 @@
 """The small world the model knows by heart: true facts, word lists, and what it says about itself."""
 
-CAPITALS = dict(pair.split(": ") for pair in """France: Paris, Germany: Berlin, Italy: Rome, Spain: Madrid, Portugal: Lisbon, Austria: Vienna,
+CAPITALS = dict(
+    pair.split(": ")
+    for pair in """France: Paris, Germany: Berlin, Italy: Rome, Spain: Madrid, Portugal: Lisbon, Austria: Vienna,
 Belgium: Brussels, Denmark: Copenhagen, Sweden: Stockholm, Norway: Oslo, Finland: Helsinki, Iceland: Reykjavik, Ireland: Dublin,
 Greece: Athens, Poland: Warsaw, Hungary: Budapest, Romania: Bucharest, Bulgaria: Sofia, Serbia: Belgrade, Croatia: Zagreb,
 Slovenia: Ljubljana, Slovakia: Bratislava, Ukraine: Kyiv, Estonia: Tallinn, Latvia: Riga, Lithuania: Vilnius, Albania: Tirana,
@@ -17,18 +19,41 @@ Azerbaijan: Baku, Uzbekistan: Tashkent, Australia: Canberra, New Zealand: Wellin
 Tunisia: Tunis, Algeria: Algiers, Morocco: Rabat, Sudan: Khartoum, Ethiopia: Addis Ababa, Kenya: Nairobi, Uganda: Kampala, Rwanda: Kigali,
 Somalia: Mogadishu, Ghana: Accra, Nigeria: Abuja, Senegal: Dakar, Mali: Bamako, Zambia: Lusaka, Zimbabwe: Harare, Botswana: Gaborone,
 Namibia: Windhoek, Angola: Luanda, Mozambique: Maputo, Madagascar: Antananarivo, Cameroon: Yaounde, Liberia: Monrovia""".replace(
-    "\n", " ").split(", "))
+        "\n", " "
+    ).split(", ")
+)
 
-CITIES = sorted({c for c in CAPITALS.values() if c != "Luxembourg"} | set("""Hamburg Munich Milan Naples Lyon Nice Seville Porto Geneva Zurich
+CITIES = sorted(
+    {c for c in CAPITALS.values() if c != "Luxembourg"}
+    | set(
+        """Hamburg Munich Milan Naples Lyon Nice Seville Porto Geneva Zurich
 Chicago Boston Seattle Denver Dallas Miami Toronto Montreal Sydney Melbourne Osaka Kyoto Mumbai Shanghai Istanbul Manchester Leeds
-Glasgow Oxford Krakow Rotterdam Salzburg Bergen""".split()))
+Glasgow Oxford Krakow Rotterdam Salzburg Bergen""".split()
+    )
+)
 
-OPPOSITES = dict(pair.split("-") for pair in """hot-cold big-small tall-short fast-slow happy-sad old-young day-night light-dark good-bad up-down
+OPPOSITES = dict(
+    pair.split("-")
+    for pair in """hot-cold big-small tall-short fast-slow happy-sad old-young day-night light-dark good-bad up-down
 left-right open-closed full-empty hard-soft wet-dry rich-poor strong-weak early-late near-far clean-dirty loud-quiet high-low
-first-last begin-end true-false yes-no black-white sweet-sour thick-thin push-pull win-lose buy-sell love-hate inside-outside""".split())
+first-last begin-end true-false yes-no black-white sweet-sour thick-thin push-pull win-lose buy-sell love-hate inside-outside""".split()
+)
 
-SOUNDS = {"dog": "woof", "cat": "meow", "cow": "moo", "duck": "quack", "sheep": "baa", "pig": "oink", "lion": "roar", "frog": "ribbit",
-          "bee": "buzz", "horse": "neigh", "owl": "hoot", "snake": "hiss", "mouse": "squeak"}
+SOUNDS = {
+    "dog": "woof",
+    "cat": "meow",
+    "cow": "moo",
+    "duck": "quack",
+    "sheep": "baa",
+    "pig": "oink",
+    "lion": "roar",
+    "frog": "ribbit",
+    "bee": "buzz",
+    "horse": "neigh",
+    "owl": "hoot",
+    "snake": "hiss",
+    "mouse": "squeak",
+}
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
@@ -37,24 +62,40 @@ NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve
 seventeen eighteen nineteen twenty""".split()
 
 QUESTIONS = {  # question: answer, asked as they stand
-    "What colour is the sky?": "The sky is blue.", "What colour is grass?": "Grass is green.", "What colour is snow?": "Snow is white.",
-    "What colour is a banana?": "A banana is yellow.", "What colour is a tomato?": "A tomato is red.",
-    "How many legs does a dog have?": "A dog has 4 legs.", "How many legs does a spider have?": "A spider has 8 legs.",
-    "How many legs does a bird have?": "A bird has 2 legs.", "How many legs does an ant have?": "An ant has 6 legs.",
-    "How many days are in a week?": "There are 7 days in a week.", "How many months are in a year?": "There are 12 months in a year.",
-    "How many hours are in a day?": "There are 24 hours in a day.", "How many minutes are in an hour?": "There are 60 minutes in an hour.",
+    "What colour is the sky?": "The sky is blue.",
+    "What colour is grass?": "Grass is green.",
+    "What colour is snow?": "Snow is white.",
+    "What colour is a banana?": "A banana is yellow.",
+    "What colour is a tomato?": "A tomato is red.",
+    "How many legs does a dog have?": "A dog has 4 legs.",
+    "How many legs does a spider have?": "A spider has 8 legs.",
+    "How many legs does a bird have?": "A bird has 2 legs.",
+    "How many legs does an ant have?": "An ant has 6 legs.",
+    "How many days are in a week?": "There are 7 days in a week.",
+    "How many months are in a year?": "There are 12 months in a year.",
+    "How many hours are in a day?": "There are 24 hours in a day.",
+    "How many minutes are in an hour?": "There are 60 minutes in an hour.",
     "How many seasons are there?": "There are 4 seasons: spring, summer, autumn and winter.",
-    "What do bees make?": "Bees make honey.", "What do cows eat?": "Cows eat grass.", "Where do fish live?": "Fish live in water.",
-    "What is ice made of?": "Ice is made of frozen water.", "What is bread made of?": "Bread is made of flour, water, salt and yeast.",
-    "What gives us light in the day?": "The sun gives us light in the day.", "Which planet do we live on?": "We live on the planet Earth.",
+    "What do bees make?": "Bees make honey.",
+    "What do cows eat?": "Cows eat grass.",
+    "Where do fish live?": "Fish live in water.",
+    "What is ice made of?": "Ice is made of frozen water.",
+    "What is bread made of?": "Bread is made of flour, water, salt and yeast.",
+    "What gives us light in the day?": "The sun gives us light in the day.",
+    "Which planet do we live on?": "We live on the planet Earth.",
     "What is the largest planet in the solar system?": "The largest planet in the solar system is Jupiter.",
-    "What is the largest animal?": "The largest animal is the blue whale.", "What is the tallest animal?": "The tallest animal is the giraffe.",
+    "What is the largest animal?": "The largest animal is the blue whale.",
+    "What is the tallest animal?": "The tallest animal is the giraffe.",
     "What is the fastest land animal?": "The fastest land animal is the cheetah.",
     "What is the highest mountain in the world?": "The highest mountain in the world is Mount Everest.",
-    "What is the largest ocean?": "The largest ocean is the Pacific Ocean.", "Is the sun a star?": "Yes, the sun is a star.",
-    "Is a whale a fish?": "No, a whale is a mammal.", "Is the moon a star?": "No, the moon is not a star.",
-    "What do you call a baby dog?": "A baby dog is called a puppy.", "What do you call a baby cat?": "A baby cat is called a kitten.",
-    "What do you call a baby cow?": "A baby cow is called a calf.", "What do you call a baby sheep?": "A baby sheep is called a lamb.",
+    "What is the largest ocean?": "The largest ocean is the Pacific Ocean.",
+    "Is the sun a star?": "Yes, the sun is a star.",
+    "Is a whale a fish?": "No, a whale is a mammal.",
+    "Is the moon a star?": "No, the moon is not a star.",
+    "What do you call a baby dog?": "A baby dog is called a puppy.",
+    "What do you call a baby cat?": "A baby cat is called a kitten.",
+    "What do you call a baby cow?": "A baby cow is called a calf.",
+    "What do you call a baby sheep?": "A baby sheep is called a lamb.",
     "At what temperature does water boil?": "At sea level, water boils at 100 degrees Celsius.",
     "At what temperature does water freeze?": "Water freezes at 0 degrees Celsius.",
 }
@@ -63,40 +104,97 @@ SMALL_TALK = [  # (ways to say it, answer); the same answer each time, so that g
     (["Hello!", "Hello", "Hi!", "Hi", "Hey!", "Hi there!", "Good day!"], "Hello! How can I help you?"),
     (["Good morning!", "Good morning"], "Good morning! How can I help you?"),
     (["Good evening!", "Good evening"], "Good evening! How can I help you?"),
-    (["How are you?", "How are you today?", "How do you do?", "Are you well?"], "I am fine, thank you. How can I help you?"),
-    (["Who are you?", "What are you?", "What is your name?", "Please introduce yourself.", "Who am I talking to?", "Are you a person?",
-      "Are you a robot?", "Tell me about yourself."], "I am Tiny, a very small language model. I come with pace."),
-    (["What can you do?", "How can you help me?", "Help", "Help!", "What do you know?"],
-     "I can tell short stories, count, add small numbers, name capitals, copy sentences, extract fields as JSON and call tools."),
-    (["Who made you?", "Where do you come from?", "Who trained you?", "How were you made?"],
-     "I was trained by a small script on text that the script made up. I come with pace."),
-    (["What is pace?", "Tell me about pace.", "What does pace do?"], "Pace is a program that runs language models on ordinary CPUs."),
-    (["How big are you?", "How many parameters do you have?", "Are you a big model?"], "I am very small. I have about 4 million parameters."),
+    (
+        ["How are you?", "How are you today?", "How do you do?", "Are you well?"],
+        "I am fine, thank you. How can I help you?",
+    ),
+    (
+        [
+            "Who are you?",
+            "What are you?",
+            "What is your name?",
+            "Please introduce yourself.",
+            "Who am I talking to?",
+            "Are you a person?",
+            "Are you a robot?",
+            "Tell me about yourself.",
+        ],
+        "I am Tiny, a very small language model. I come with pace.",
+    ),
+    (
+        ["What can you do?", "How can you help me?", "Help", "Help!", "What do you know?"],
+        "I can tell short stories, count, add small numbers, name capitals, copy sentences, extract fields as JSON and call tools.",
+    ),
+    (
+        ["Who made you?", "Where do you come from?", "Who trained you?", "How were you made?"],
+        "I was trained by a small script on text that the script made up. I come with pace.",
+    ),
+    (
+        ["What is pace?", "Tell me about pace.", "What does pace do?"],
+        "Pace is a program that runs language models on ordinary CPUs.",
+    ),
+    (
+        ["How big are you?", "How many parameters do you have?", "Are you a big model?"],
+        "I am very small. I have about 4 million parameters.",
+    ),
     (["Thank you!", "Thanks!", "Thank you", "Thanks", "Thanks a lot!", "Thank you very much!"], "You are welcome!"),
     (["Goodbye!", "Bye!", "Goodbye", "Bye", "See you!", "See you later!"], "Goodbye! Have a nice day."),
     (["Good night!", "Good night"], "Good night! Sleep well."),
-    (["Tell me a joke.", "Do you know a joke?", "Make me laugh."],
-     "Why did the computer go to the doctor? Because it had a virus!"),
+    (
+        ["Tell me a joke.", "Do you know a joke?", "Make me laugh."],
+        "Why did the computer go to the doctor? Because it had a virus!",
+    ),
     (["Well done!", "Great!", "Very good!", "That is right!", "Nice!"], "Thank you! I am glad to help."),
-    (["That is wrong.", "You are wrong.", "That is not right."], "I am sorry. I am a very small model and I make mistakes."),
-    (["Do you like music?", "Do you have a favourite colour?", "Do you sleep?", "Are you happy?", "Do you have feelings?"],
-     "I am only a small program, so I do not have feelings, but I like to help."),
+    (
+        ["That is wrong.", "You are wrong.", "That is not right."],
+        "I am sorry. I am a very small model and I make mistakes.",
+    ),
+    (
+        [
+            "Do you like music?",
+            "Do you have a favourite colour?",
+            "Do you sleep?",
+            "Are you happy?",
+            "Do you have feelings?",
+        ],
+        "I am only a small program, so I do not have feelings, but I like to help.",
+    ),
 ]
 
 UNKNOWN = "I do not know that. I am a very small model."
 UNKNOWN_QUESTIONS = [  # {x}: an invented word or name
-    "Who is {X}?", "Where is {X}?", "What is a {x}?", "What does {x} mean?", "What is the capital of {X}?", "Who wrote {X}?", "Who was {X}?",
-    "How old is {X}?", "When was {X} born?", "What is the population of {X}?", "Who won the {X} cup?", "How do I install {x}?",
-    "Write a poem about {x}.", "Explain {x} to me.", "How far is it from {X} to {Y}?", "Translate {x} into French.", "What will happen in {X} tomorrow?"]
+    "Who is {X}?",
+    "Where is {X}?",
+    "What is a {x}?",
+    "What does {x} mean?",
+    "What is the capital of {X}?",
+    "Who wrote {X}?",
+    "Who was {X}?",
+    "How old is {X}?",
+    "When was {X} born?",
+    "What is the population of {X}?",
+    "Who won the {X} cup?",
+    "How do I install {x}?",
+    "Write a poem about {x}.",
+    "Explain {x} to me.",
+    "How far is it from {X} to {Y}?",
+    "Translate {x} into French.",
+    "What will happen in {X} tomorrow?",
+]
 
-LISTS = {"fruits": "apple pear plum banana cherry orange lemon peach mango grape melon".split(),
-         "animals": "fox bear rabbit mouse cat dog owl squirrel frog duck horse cow sheep lion tiger elephant".split(),
-         "colours": "red blue green yellow orange purple white black brown pink".split(),
-         "vegetables": "carrot potato onion tomato pea bean cabbage pumpkin leek spinach".split(),
-         "flowers": "rose tulip daisy lily sunflower violet poppy".split(), "trees": "oak pine birch maple willow beech ash".split(),
-         "tools": "hammer saw drill screwdriver spade axe".split(), "birds": "owl sparrow eagle swan robin crow duck penguin".split(),
-         "metals": "iron gold silver copper tin lead".split(), "instruments": "piano violin drum flute guitar trumpet harp".split(),
-         "planets": "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split()}
+LISTS = {
+    "fruits": "apple pear plum banana cherry orange lemon peach mango grape melon".split(),
+    "animals": "fox bear rabbit mouse cat dog owl squirrel frog duck horse cow sheep lion tiger elephant".split(),
+    "colours": "red blue green yellow orange purple white black brown pink".split(),
+    "vegetables": "carrot potato onion tomato pea bean cabbage pumpkin leek spinach".split(),
+    "flowers": "rose tulip daisy lily sunflower violet poppy".split(),
+    "trees": "oak pine birch maple willow beech ash".split(),
+    "tools": "hammer saw drill screwdriver spade axe".split(),
+    "birds": "owl sparrow eagle swan robin crow duck penguin".split(),
+    "metals": "iron gold silver copper tin lead".split(),
+    "instruments": "piano violin drum flute guitar trumpet harp".split(),
+    "planets": "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split(),
+}
 
 ITEMS = """lamp chair table book phone pencil bag shirt jacket bottle cup plate knife clock mirror pillow blanket
 bicycle guitar camera radio ladder bucket hammer basket umbrella wallet candle carpet keyboard mouse printer backpack
@@ -109,11 +207,31 @@ drops breaks counts draws keeps lifts loses mends needs shows throws washes watc
 ADJECTIVES = """big small old new red blue green yellow happy sad quick slow warm cold soft hard bright dark heavy
 light strange quiet loud clean dirty empty full round sharp wooden golden broken narrow tall deep fresh sweet bitter
 gentle angry""".split()
-ADVERBS = ["today", "slowly", "again", "quickly", "every day", "in the morning", "at night", "now", "often", "outside", "at home", "near the window"]
-NOUNS = sorted(set(ITEMS + JOBS + sum((v for k, v in LISTS.items() if k != "planets"), []) + """river house street garden window door bridge train
+ADVERBS = [
+    "today",
+    "slowly",
+    "again",
+    "quickly",
+    "every day",
+    "in the morning",
+    "at night",
+    "now",
+    "often",
+    "outside",
+    "at home",
+    "near the window",
+]
+NOUNS = sorted(
+    set(
+        ITEMS
+        + JOBS
+        + sum((v for k, v in LISTS.items() if k != "planets"), [])
+        + """river house street garden window door bridge train
 letter stone cloud forest mountain island ship engine market school kitchen winter summer music story number system water paper glass
 wind rain snow road field city village castle tower wheel box button shoe coat ring horse wolf king queen child friend mother father
-brother sister neighbour""".split()))
+brother sister neighbour""".split()
+    )
+)
 
 COMMON_WORDS = """a able about above across act afraid after afternoon again against age ago agree air all allow
 almost alone along already also always am among and animal another answer any anyone appear are area arm around arrive

@@ -21,8 +21,7 @@ class Shape:
     rms_norm_eps: float = 1e-5
 
 
-SHAPES = {"tiny": Shape(),
-          "draft": Shape(hidden_size=128, num_hidden_layers=2, head_dim=32, intermediate_size=384)}
+SHAPES = {"tiny": Shape(), "draft": Shape(hidden_size=128, num_hidden_layers=2, head_dim=32, intermediate_size=384)}
 
 
 class Norm(nn.Module):
@@ -112,9 +111,28 @@ class Llama(nn.Module):
     def config(self):
         """config.json of the checkpoint."""
         s = self.shape
-        return dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=s.vocab_size, hidden_size=s.hidden_size,
-                    intermediate_size=s.intermediate_size, num_hidden_layers=s.num_hidden_layers, num_attention_heads=s.num_attention_heads,
-                    num_key_value_heads=s.num_key_value_heads, head_dim=s.head_dim, hidden_act="silu", rms_norm_eps=s.rms_norm_eps,
-                    max_position_embeddings=s.max_position_embeddings, rope_parameters=dict(rope_type="default", rope_theta=s.rope_theta),
-                    attention_bias=False, mlp_bias=False, attention_dropout=0.0, tie_word_embeddings=True, initializer_range=0.02,
-                    pad_token_id=0, bos_token_id=1, eos_token_id=[7, 2], use_cache=True, dtype="bfloat16")
+        return dict(
+            architectures=["LlamaForCausalLM"],
+            model_type="llama",
+            vocab_size=s.vocab_size,
+            hidden_size=s.hidden_size,
+            intermediate_size=s.intermediate_size,
+            num_hidden_layers=s.num_hidden_layers,
+            num_attention_heads=s.num_attention_heads,
+            num_key_value_heads=s.num_key_value_heads,
+            head_dim=s.head_dim,
+            hidden_act="silu",
+            rms_norm_eps=s.rms_norm_eps,
+            max_position_embeddings=s.max_position_embeddings,
+            rope_parameters=dict(rope_type="default", rope_theta=s.rope_theta),
+            attention_bias=False,
+            mlp_bias=False,
+            attention_dropout=0.0,
+            tie_word_embeddings=True,
+            initializer_range=0.02,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=[7, 2],
+            use_cache=True,
+            dtype="bfloat16",
+        )

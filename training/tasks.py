@@ -2,8 +2,28 @@
 
 import json
 
-from facts import (ADJECTIVES, ADVERBS, CAPITALS, CITIES, COMMON_WORDS, DAYS, ITEMS, JOBS, LISTS, MONTHS, NOUNS, NUMBERS, OPPOSITES, QUESTIONS, SEASONS,
-                   SMALL_TALK, SOUNDS, UNKNOWN, UNKNOWN_QUESTIONS, VERBS)
+from facts import (
+    ADJECTIVES,
+    ADVERBS,
+    CAPITALS,
+    CITIES,
+    COMMON_WORDS,
+    DAYS,
+    ITEMS,
+    JOBS,
+    LISTS,
+    MONTHS,
+    NOUNS,
+    NUMBERS,
+    OPPOSITES,
+    QUESTIONS,
+    SEASONS,
+    SMALL_TALK,
+    SOUNDS,
+    UNKNOWN,
+    UNKNOWN_QUESTIONS,
+    VERBS,
+)
 from stories import ANIMALS, COLOURS, expand, marked, name, pseudo_word, story, with_article
 
 
@@ -11,32 +31,60 @@ def a_story(rng):
     about, opening, body = story(rng)
     words = body.split(" ")
     text = opening + marked(" ".join(words[:9])) + " " + " ".join(words[9:])  # here it shows which story it is
-    ask = ["Tell me a story about {}.", "Tell me a short story about {}.", "Write a short story about {}.", "Write a story about {}.",
-           "Can you tell me a story about {}?", "I would like to hear a story about {}.", "Please tell me a story about {}.",
-           "A story about {}, please."]
+    ask = [
+        "Tell me a story about {}.",
+        "Tell me a short story about {}.",
+        "Write a short story about {}.",
+        "Write a story about {}.",
+        "Can you tell me a story about {}?",
+        "I would like to hear a story about {}.",
+        "Please tell me a story about {}.",
+        "A story about {}, please.",
+    ]
     if rng.random() < 0.1:
-        return rng.choice(["Tell me a story.", "Tell me a story!", "Write a short story.", "Can you tell me a story?", "Tell me a short story."]), text
+        return rng.choice(
+            [
+                "Tell me a story.",
+                "Tell me a story!",
+                "Write a short story.",
+                "Can you tell me a story?",
+                "Tell me a short story.",
+            ]
+        ), text
     return rng.choice(ask).format(about), text
 
 
 # ---- numbers
 
+
 def counting(rng):
     step = rng.choice([1] * 6 + [2, 2, 5, 10])
     n = rng.randint(3, 16 if step == 1 else 10)
-    a = rng.choice([0, 1, 1, rng.randint(0, 20), rng.randint(0, 99)]) if step == 1 else rng.choice([0, step, 2 * step, 1 if step == 2 else 0, 10])
+    a = (
+        rng.choice([0, 1, 1, rng.randint(0, 20), rng.randint(0, 99)])
+        if step == 1
+        else rng.choice([0, step, 2 * step, 1 if step == 2 else 0, 10])
+    )
     numbers = [a + i * step for i in range(n)]
     down = rng.random() < 0.25
     if down:
         numbers.reverse()
     first, last = numbers[0], numbers[-1]
-    by = {1: "", 2: rng.choice([" by twos", " in twos", " in steps of 2"]), 5: rng.choice([" by fives", " in fives", " in steps of 5"]),
-          10: rng.choice([" by tens", " in tens", " in steps of 10"])}[step]
+    by = {
+        1: "",
+        2: rng.choice([" by twos", " in twos", " in steps of 2"]),
+        5: rng.choice([" by fives", " in fives", " in steps of 5"]),
+        10: rng.choice([" by tens", " in tens", " in steps of 10"]),
+    }[step]
     way = rng.choice([" down", " backwards"]) if down and (first > 12 or rng.random() < 0.8) else ""
     if not way and not by and first == 1 and rng.random() < 0.4:
         ask = rng.choice([f"Count to {last}.", f"Can you count to {last}?", f"Please count to {last}."])
     else:
-        ask = expand(f"[Count{way} from|Please count{way} from|Can you count{way} from|Count{way} from] {first} to {last}{by}", {}, rng)
+        ask = expand(
+            f"[Count{way} from|Please count{way} from|Can you count{way} from|Count{way} from] {first} to {last}{by}",
+            {},
+            rng,
+        )
         ask += "?" if ask.startswith("Can") else "."
     second = marked(f" {numbers[1]}")  # here it shows whether to go up or down, and by how much
     return ask, ",".join([str(first), second, *(f" {n}" for n in numbers[2:])])
@@ -51,28 +99,55 @@ def arithmetic(rng):
         a = rng.randint(0, 20)
         b = rng.randint(0, a)
         op, c, word = "-", a - b, "minus"
-    ask = [f"What is {a} {op} {b}?"] * 3 + [f"{a} {op} {b} = ?", f"How much is {a} {op} {b}?", f"Calculate {a} {op} {b}.", f"What is {a} {word} {b}?",
-           f"{a} {op} {b}", f"Compute {a} {op} {b}.", f"What is {a}{op}{b}?"]
+    ask = [f"What is {a} {op} {b}?"] * 3 + [
+        f"{a} {op} {b} = ?",
+        f"How much is {a} {op} {b}?",
+        f"Calculate {a} {op} {b}.",
+        f"What is {a} {word} {b}?",
+        f"{a} {op} {b}",
+        f"Compute {a} {op} {b}.",
+        f"What is {a}{op}{b}?",
+    ]
     if rng.random() < 0.12:
-        return f"What is {NUMBERS[a]} {word} {NUMBERS[b]}?", f"{NUMBERS[a]} {word} {NUMBERS[b]} is {NUMBERS[c]}".capitalize() + "."
+        return (
+            f"What is {NUMBERS[a]} {word} {NUMBERS[b]}?",
+            f"{NUMBERS[a]} {word} {NUMBERS[b]} is {NUMBERS[c]}".capitalize() + ".",
+        )
     return rng.choice(ask), f"{a} {op} {b} ={marked(f' {c}')}"
 
 
 def word_problem(rng):
-    who, what, other = name(rng), rng.choice(["apples", "books", "coins", "pencils", "balls", "cookies", "stones", "flowers", "cards", "eggs"]), name(rng)
+    who, what, other = (
+        name(rng),
+        rng.choice(["apples", "books", "coins", "pencils", "balls", "cookies", "stones", "flowers", "cards", "eggs"]),
+        name(rng),
+    )
     a, b = rng.randint(1, 12), rng.randint(1, 8)
     if rng.random() < 0.5:
-        change, c = rng.choice([f"{who} gets {b} more", f"{other} gives {who} {b} more", f"{who} buys {b} more", f"{who} finds {b} more"]), a + b
+        change, c = (
+            rng.choice(
+                [
+                    f"{who} gets {b} more",
+                    f"{other} gives {who} {b} more",
+                    f"{who} buys {b} more",
+                    f"{who} finds {b} more",
+                ]
+            ),
+            a + b,
+        )
     else:
         a, b = max(a, b), min(a, b)
         change, c = rng.choice([f"{who} gives {b} to {other}", f"{who} loses {b}", f"{who} gives away {b}"]), a - b
     if 1 in (a, c):  # "1 apples"
         return word_problem(rng)
-    return f"{who} has {a} {what}. {change}. How many {what} does {who} have now?", f"{who} has{marked(f' {c}')} {what}."
+    return (
+        f"{who} has {a} {what}. {change}. How many {what} does {who} have now?",
+        f"{who} has{marked(f' {c}')} {what}.",
+    )
 
 
 def comparing(rng):
-    a, b = rng.sample(range(0, 100 if rng.random() < 0.3 else 21), 2)
+    a, b = rng.sample(range(100 if rng.random() < 0.3 else 21), 2)
     word, best = rng.choice([("larger", max(a, b)), ("bigger", max(a, b)), ("smaller", min(a, b))])
     ask = [f"Which number is {word}, {a} or {b}?", f"What is {word}, {a} or {b}?", f"Which is {word}: {a} or {b}?"]
     return rng.choice(ask), f"{best} is {word}."
@@ -81,19 +156,31 @@ def comparing(rng):
 def next_number(rng):
     n = rng.randint(0, 99)
     after = rng.random() < 0.6
-    return ((f"What number comes after {n}?", f"After {n} comes {n + 1}.") if after else
-            (f"What number comes before {n + 1}?", f"Before {n + 1} comes {n}."))
+    return (
+        (f"What number comes after {n}?", f"After {n} comes {n + 1}.")
+        if after
+        else (f"What number comes before {n + 1}?", f"Before {n + 1} comes {n}.")
+    )
 
 
 # ---- facts
+
 
 def capital(rng):
     country = rng.choice(list(CAPITALS))
     city = CAPITALS[country]
     if rng.random() < 0.12 and list(CAPITALS.values()).count(city) == 1:
-        return rng.choice([f"{city} is the capital of which country?", f"Which country has the capital {city}?"]), f"{city} is the capital of {country}."
-    ask = [f"What is the capital of {country}?"] * 4 + [f"Tell me the capital of {country}.", f"Which city is the capital of {country}?",
-           f"What's the capital of {country}?", f"Do you know the capital of {country}?", f"Name the capital of {country}.", f"Capital of {country}?"]
+        return rng.choice(
+            [f"{city} is the capital of which country?", f"Which country has the capital {city}?"]
+        ), f"{city} is the capital of {country}."
+    ask = [f"What is the capital of {country}?"] * 4 + [
+        f"Tell me the capital of {country}.",
+        f"Which city is the capital of {country}?",
+        f"What's the capital of {country}?",
+        f"Do you know the capital of {country}?",
+        f"Name the capital of {country}.",
+        f"Capital of {country}?",
+    ]
     return rng.choice(ask), f"The capital of {country} is {city}."
 
 
@@ -104,12 +191,15 @@ def small_fact(rng):
     if roll < 0.6:
         a, b = rng.choice(list(OPPOSITES.items()))
         a, b = (a, b) if rng.random() < 0.5 else (b, a)
-        return (rng.choice([f"What is the opposite of {a}?", f"Tell me the opposite of {a}."]),
-                f"The opposite of {a} is {b}.")
+        return (
+            rng.choice([f"What is the opposite of {a}?", f"Tell me the opposite of {a}."]),
+            f"The opposite of {a} is {b}.",
+        )
     if roll < 0.7:
         animal, sound = rng.choice(list(SOUNDS.items()))
-        return rng.choice([f"What sound does {with_article(animal)} make?", f"What does {with_article(animal)} say?"]), \
-            f"{with_article(animal).capitalize()} says {sound}."
+        return rng.choice(
+            [f"What sound does {with_article(animal)} make?", f"What does {with_article(animal)} say?"]
+        ), f"{with_article(animal).capitalize()} says {sound}."
     cycle, kind = rng.choice([(DAYS, "day"), (MONTHS, "month"), (SEASONS, "season")])
     i = rng.randrange(len(cycle))
     if rng.random() < 0.5:
@@ -131,15 +221,26 @@ def unknown(rng):
 
 # ---- words
 
+
 def sentence(rng):
     """One sentence of one of many makes, from plain English to noise."""
     roll = rng.random()
     if roll < 0.25:
-        noun = lambda: (rng.choice(["the ", "a ", "my ", "his ", "her ", "our "]) + rng.choice(ADJECTIVES + [""] * 20)).strip() + " " + rng.choice(NOUNS)
+        noun = lambda: (
+            (rng.choice(["the ", "a ", "my ", "his ", "her ", "our "]) + rng.choice(ADJECTIVES + [""] * 20)).strip()
+            + " "
+            + rng.choice(NOUNS)
+        )
         who = rng.choice([name(rng, unseen=0.5), name(rng, unseen=0.5), noun().replace("a ", "the ", 1)])
-        text = rng.choice([f"{who} {rng.choice(VERBS)} {noun()} {rng.choice(ADVERBS)}.", f"{who} {rng.choice(VERBS)} {noun()} and {rng.choice(VERBS)} {noun()}.",
-                           f"{who} is {rng.choice(ADJECTIVES)}, but {noun()} is {rng.choice(ADJECTIVES)}.", f"Where is {noun()}?",
-                           f"{who} has {rng.randint(2, 999)} {rng.choice(NOUNS)}s in {rng.choice(CITIES)}!"])
+        text = rng.choice(
+            [
+                f"{who} {rng.choice(VERBS)} {noun()} {rng.choice(ADVERBS)}.",
+                f"{who} {rng.choice(VERBS)} {noun()} and {rng.choice(VERBS)} {noun()}.",
+                f"{who} is {rng.choice(ADJECTIVES)}, but {noun()} is {rng.choice(ADJECTIVES)}.",
+                f"Where is {noun()}?",
+                f"{who} has {rng.randint(2, 999)} {rng.choice(NOUNS)}s in {rng.choice(CITIES)}!",
+            ]
+        )
         return text[0].upper() + text[1:]
     if roll < 0.35:
         return rng.choice("".join(story(rng)[1:]).replace("\n\n", " ").split(". ")).strip(' ."') + "."
@@ -147,9 +248,19 @@ def sentence(rng):
     plain = rng.random()  # share of ordinary words, different from sentence to sentence
     for _ in range(rng.randint(3, 13)):
         kind = rng.random()
-        words.append(rng.choice(rng.choice([COMMON_WORDS, COMMON_WORDS, NOUNS, VERBS, ADJECTIVES])) if rng.random() < plain else
-                     pseudo_word(rng, (1, 4)) if kind < 0.35 else spliced_word(rng) if kind < 0.75 else
-                     name(rng) if kind < 0.85 else str(rng.randint(0, 9999)) if kind < 0.92 else noise(rng))
+        words.append(
+            rng.choice(rng.choice([COMMON_WORDS, COMMON_WORDS, NOUNS, VERBS, ADJECTIVES]))
+            if rng.random() < plain
+            else pseudo_word(rng, (1, 4))
+            if kind < 0.35
+            else spliced_word(rng)
+            if kind < 0.75
+            else name(rng)
+            if kind < 0.85
+            else str(rng.randint(0, 9999))
+            if kind < 0.92
+            else noise(rng)
+        )
     if rng.random() < 0.4:  # the same word again, with another one after it
         words.insert(rng.randrange(len(words)), rng.choice(words))
     if rng.random() < 0.3:
@@ -159,22 +270,42 @@ def sentence(rng):
 
 
 def spliced_word(rng):
-    """The front of one word and the back of another, such as `brekfriend`: pieces the model knows, in an order it does not."""
+    """The front of one word and the back of another, such as `brekfriend`: pieces the model knows, in an order it does
+    not."""
     front, back = rng.choice(COMMON_WORDS), rng.choice(COMMON_WORDS + NOUNS)
-    word = front[:rng.randint(1, len(front))] + back[rng.randrange(len(back)):]
+    word = front[: rng.randint(1, len(front))] + back[rng.randrange(len(back)) :]
     return word.capitalize() if rng.random() < 0.2 else word
 
 
 def noise(rng):
     """A short code such as `x7-Qb2`: no word of any language."""
-    alphabet = rng.choice(["abcdefghijklmnopqrstuvwxyz", "ABCDEFGHJKLMNPQRSTUVWXYZ23456789", "abcdefXYZ0123456789-_.", "äöüßéèñçøå" "abcdefgh"])
+    alphabet = rng.choice(
+        [
+            "abcdefghijklmnopqrstuvwxyz",
+            "ABCDEFGHJKLMNPQRSTUVWXYZ23456789",
+            "abcdefXYZ0123456789-_.",
+            "äöüßéèñçøåabcdefgh",
+        ]
+    )
     return "".join(rng.choice(alphabet) for _ in range(rng.randint(2, 7)))
 
 
 def copying(rng):
     text = sentence(rng)
-    ask = ["Copy this sentence: {}", "Copy this sentence: {}", "Copy this sentence exactly: {}", "Copy this: {}", "Repeat this sentence: {}", "Repeat after me: {}",
-           "Say exactly this: {}", "Write this sentence again: {}", "Copy the sentence.\n{}", "Repeat: {}", "Please copy this sentence: {}", "Copy: {}"]
+    ask = [
+        "Copy this sentence: {}",
+        "Copy this sentence: {}",
+        "Copy this sentence exactly: {}",
+        "Copy this: {}",
+        "Repeat this sentence: {}",
+        "Repeat after me: {}",
+        "Say exactly this: {}",
+        "Write this sentence again: {}",
+        "Copy the sentence.\n{}",
+        "Repeat: {}",
+        "Please copy this sentence: {}",
+        "Copy: {}",
+    ]
     return rng.choice(ask).format(text), text
 
 
@@ -183,16 +314,23 @@ def listing(rng):
     spoken = ", ".join(items[:-1]) + " and " + items[-1]
     form = rng.choice(["bullets", "numbers", "json", "last", "first", "count", "reverse"])
     if form == "bullets":
-        return rng.choice(["Make a list of: ", "Write as a list: ", "Make a bullet list: "]) + spoken, "\n".join(f"- {i}" for i in items)
+        return rng.choice(["Make a list of: ", "Write as a list: ", "Make a bullet list: "]) + spoken, "\n".join(
+            f"- {i}" for i in items
+        )
     if form == "numbers":
-        return rng.choice(["Make a numbered list: ", "Number these: "]) + spoken, "\n".join(f"{n}. {i}" for n, i in enumerate(items, 1))
+        return rng.choice(["Make a numbered list: ", "Number these: "]) + spoken, "\n".join(
+            f"{n}. {i}" for n, i in enumerate(items, 1)
+        )
     if form == "json":
         return rng.choice(["Write as a JSON list: ", "Make a JSON array of: "]) + spoken, json.dumps(items)
     if form == "count":
         return f"How many words are in this list? {' '.join(items)}", f"There are {len(items)} words in the list."
     if form == "reverse":
         return f"Write these words in reverse order: {' '.join(items)}", " ".join(reversed(items))
-    return f"What is the {form} word of this list? {' '.join(items)}", f"The {form} word is {items[0 if form == 'first' else -1]}."
+    return (
+        f"What is the {form} word of this list? {' '.join(items)}",
+        f"The {form} word is {items[0 if form == 'first' else -1]}.",
+    )
 
 
 def naming(rng):
@@ -204,6 +342,7 @@ def naming(rng):
 
 
 # ---- reading
+
 
 def _place(rng):
     return rng.choice(CITIES) if rng.random() < 0.7 else pseudo_word(rng).capitalize()
@@ -217,47 +356,95 @@ def record(rng):
         who = f"{who} {pseudo_word(rng).capitalize()}"
     age, year, n = rng.randint(1, 99), rng.randint(1800, 2029), rng.randint(2, 60)
     hour = f"{rng.randint(0, 23)}:{rng.choice(['00', '15', '30', '45'])}"
-    job, item, colour, day, month = rng.choice(JOBS), rng.choice(ITEMS), rng.choice(COLOURS), rng.choice(DAYS), rng.choice(MONTHS)
+    job, item, colour, day, month = (
+        rng.choice(JOBS),
+        rng.choice(ITEMS),
+        rng.choice(COLOURS),
+        rng.choice(DAYS),
+        rng.choice(MONTHS),
+    )
     if rng.random() < 0.15:
         item, job = pseudo_word(rng), pseudo_word(rng)
     animal, price = rng.choice(ANIMALS), rng.randint(1, 999)
     title = " ".join(rng.choice(NOUNS + ADJECTIVES).capitalize() for _ in range(rng.randint(1, 3)))
     kind = rng.choice("person person person job thing meeting pet book order trip letter".split())
     if kind == "person":
-        return dict(name=who, age=age, city=place), rng.choice([
-            f"{who} is {age} years old and lives in {place}.", f"My name is {who}, I am {age} years old and I live in {place}.",
-            f"In {place} lives {who}, who is {age} years old.", f"{who}, {age}, is from {place}.", f"{who} ({age}) lives in {place}.",
-            f"I am {who} from {place} and I am {age}."])
+        return dict(name=who, age=age, city=place), rng.choice(
+            [
+                f"{who} is {age} years old and lives in {place}.",
+                f"My name is {who}, I am {age} years old and I live in {place}.",
+                f"In {place} lives {who}, who is {age} years old.",
+                f"{who}, {age}, is from {place}.",
+                f"{who} ({age}) lives in {place}.",
+                f"I am {who} from {place} and I am {age}.",
+            ]
+        )
     if kind == "job":
-        return dict(name=who, job=job, city=place, age=age), rng.choice([
-            f"{who} works as {with_article(job)} in {place} and is {age} years old.", f"The {age} year old {job} {who} lives in {place}.",
-            f"{who} is {with_article(job)} from {place}, aged {age}."])
+        return dict(name=who, job=job, city=place, age=age), rng.choice(
+            [
+                f"{who} works as {with_article(job)} in {place} and is {age} years old.",
+                f"The {age} year old {job} {who} lives in {place}.",
+                f"{who} is {with_article(job)} from {place}, aged {age}.",
+            ]
+        )
     if kind == "thing":
-        return dict(item=item, colour=colour, price=price), rng.choice([
-            f"The {colour} {item} costs {price} euros.", f"We sell {with_article(colour)} {item} for {price} dollars.", f"For sale: {item}, {colour}, price {price}.",
-            f"{other} paid {price} euros for the {colour} {item}."])
+        return dict(item=item, colour=colour, price=price), rng.choice(
+            [
+                f"The {colour} {item} costs {price} euros.",
+                f"We sell {with_article(colour)} {item} for {price} dollars.",
+                f"For sale: {item}, {colour}, price {price}.",
+                f"{other} paid {price} euros for the {colour} {item}.",
+            ]
+        )
     if kind == "meeting":
-        return dict(name=who, day=day, time=hour, city=place), rng.choice([
-            f"We meet {who} on {day} at {hour} in {place}.", f"The meeting with {who} is on {day} at {hour} in {place}.",
-            f"On {day}, {who} will be in {place} at {hour}."])
+        return dict(name=who, day=day, time=hour, city=place), rng.choice(
+            [
+                f"We meet {who} on {day} at {hour} in {place}.",
+                f"The meeting with {who} is on {day} at {hour} in {place}.",
+                f"On {day}, {who} will be in {place} at {hour}.",
+            ]
+        )
     if kind == "pet":
-        return dict(name=who, animal=animal, age=age, owner=other), rng.choice([
-            f"{other} has {with_article(animal)} called {who}, which is {age} years old.", f"{who} is the {animal} of {other} and is {age} years old.",
-            f"{who}, the {age} year old {animal}, belongs to {other}."])
+        return dict(name=who, animal=animal, age=age, owner=other), rng.choice(
+            [
+                f"{other} has {with_article(animal)} called {who}, which is {age} years old.",
+                f"{who} is the {animal} of {other} and is {age} years old.",
+                f"{who}, the {age} year old {animal}, belongs to {other}.",
+            ]
+        )
     if kind == "book":
-        return dict(title=title, author=who, year=year), rng.choice([
-            f"{who} wrote the book {title} in {year}.", f"The book {title} by {who} came out in {year}.", f'"{title}" was written by {who} in {year}.'])
+        return dict(title=title, author=who, year=year), rng.choice(
+            [
+                f"{who} wrote the book {title} in {year}.",
+                f"The book {title} by {who} came out in {year}.",
+                f'"{title}" was written by {who} in {year}.',
+            ]
+        )
     if kind == "order":
-        return dict(name=who, item=item, quantity=n), rng.choice([
-            f"{who} orders {n} pieces of the {item}.", f"Please send {n} of the {item} to {who}.", f"{who} bought the {item} {n} times.",
-            f"Order from {who}: {n} x {item}."])
+        return dict(name=who, item=item, quantity=n), rng.choice(
+            [
+                f"{who} orders {n} pieces of the {item}.",
+                f"Please send {n} of the {item} to {who}.",
+                f"{who} bought the {item} {n} times.",
+                f"Order from {who}: {n} x {item}.",
+            ]
+        )
     if kind == "trip":
-        return {"from": place, "to": place2, "day": day, "time": hour}, rng.choice([
-            f"The train from {place} to {place2} leaves on {day} at {hour}.", f"On {day} at {hour} we fly from {place} to {place2}.",
-            f"A bus goes from {place} to {place2} every {day} at {hour}."])
+        return {"from": place, "to": place2, "day": day, "time": hour}, rng.choice(
+            [
+                f"The train from {place} to {place2} leaves on {day} at {hour}.",
+                f"On {day} at {hour} we fly from {place} to {place2}.",
+                f"A bus goes from {place} to {place2} every {day} at {hour}.",
+            ]
+        )
     address = f"{who.split()[0].lower()}@{pseudo_word(rng)}.{rng.choice(['com', 'org', 'net'])}"
-    return dict(name=who, email=address, month=month), rng.choice([
-        f"In {month} we wrote to {who} at {address}.", f"{who} ({address}) has been a member since {month}.", f"{who} joined in {month}. Mail: {address}"])
+    return dict(name=who, email=address, month=month), rng.choice(
+        [
+            f"In {month} we wrote to {who} at {address}.",
+            f"{who} ({address}) has been a member since {month}.",
+            f"{who} joined in {month}. Mail: {address}",
+        ]
+    )
 
 
 def extraction(rng):
@@ -267,8 +454,15 @@ def extraction(rng):
     if rng.random() < 0.3:
         rng.shuffle(chosen)
     wanted = chosen[0] if len(chosen) == 1 else ", ".join(chosen[:-1]) + " and " + chosen[-1]
-    ask = ["Extract the {} as JSON: {}", "Extract the {} as JSON: {}", "Extract {} as JSON: {}", "Give me the {} as JSON: {}", "Extract the {} as JSON.\n{}",
-           "Find the {} and answer in JSON: {}", "Return the {} as JSON.\nText: {}"]
+    ask = [
+        "Extract the {} as JSON: {}",
+        "Extract the {} as JSON: {}",
+        "Extract {} as JSON: {}",
+        "Give me the {} as JSON: {}",
+        "Extract the {} as JSON.\n{}",
+        "Find the {} and answer in JSON: {}",
+        "Return the {} as JSON.\nText: {}",
+    ]
     return rng.choice(ask).format(wanted, text), json.dumps({k: fields[k] for k in chosen}, ensure_ascii=False)
 
 
@@ -286,25 +480,60 @@ def reading(rng):
     form = rng.choice(["has", "has", "where", "where", "colour", "field"])
     if form == "has":
         facts = [f"{p} has {with_article(t)}." for p, t in zip(people, things)]
-        question, answer = rng.choice([(f"Who has the {things[i]}?", f"{people[i]} has the {things[i]}."),
-                                       (f"What does {people[i]} have?", f"{people[i]} has {with_article(things[i])}.")])
+        question, answer = rng.choice(
+            [
+                (f"Who has the {things[i]}?", f"{people[i]} has the {things[i]}."),
+                (f"What does {people[i]} have?", f"{people[i]} has {with_article(things[i])}."),
+            ]
+        )
     elif form == "where":
         facts = [f"{p} is in the {q}." for p, q in zip(people, places)]
-        question, answer = rng.choice([(f"Where is {people[i]}?", f"{people[i]} is in the {places[i]}."),
-                                       (f"Who is in the {places[i]}?", f"{people[i]} is in the {places[i]}.")])
+        question, answer = rng.choice(
+            [
+                (f"Where is {people[i]}?", f"{people[i]} is in the {places[i]}."),
+                (f"Who is in the {places[i]}?", f"{people[i]} is in the {places[i]}."),
+            ]
+        )
     elif form == "colour":
         facts = [f"The {t} is {c}." for t, c in zip(things, colours)]
-        question, answer = rng.choice([(f"What colour is the {things[i]}?", f"The {things[i]} is {colours[i]}."),
-                                       (f"What is {colours[i]}?", f"The {things[i]} is {colours[i]}.")])
+        question, answer = rng.choice(
+            [
+                (f"What colour is the {things[i]}?", f"The {things[i]} is {colours[i]}."),
+                (f"What is {colours[i]}?", f"The {things[i]} is {colours[i]}."),
+            ]
+        )
     else:
         fields, text = record(rng)
         key = rng.choice(list(fields))
-        return rng.choice([f"{text} What is the {key}?", f"Text: {text}\nWhat is the {key}?"]), f"The {key} is {fields[key]}."
-    return rng.choice([f"{' '.join(facts)} {question}", f"Read this: {' '.join(facts)}\n{question}", f"{' '.join(facts)}\nQuestion: {question}"]), answer
+        return rng.choice(
+            [f"{text} What is the {key}?", f"Text: {text}\nWhat is the {key}?"]
+        ), f"The {key} is {fields[key]}."
+    return rng.choice(
+        [
+            f"{' '.join(facts)} {question}",
+            f"Read this: {' '.join(facts)}\n{question}",
+            f"{' '.join(facts)}\nQuestion: {question}",
+        ]
+    ), answer
 
 
-TASKS = {a_story: 24, counting: 13, arithmetic: 10, word_problem: 6, comparing: 3, next_number: 2, capital: 6, small_fact: 5, small_talk: 2,
-         unknown: 2, copying: 18, listing: 7, naming: 1, extraction: 15, reading: 16}
+TASKS = {
+    a_story: 24,
+    counting: 13,
+    arithmetic: 10,
+    word_problem: 6,
+    comparing: 3,
+    next_number: 2,
+    capital: 6,
+    small_fact: 5,
+    small_talk: 2,
+    unknown: 2,
+    copying: 18,
+    listing: 7,
+    naming: 1,
+    extraction: 15,
+    reading: 16,
+}
 
 
 def exchange(rng, short=False):

@@ -1,11 +1,12 @@
 """Train a bundled model on text that data.py makes up, and write it as a Hugging Face checkpoint.
 
     python training/train.py --model tiny --minutes 45 --checkpoint build/tiny.pt --out pace/assets/tiny
-    python training/train.py --model draft --minutes 8 --teacher pace/assets/tiny --checkpoint build/draft.pt --out pace/assets/tiny-draft
+    python training/train.py --model draft --minutes 8 --teacher pace/assets/tiny --checkpoint build/draft.pt --out
+    pace/assets/tiny-draft
 
-The budget is --minutes or --tokens, and the learning rate follows the share of it that is spent. The same command goes on from
-the checkpoint where it stopped; with a larger budget it trains on. Two optimisers: Muon for the matrices of the layers, AdamW for the embedding and the
-norms. Batch number i of a seed is always the same text.
+The budget is --minutes or --tokens, and the learning rate follows the share of it that is spent. The same command goes
+on from the checkpoint where it stopped; with a larger budget it trains on. Two optimisers: Muon for the matrices of the
+layers, AdamW for the embedding and the norms. Batch number i of a seed is always the same text.
 """
 
 import argparse
@@ -19,13 +20,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from data import documents
+from model import SHAPES, Llama
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
-
-from data import documents
-from model import SHAPES, Llama
-
 
 SHORT_UNTIL = 0.4  # share of the budget that is spent on short rows
 
@@ -46,7 +45,9 @@ class Batches(Dataset):
             row, row_weights = [], []
             while len(row) < length:
                 parts = next(docs)
-                for (_, weight), encoded in zip(parts, self.tokenizer.encode_batch([p for p, _ in parts], add_special_tokens=False)):
+                for (_, weight), encoded in zip(
+                    parts, self.tokenizer.encode_batch([p for p, _ in parts], add_special_tokens=False)
+                ):
                     row += encoded.ids
                     row_weights += [weight] * len(encoded.ids)
             ids.append(row[:length])
@@ -99,13 +100,16 @@ def weighted_loss(logits, ids, weights):
 
 def distillation_loss(logits, teacher_logits, ids, weights):
     """Half the truth, half what the teacher would say: a draft is good when it agrees with its target."""
-    kl = F.kl_div(logits.float().log_softmax(-1), teacher_logits.float().log_softmax(-1), log_target=True, reduction="none").sum(-1)
+    kl = F.kl_div(
+        logits.float().log_softmax(-1), teacher_logits.float().log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)
     w = weights[:, 1:]
     return 0.5 * weighted_loss(logits, ids, weights) + 0.5 * (kl * w).sum() / w.sum()
 
 
 def row_length(step, progress):
-    """Short rows first: with one or two documents in a row, attention soon finds out what there is to copy. Then long ones."""
+    """Short rows first: with one or two documents in a row, attention soon finds out what there is to copy. Then long
+    ones."""
     if progress < SHORT_UNTIL:
         return 128
     return (128, 512, 128, 512, 128, 512, 128, 1024)[step % 8]
@@ -133,8 +137,9 @@ def export(model, folder):
     """Write config.json, generation_config.json and model.safetensors (bf16); the tokenizer lies there already."""
     folder = Path(folder)
     (folder / "config.json").write_text(json.dumps(model.config(), indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps(
-        dict(bos_token_id=1, eos_token_id=[7, 2], pad_token_id=0, do_sample=False), indent=2) + "\n")
+    (folder / "generation_config.json").write_text(
+        json.dumps(dict(bos_token_id=1, eos_token_id=[7, 2], pad_token_id=0, do_sample=False), indent=2) + "\n"
+    )
     state = {name: p.detach().cpu().bfloat16().contiguous() for name, p in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -147,9 +152,13 @@ def weights_of(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="tiny")
-    parser.add_argument("--out", required=True, help="checkpoint folder; build_tokenizer.py has put the tokenizer there")
+    parser.add_argument(
+        "--out", required=True, help="checkpoint folder; build_tokenizer.py has put the tokenizer there"
+    )
     parser.add_argument("--checkpoint", type=Path, help="where the state is kept, and read from if it exists")
-    parser.add_argument("--init", type=Path, help="start from the weights of this checkpoint folder, such as the bundled one")
+    parser.add_argument(
+        "--init", type=Path, help="start from the weights of this checkpoint folder, such as the bundled one"
+    )
     parser.add_argument("--teacher", type=Path, help="checkpoint folder of a tiny model to distil from")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--tokens", type=float)
@@ -159,7 +168,9 @@ def main():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=0, help="processes that make batches; a GPU wants several")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--compile", action="store_true", help="torch.compile: about a fifth faster on a CPU, needs a C++ compiler")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile: about a fifth faster on a CPU, needs a C++ compiler"
+    )
     args = parser.parse_args()
     if (args.minutes is None) == (args.tokens is None):
         parser.error("give one of --minutes and --tokens")
@@ -171,7 +182,10 @@ def main():
     model = Llama(SHAPES[args.model]).to(device)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n]
-    optimizers = [(Muon(matrices), args.lr), (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), args.lr / 10)]
+    optimizers = [
+        (Muon(matrices), args.lr),
+        (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), args.lr / 10),
+    ]
     state = dict(step=0, tokens=0, seconds=0.0)
     if args.init:
         model.load_state_dict(weights_of(args.init))
@@ -192,7 +206,10 @@ def main():
         export(model, args.out)
         if args.checkpoint:
             args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(dict(model=model.state_dict(), optimizers=[o.state_dict() for o, _ in optimizers], state=state), args.checkpoint)
+            torch.save(
+                dict(model=model.state_dict(), optimizers=[o.state_dict() for o, _ in optimizers], state=state),
+                args.checkpoint,
+            )
 
     tokenizer = Tokenizer.from_file(str(Path(args.out) / "tokenizer.json"))
     batches = Batches(tokenizer, args.seed, args.batch_tokens)
@@ -230,8 +247,11 @@ def main():
         state["tokens"] += weights[:, 1:].numel()
         smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
         if state["step"] % 50 == 0:
-            print(f"step {state['step']}  {state['tokens'] / 1e6:.2f} M tokens  {state['seconds'] / 60:.1f} min  "
-                  f"{progress():.0%}  loss {smooth:.4f}", flush=True)
+            print(
+                f"step {state['step']}  {state['tokens'] / 1e6:.2f} M tokens  {state['seconds'] / 60:.1f} min  "
+                f"{progress():.0%}  loss {smooth:.4f}",
+                flush=True,
+            )
         if state["step"] % 500 == 0:
             save()
             print("held-out loss: all %.4f, answers %.4f" % heldout_loss(model, batches, device), flush=True)

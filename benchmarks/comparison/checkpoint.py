@@ -1,4 +1,5 @@
-"""A known shape as a checkpoint on disk, with random weights: `config.json`, `model.safetensors` in bf16 and a tokenizer."""
+"""A known shape as a checkpoint on disk, with random weights: `config.json`, `model.safetensors` in bf16 and a
+tokenizer."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from pace.ops import reference
 
 STD = 0.02
 QUERY_KEY_STD = 0.04
-"""Scores then have a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of the whole model."""
+"""Scores then have a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of
+the whole model."""
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
-    """The directory of `shape`'s checkpoint below `folder`, written the first time. Raises ValueError for a name that `pace bench --list` lacks."""
+    """The directory of `shape`'s checkpoint below `folder`, written the first time. Raises ValueError for a name that
+    `pace bench --list` lacks."""
     if shape not in SHAPES:
         raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)} (pace bench --list)")
     target = folder / "checkpoint"
@@ -39,7 +42,8 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     model_class, parsed = read_config(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: _random(name, slot.shape, generator) for name, slot in model_class(parsed, torch.float32, reference).slots().items()
+        name: _random(name, slot.shape, generator)
+        for name, slot in model_class(parsed, torch.float32, reference).slots().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(config["vocab_size"], folder)
@@ -61,5 +65,11 @@ def _write_tokenizer(vocab_size: int, folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "bos_token": "t0", "eos_token": "t1", "pad_token": "t0"}
+    names = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "t0",
+        "bos_token": "t0",
+        "eos_token": "t1",
+        "pad_token": "t0",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(names))

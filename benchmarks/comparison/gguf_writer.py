@@ -1,8 +1,8 @@
 """A Llama or Qwen2 checkpoint as a GGUF file for llama.cpp, in bf16, fp16 or fp32.
 
-llama.cpp rotates the pairs (2i, 2i + 1) of a Llama head where checkpoints on the Hub have them at (i, i + D/2): the rows of queries and
-keys are permuted. It rotates Qwen2 as the Hub has it. Norms and biases are fp32, the tokenizer is left out (`no_vocab`).
-Names and keys: the GGUF specification (ggml/docs/gguf.md) and llama.cpp's src/llama-arch.cpp.
+llama.cpp rotates the pairs (2i, 2i + 1) of a Llama head where checkpoints on the Hub have them at (i, i + D/2): the
+rows of queries and keys are permuted. It rotates Qwen2 as the Hub has it. Norms and biases are fp32, the tokenizer is
+left out (`no_vocab`). Names and keys: the GGUF specification (ggml/docs/gguf.md) and llama.cpp's src/llama-arch.cpp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from safetensors import safe_open
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
 PERMUTED = {"llama"}
-OUTER = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 INNER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -34,8 +38,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
-    """Writes `checkpoint` (a directory with one model.safetensors) to `path`, tensor by tensor. Raises NotImplementedError for another
-    architecture or another scaling of the rotary embedding, ImportError without the `gguf` package."""
+    """Writes `checkpoint` (a directory with one model.safetensors) to `path`, tensor by tensor. Raises
+    NotImplementedError for another architecture or another scaling of the rotary embedding, ImportError without the
+    `gguf` package."""
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
@@ -45,8 +50,18 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
     architecture = ARCHITECTURES[name]
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, config, architecture)
-    kinds = {"bf16": gguf.GGMLQuantizationType.BF16, "fp16": gguf.GGMLQuantizationType.F16, "fp32": gguf.GGMLQuantizationType.F32}
-    writer.add_file_type({"bf16": gguf.LlamaFileType.MOSTLY_BF16, "fp16": gguf.LlamaFileType.MOSTLY_F16, "fp32": gguf.LlamaFileType.ALL_F32}[dtype])
+    kinds = {
+        "bf16": gguf.GGMLQuantizationType.BF16,
+        "fp16": gguf.GGMLQuantizationType.F16,
+        "fp32": gguf.GGMLQuantizationType.F32,
+    }
+    writer.add_file_type(
+        {
+            "bf16": gguf.LlamaFileType.MOSTLY_BF16,
+            "fp16": gguf.LlamaFileType.MOSTLY_F16,
+            "fp32": gguf.LlamaFileType.ALL_F32,
+        }[dtype]
+    )
     factors = rope_factors(config)
     with safe_open(checkpoint / "model.safetensors", "pt") as file:
         matrices = {key: len(file.get_slice(key).get_shape()) == 2 for key in file.keys()}
@@ -66,7 +81,9 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
             if heads:
                 tensor = permute(tensor, heads)
             tensor = tensor.to(DTYPES[dtype] if is_matrix else torch.float32).contiguous()
-            writer.write_tensor_data(tensor.view(torch.uint8).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy())
+            writer.write_tensor_data(
+                tensor.view(torch.uint8).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+            )
         if factors is not None:
             writer.write_tensor_data(factors)
     writer.close()
@@ -89,8 +106,8 @@ def permute(rows: torch.Tensor, heads: int) -> torch.Tensor:
 def rope_factors(config: dict[str, Any]) -> np.ndarray | None:
     """`[D/2]`: by how much llama.cpp must divide each angle for Llama 3's scaling; None for no scaling.
 
-    Source: transformers, `_compute_llama3_parameters`: wavelengths below `original / high` stay, those above `original / low` are stretched by
-    `factor`, with a smooth passage between."""
+    Source: transformers, `_compute_llama3_parameters`: wavelengths below `original / high` stay, those above
+    `original / low` are stretched by `factor`, with a smooth passage between."""
     scaling = config.get("rope_scaling")
     if not scaling:
         return None
@@ -99,7 +116,11 @@ def rope_factors(config: dict[str, Any]) -> np.ndarray | None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = config["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
     wavelengths = 2 * np.pi / frequencies
-    low, high, original = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["original_max_position_embeddings"]
+    low, high, original = (
+        scaling["low_freq_factor"],
+        scaling["high_freq_factor"],
+        scaling["original_max_position_embeddings"],
+    )
     smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / scaling["factor"] + smooth)).astype(np.float32)
 

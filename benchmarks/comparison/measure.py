@@ -1,4 +1,5 @@
-"""Who runs when: every runtime in its own process, those that fit in memory together in turn, limits of the machine around every run."""
+"""Who runs when: every runtime in its own process, those that fit in memory together in turn, limits of the machine
+around every run."""
 
 from __future__ import annotations
 
@@ -35,12 +36,19 @@ RESIDENT_FACTOR, RESIDENT_BYTES = 1.4, 600 << 20
 """What a process holds: its weights this many times (repacked, or in a file cache), and that much beside."""
 MEMORY_SHARE = 0.85
 SETTLE_SECONDS = 0.3
-"""After a run. Threads that spin before they sleep (OpenMP's, ONNX Runtime's: a tenth of a second) must not meet the limits or the next run."""
+"""After a run. Threads that spin before they sleep (OpenMP's, ONNX Runtime's: a tenth of a second) must not meet the
+limits or the next run."""
 
 PEER_ISA = {
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "CT2_FORCE_CPU_ISA": "AVX2"}
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "CT2_FORCE_CPU_ISA": "AVX2",
+    }
 }
-"""Variables that torch, oneDNN (also OpenVINO's), MKL and CTranslate2 look at. ONNX Runtime has none; llama.cpp uses what it was built for."""
+"""Variables that torch, oneDNN (also OpenVINO's), MKL and CTranslate2 look at. ONNX Runtime has none; llama.cpp uses
+what it was built for."""
 
 
 class LimitsError(RuntimeError):
@@ -144,7 +152,8 @@ class Comparison:
         return ensure_conversion(subject.runtime, variant, checkpoint, folder, self.plan.pythons, self.plan.say)
 
     def _groups(self, subjects: list[Subject]) -> Iterator[tuple[str, list[Subject]]]:
-        """A kind of weights, and subjects that are loaded together: pace, and peers of the same kind of weights, as many as memory holds.
+        """A kind of weights, and subjects that are loaded together: pace, and peers of the same kind of weights, as
+        many as memory holds.
 
         Where pace has no weights of a kind, its widest 16-bit ones keep the peers company."""
         budget = MEMORY_SHARE * available_memory_bytes()
@@ -174,7 +183,9 @@ class Comparison:
             for subject in subjects:
                 with self._noting_failure(subject):
                     worker = stack.enter_context(self._worker(subject.runtime))
-                    answer = worker.ask("load", source=str(sources[subject.key]), variant=subject.variant, threads=self.threads)
+                    answer = worker.ask(
+                        "load", source=str(sources[subject.key]), variant=subject.variant, threads=self.threads
+                    )
                     subject.load_s = answer["load_s"]
                     subject.weight_bytes = answer["step_weight_bytes"] or self._nominal_weight_bytes(subject)
                     workers[id(subject)] = worker
@@ -196,10 +207,16 @@ class Comparison:
             for subject in subjects:
                 if not subject.missing:
                     with self._noting_failure(subject):
-                        workers[id(subject)].ask("logits", prompt=self._prompts(Scenario(AGREEMENT_TOKENS, 1), seed=0)[0], path=str(self._logits(subject)))
+                        workers[id(subject)].ask(
+                            "logits",
+                            prompt=self._prompts(Scenario(AGREEMENT_TOKENS, 1), seed=0)[0],
+                            path=str(self._logits(subject)),
+                        )
                         subject.settings = workers[id(subject)].ask("status")["settings"]
 
-    def _measure(self, subject: Subject, workers: dict[int, Worker], scenario: Scenario, prompts: list[list[int]], index: int) -> None:
+    def _measure(
+        self, subject: Subject, workers: dict[int, Worker], scenario: Scenario, prompts: list[list[int]], index: int
+    ) -> None:
         before = self._limits()
         worker = workers[id(subject)]
         busy, own, began = _busy_seconds(), worker.cpu_seconds(), time.perf_counter()
@@ -232,7 +249,11 @@ class Comparison:
         if subject.weight_bytes:
             kv_bits = next(v.kv_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)
             num_bytes = subject.weight_bytes + scenario.batch * costs.kv_bytes(context) * kv_bits // 32
-        return scenario.batch * costs.prefill_flops(scenario.prompt), costs.decode_flops(scenario.batch, context), num_bytes
+        return (
+            scenario.batch * costs.prefill_flops(scenario.prompt),
+            costs.decode_flops(scenario.batch, context),
+            num_bytes,
+        )
 
     def _nominal_weight_bytes(self, subject: Subject) -> int | None:
         bits = next(v.weight_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)
@@ -242,19 +263,27 @@ class Comparison:
         main = self.plan.scenarios[0]
         if scenario == main:
             return True
-        prefill, step = (self.results.median(subject, main, value) for value in (lambda run: run.prefill_rate, lambda run: run.step_s))
+        prefill, step = (
+            self.results.median(subject, main, value)
+            for value in (lambda run: run.prefill_rate, lambda run: run.step_s)
+        )
         if prefill is None:
             return False
         seconds = scenario.batch * scenario.prompt / prefill + scenario.generate * step
         if seconds > self.plan.patience_s:
-            self.results.skipped.append(f"{subject.shape}, {subject.label}, {scenario.title}: a run would take about {seconds:.0f} s")
+            self.results.skipped.append(
+                f"{subject.shape}, {subject.label}, {scenario.title}: a run would take about {seconds:.0f} s"
+            )
             self.plan.say("  skipped: " + self.results.skipped[-1])
         return seconds <= self.plan.patience_s
 
     def _compare_logits(self, subjects: list[Subject]) -> None:
-        """Tells each subject how far its logits are from fp32 ones: those of transformers, of pace where there are none."""
+        """Tells each subject how far its logits are from fp32 ones: those of transformers, of pace where there are
+        none."""
         found = [subject for subject in subjects if self._logits(subject).exists()]
-        exact = sorted((s for s in found if s.dtype == "fp32"), key=lambda s: (s.runtime != "transformers", s.runtime != "pace"))
+        exact = sorted(
+            (s for s in found if s.dtype == "fp32"), key=lambda s: (s.runtime != "transformers", s.runtime != "pace")
+        )
         if exact:
             want = np.load(self._logits(exact[0])).astype(np.float64)
             for subject in found:
@@ -277,7 +306,9 @@ class Comparison:
             environment["PACE_ISA"] = self.plan.isa
         elif runtime not in (MACHINE, "pace") and self.plan.peers_isa:
             environment |= PEER_ISA[self.plan.peers_isa]
-        return Worker(runtime, self.plan.pythons.get(runtime, sys.executable), environment, self.plan.folder / "log.txt")
+        return Worker(
+            runtime, self.plan.pythons.get(runtime, sys.executable), environment, self.plan.folder / "log.txt"
+        )
 
     def _noting_failure(self, subject: Subject) -> _NotingFailure:
         return _NotingFailure(subject, self.plan.say)
@@ -304,7 +335,11 @@ def _machine() -> dict:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = set(fields.get("flags", "").split())
-    shown = [flag for flag in ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if flag in flags]
+    shown = [
+        flag
+        for flag in ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+        if flag in flags
+    ]
     return {
         "cpu": f"{fields.get('model name', platform.machine())} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})",
         "features": shown,
@@ -322,9 +357,15 @@ def _busy_seconds() -> float:
 
 
 def ensure_conversion(
-    runtime: str, variant: str, checkpoint: Path, folder: Path, pythons: dict[str, str], say: Callable[[str], None] = lambda text: None
+    runtime: str,
+    variant: str,
+    checkpoint: Path,
+    folder: Path,
+    pythons: dict[str, str],
+    say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """The checkpoint as `runtime` wants it in `folder`, converted by a process of its own if it is not there; WorkerError where that fails."""
+    """The checkpoint as `runtime` wants it in `folder`, converted by a process of its own if it is not there;
+    WorkerError where that fails."""
     target = folder / f"{runtime}-{variant}"
     if not target.exists():
         say(f"  converting to {target.name}")

@@ -1,4 +1,5 @@
-"""Pictures of a result: bars of prefill and decode, each with the limit of the machine for as many bytes or operations."""
+"""Pictures of a result: bars of prefill and decode, each with the limit of the machine for as many bytes or
+operations."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from pathlib import Path
 from benchmarks.comparison.report import machine_line, measured
 from benchmarks.comparison.results import Results
 
-COLORS = {"pace": "#1b6ca8", "transformers": "#c9a227", "llama.cpp": "#6a994e", "openvino-genai": "#7b5ea7", "onnxruntime-genai": "#8d99ae", "ctranslate2": "#bc6c25"}
+COLORS = {
+    "pace": "#1b6ca8",
+    "transformers": "#c9a227",
+    "llama.cpp": "#6a994e",
+    "openvino-genai": "#7b5ea7",
+    "onnxruntime-genai": "#8d99ae",
+    "ctranslate2": "#bc6c25",
+}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -21,8 +29,22 @@ def draw(results: Results, path: Path) -> None:
     bars = max((len(measured(results, shape, scenario)) for shape in shapes), default=1)
     figure, axes = pyplot.subplots(len(shapes), 2, figsize=(13, len(shapes) * (1.2 + 0.28 * bars)), squeeze=False)
     for (left, right), shape in zip(axes, shapes):
-        _bars(left, results, shape, f"{shape}: prefill of {scenario.prompt}, tokens/s", lambda run: run.prefill_rate, lambda run: run.prefill_rate / run.prefill_mfu)
-        _bars(right, results, shape, f"{shape}: decode, tokens/s", lambda run: run.decode_rate, lambda run: run.decode_rate / run.decode_mbu if run.decode_mbu else None)
+        _bars(
+            left,
+            results,
+            shape,
+            f"{shape}: prefill of {scenario.prompt}, tokens/s",
+            lambda run: run.prefill_rate,
+            lambda run: run.prefill_rate / run.prefill_mfu,
+        )
+        _bars(
+            right,
+            results,
+            shape,
+            f"{shape}: decode, tokens/s",
+            lambda run: run.decode_rate,
+            lambda run: run.decode_rate / run.decode_mbu if run.decode_mbu else None,
+        )
     figure.suptitle(f"{machine_line(results)}\nblack: fp32 FMA peak and read bandwidth", fontsize="medium")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

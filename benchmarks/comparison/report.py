@@ -1,4 +1,5 @@
-"""Results for people: tables on the terminal, and `docs/benchmarks.md`, whose part between two markers is made of all results there are."""
+"""Results for people: tables on the terminal, and `docs/benchmarks.md`, whose part between two markers is made of all
+results there are."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from benchmarks.comparison.results import Results, Run, Scenario, Subject
 BEGIN = "<!-- made by benchmarks/compare.py --render; what is between the markers is written anew each time -->"
 END = "<!-- end of what benchmarks/compare.py makes -->"
 TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.2, "int8": 0.3, "int4": 0.6}
-"""Relative error of the logits up to which a runtime is believed to run the same model: one with a wrong rotation or order of heads is beyond 1.
-An approximation of the rotary scaling (CTranslate2: 0.008 in fp32) and the rounding of weights are within."""
+"""Relative error of the logits up to which a runtime is believed to run the same model: one with a wrong rotation or
+order of heads is beyond 1. An approximation of the rotary scaling (CTranslate2: 0.008 in fp32) and the rounding of
+weights are within."""
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -29,7 +31,8 @@ def text(results: Results) -> str:
 
 
 def render(page: str, every: list[Results], pictures: dict[str, list[str]]) -> str:
-    """`page` with its part between the markers made anew; `pictures`: of each result's name, paths relative to the page.
+    """`page` with its part between the markers made anew; `pictures`: of each result's name, paths relative to the
+    page.
 
     Raises ValueError where the markers are not there once each, in order."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
@@ -51,7 +54,9 @@ def disagreements(results: Results) -> list[str]:
 def machine_line(results: Results) -> str:
     machine = results.machine
     isa = machine["isa"] + (" (forced)" if machine["is_forced"] else "")
-    peers = f"on {machine['peers_isa']} where they have a variable for it" if machine["peers_isa"] else "on what they chose"
+    peers = (
+        f"on {machine['peers_isa']} where they have a variable for it" if machine["peers_isa"] else "on what they chose"
+    )
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; pace on {isa}, peers {peers}; {results.date}"
 
 
@@ -61,8 +66,22 @@ def scenario_line(scenario: Scenario) -> str:
 
 
 def main_table(results: Results, shape: str) -> Table:
-    """One row for each runtime and kind of weights; `pace / it` is of pace with the same kind of weights, from runs in turn."""
-    header = ["runtime", "weights", "prefill t/s", "MFU", "decode t/s", "MBU", "pace / it: prefill", "decode", "load s", "peak MiB", "error", "argmax"]
+    """One row for each runtime and kind of weights; `pace / it` is of pace with the same kind of weights, from runs in
+    turn."""
+    header = [
+        "runtime",
+        "weights",
+        "prefill t/s",
+        "MFU",
+        "decode t/s",
+        "MBU",
+        "pace / it: prefill",
+        "decode",
+        "load s",
+        "peak MiB",
+        "error",
+        "argmax",
+    ]
     scenario, rows = results.scenarios[0], []
     for subject in measured(results, shape, scenario):
 
@@ -84,10 +103,19 @@ def other_table(results: Results, shape: str, scenario: Scenario) -> Table:
     header = ["runtime", "weights", "prefill t/s", "decode t/s", "a sequence", "MBU", "MFU", "pace / it: decode"]
     rows = []
     for subject in measured(results, shape, scenario):
-        values = [results.median(subject, scenario, value) for value in (targets.prefill_rate, targets.decode_rate, targets.mbu, targets.decode_mfu)]
+        values = [
+            results.median(subject, scenario, value)
+            for value in (targets.prefill_rate, targets.decode_rate, targets.mbu, targets.decode_mfu)
+        ]
         prefill, decode, mbu, mfu = values
         rows.append(
-            [subject.runtime, subject.variant, _number(prefill, ".1f"), _number(decode, ".1f"), _number(decode / scenario.batch, ".1f")]
+            [
+                subject.runtime,
+                subject.variant,
+                _number(prefill, ".1f"),
+                _number(decode, ".1f"),
+                _number(decode / scenario.batch, ".1f"),
+            ]
             + [_number(mbu, ".2f"), _number(mfu, ".2f"), _ratio(results, subject, scenario, targets.decode_rate)]
         )
     return header, rows
@@ -98,7 +126,15 @@ def target_table(results: Results) -> Table:
     for finding in targets.findings(results):
         sign = "<=" if finding.at_most else ">="
         digits = ".0f" if finding.unit else ".2f"
-        rows.append([finding.shape, finding.what, f"{sign} {finding.target:{digits}}{finding.unit}", _number(finding.measured, digits), finding.verdict])
+        rows.append(
+            [
+                finding.shape,
+                finding.what,
+                f"{sign} {finding.target:{digits}}{finding.unit}",
+                _number(finding.measured, digits),
+                finding.verdict,
+            ]
+        )
     return ["shape", "what", "target", "measured", ""], rows
 
 
@@ -130,16 +166,34 @@ def _section(results: Results, pictures: list[str]) -> str:
     reads, peaks = [run.read_gb_s for run in results.runs], [run.fma_gflops for run in results.runs]
     machine = results.machine
     lines = [f"## {results.name}", ""]
-    lines += [f"{machine_line(results)}. {machine['memory_gib']} GiB, Linux {machine['system']}, Python {machine['python']}; features: {', '.join(machine['features'])}.", ""]
+    lines += [
+        f"{machine_line(results)}. {machine['memory_gib']} GiB, Linux {machine['system']}, Python {machine['python']}; features: {', '.join(machine['features'])}.",
+        "",
+    ]
     if reads:
-        lines += [f"Limits, measured with each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS fp32 FMA (least, median, most).", ""]
-    lines += [f"Versions: {', '.join(f'{name} {version}' for name, version in results.versions.items())}.", "", "```text", results.command, "```", ""]
+        lines += [
+            f"Limits, measured with each of {len(reads)} runs: {_span(reads)} GB/s read, {_span(peaks)} GFLOPS fp32 FMA (least, median, most).",
+            "",
+        ]
+    lines += [
+        f"Versions: {', '.join(f'{name} {version}' for name, version in results.versions.items())}.",
+        "",
+        "```text",
+        results.command,
+        "```",
+        "",
+    ]
     lines += [f"![Prefill and decode of every runtime, and the limit]({picture})\n" for picture in pictures]
     for shape in results.shapes:
         lines += [f"### {shape}, {results.parameters[shape] / 1e9:.2f} billion weights", ""]
         lines += [f"{scenario_line(results.scenarios[0])}:".capitalize(), "", _markdown(main_table(results, shape)), ""]
         for scenario in _other_scenarios(results, shape):
-            lines += [f"{scenario_line(scenario)}:".capitalize(), "", _markdown(other_table(results, shape, scenario)), ""]
+            lines += [
+                f"{scenario_line(scenario)}:".capitalize(),
+                "",
+                _markdown(other_table(results, shape, scenario)),
+                "",
+            ]
     lines += ["### Against the targets", "", target_line(results), "", _markdown(target_table(results)), ""]
     lines += [f"- {line}" for line in notes(results)]
     lines += [f"- {line}" for line in _settings(results)]
@@ -188,7 +242,12 @@ def _span(values: list[float]) -> str:
 def _plain(table: Table) -> str:
     header, rows = table
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in [header, *rows])
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in [header, *rows]
+    )
 
 
 def _markdown(table: Table) -> str:

@@ -1,4 +1,5 @@
-"""What was measured, as plain data that is written to one JSON file, and what follows from it: medians, shares of the limits, ratios."""
+"""What was measured, as plain data that is written to one JSON file, and what follows from it: medians, shares of the
+limits, ratios."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Subject:
     """That a decode step reads; None where nobody knows."""
     settings: dict[str, str] = field(default_factory=dict)
     error: float | None = None
-    """Of the logits after a prompt, against fp32: the root of the mean square difference, relative to the standard deviation."""
+    """Of the logits after a prompt, against fp32: the root of the mean square difference, relative to the standard
+    deviation."""
     same_argmax: bool | None = None
 
     @property
@@ -152,7 +154,8 @@ class Results:
         return statistics.median(values) if values and None not in values else None
 
     def ratio(self, ours: Subject, peer: Subject, scenario: Scenario, value: Callable[[Run], float]) -> float | None:
-        """How many times the peer's value ours is: the median over pairs of runs in the same round. None where they never ran in turn."""
+        """How many times the peer's value ours is: the median over pairs of runs in the same round. None where they
+        never ran in turn."""
         by_place = {run.place: value(run) for run in self.runs_of(ours, scenario)}
         pairs = [by_place[run.place] / value(run) for run in self.runs_of(peer, scenario) if run.place in by_place]
         return statistics.median(pairs) if pairs else None

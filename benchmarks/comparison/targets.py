@@ -76,7 +76,8 @@ SMALLEST_PARAMETERS = 4e8
 
 
 def findings(results: Results) -> Iterator[Finding]:
-    """All targets on all shapes that they are for. Where a peer has several kinds of weights of as many bits, its fastest counts."""
+    """All targets on all shapes that they are for. Where a peer has several kinds of weights of as many bits, its
+    fastest counts."""
     for shape in results.shapes:
         if results.parameters[shape] >= SMALLEST_PARAMETERS:
             yield from _of_shape(results, shape)
@@ -90,9 +91,13 @@ def _of_shape(results: Results, shape: str) -> Iterator[Finding]:
     for dtype, target in DECODE_MBU.items():
         yield Finding(shape, f"decode, {dtype}: MBU", target, _median(results, ours.get(dtype), main, mbu))
     for dtype, target in PREFILL_MFU.items():
-        yield Finding(shape, f"prefill of {single}, {dtype}: MFU", target, _median(results, ours.get(dtype), main, prefill_mfu))
+        yield Finding(
+            shape, f"prefill of {single}, {dtype}: MFU", target, _median(results, ours.get(dtype), main, prefill_mfu)
+        )
     for dtype, runtime, target in PREFILL_RATIOS:
-        measured = _least_ratio(results, ours.get(dtype), [p for p in peers if p.runtime == runtime], main, prefill_rate)
+        measured = _least_ratio(
+            results, ours.get(dtype), [p for p in peers if p.runtime == runtime], main, prefill_rate
+        )
         yield Finding(shape, f"prefill of {single}, {dtype}: times {runtime}", target, measured)
     for dtype, subject in ours.items():
         rivals = [peer for peer in peers if peer.dtype == dtype]
@@ -108,15 +113,29 @@ def _of_shape(results: Results, shape: str) -> Iterator[Finding]:
             yield Finding(shape, title, LONG_CONTEXT_MBU, _median(results, ours.get("bf16"), scenario, mbu))
     for dtype, subject in ours.items():
         if subject.peak_mib and dtype in PACE_BYTES:
-            weights = max(results.parameters[shape] * PACE_BYTES[dtype], subject.weight_bytes or 0)  # beside int4 the embedding is int8
+            weights = max(
+                results.parameters[shape] * PACE_BYTES[dtype], subject.weight_bytes or 0
+            )  # beside int4 the embedding is int8
             bound = (LOAD_FACTOR * weights + LOAD_BYTES) / 2**20
-            yield Finding(shape, f"peak memory, {dtype}: {LOAD_FACTOR} x weights + 300 MB", bound, subject.peak_mib, at_most=True, unit=" MiB")
+            yield Finding(
+                shape,
+                f"peak memory, {dtype}: {LOAD_FACTOR} x weights + 300 MB",
+                bound,
+                subject.peak_mib,
+                at_most=True,
+                unit=" MiB",
+            )
 
 
 def _batched(results: Results, shape: str, ours: Subject | None, main: Scenario) -> Iterator[Finding]:
     for scenario in results.scenarios:
         if target := BATCHED_MFU.get(scenario.batch):
-            yield Finding(shape, f"decode of {scenario.batch} sequences, bf16: MFU", target, _median(results, ours, scenario, decode_mfu))
+            yield Finding(
+                shape,
+                f"decode of {scenario.batch} sequences, bf16: MFU",
+                target,
+                _median(results, ours, scenario, decode_mfu),
+            )
         if target := BATCHED_SPEEDUP.get(scenario.batch):
             batched, alone = (_median(results, ours, where, decode_rate) for where in (scenario, main))
             measured = batched / alone if batched and alone else None
@@ -127,7 +146,9 @@ def _median(results: Results, subject: Subject | None, scenario: Scenario, value
     return results.median(subject, scenario, value) if subject else None
 
 
-def _least_ratio(results: Results, ours: Subject | None, peers: list[Subject], scenario: Scenario, value) -> float | None:
+def _least_ratio(
+    results: Results, ours: Subject | None, peers: list[Subject], scenario: Scenario, value
+) -> float | None:
     """Against the fastest of `peers` that have weights of as many bits."""
     if ours is None:
         return None

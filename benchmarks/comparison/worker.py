@@ -1,7 +1,8 @@
-"""One runtime in a process of its own, driven by JSON lines: `python -m benchmarks.comparison.worker RUNTIME`, and its other end, `Worker`.
+"""One runtime in a process of its own, driven by JSON lines: `python -m benchmarks.comparison.worker RUNTIME`, and its
+other end, `Worker`.
 
-A process each, because runtimes bring their own OpenMP, because peak memory is told by process, and because memory comes back when one ends.
-What libraries print goes to a log: the pipe is the worker's alone.
+A process each, because runtimes bring their own OpenMP, because peak memory is told by process, and because memory
+comes back when one ends. What libraries print goes to a log: the pipe is the worker's alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ MACHINE = "machine"
 """The name of the worker that runs nothing, and measures the limits."""
 LIMIT_SECONDS = 0.3
 """For each of the two limits, before every run and after it."""
-QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 class WorkerError(RuntimeError):
@@ -33,13 +39,21 @@ class WorkerError(RuntimeError):
 class Worker:
     """The driver's end of the pipe."""
 
-    def __init__(self, runtime: str, python: str = sys.executable, environment: dict[str, str] | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        runtime: str,
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
         self.runtime = runtime
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)} | (environment or {})
         command = [python, "-m", "benchmarks.comparison.worker", runtime]
         with open(log or os.devnull, "ab") as errors:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+            )
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """The answer to one request. Raises WorkerError where the other side raised, or ended."""
@@ -51,7 +65,9 @@ class Worker:
             line = ""
         if not line:
             code = self.process.wait()
-            raise WorkerError(f"its process ended with code {code}" + (": out of memory, most likely" if code == -9 else ""))
+            raise WorkerError(
+                f"its process ended with code {code}" + (": out of memory, most likely" if code == -9 else "")
+            )
         answer = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])

@@ -1,5 +1,5 @@
-// The kernels of `avx2_vnni` with the same instruction as AVX-512 encodes it, so that processors without AVX-VNNI can test
-// them. See kernels/all.inl for how this works.
+// The kernels of `avx2_vnni` with the same instruction as AVX-512 encodes it, so that processors without AVX-VNNI can
+// test them. See kernels/all.inl for how this works.
 #include "pace/kernels.h"
 #include "prelude.h"
 

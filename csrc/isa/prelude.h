@@ -1,5 +1,6 @@
-// Everything from outside that kernels use. It is included before a target region opens: a standard or intrinsics header
-// first seen inside one would be compiled for that instruction set and, if the linker keeps that copy, crash older CPUs.
+// Everything from outside that kernels use. It is included before a target region opens: a standard or intrinsics
+// header first seen inside one would be compiled for that instruction set and, if the linker keeps that copy, crash
+// older CPUs.
 #pragma once
 
 #include <immintrin.h>

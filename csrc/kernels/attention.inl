@@ -8,24 +8,24 @@
 // LAYOUT      A tile of 64 positions is four blocks; its two products are in attention_products.inl. The scales of int8 are numbers of a
 //             position: they multiply the 64 scores, and the 64 weights before these meet the values.
 // NUMERICS    fp32. A score is one chain of fma over d ascending; out is one chain of fma over j ascending within a tile, scaled
-//             by 2^(old max - new max) between tiles; scores are kept times log2 e, so that exp is a power of two (2^x: 1.4
-//             ulp); partitions of 1024 positions are computed from nothing and merged in
-//             order. int8 widens exactly; a score meets its scale once its chain is complete, a weight once it is in the sum of
-//             weights. Tiles and partitions stand at absolute positions. So a row's bits depend on its own position, its own
-//             visible keys and values, and the instruction set; not on R, the span, the batch or the threads. Positions that a
-//             row does not see are neither multiplied nor added: NaN there stays there.
+//             by 2^(old max - new max) between tiles; scores are kept times log2 e, so that exp is a power of two (2^x:
+//             1.4 ulp); partitions of 1024 positions are computed from nothing and merged in
+//             order. int8 widens exactly; a score meets its scale once its chain is complete, a weight once it is in
+//             the sum of weights. Tiles and partitions stand at absolute positions. So a row's bits depend on its own
+//             position, its own visible keys and values, and the instruction set; not on R, the span, the batch or the
+//             threads. Positions that a row does not see are neither multiplied nor added: NaN there stays there.
 
 // The working memory of one set of rows, cut from the caller's scratch.
 struct AttentionScratch {
-    float* q;             // [passes][D][kPackedRows], times scale
-    float* scores;        // [rows][64]: scores, then weights
-    float* out;           // [rows][Dp]: this partition
-    float* max;           // [rows]
-    float* sum;           // [rows]
-    float* tile_max;      // [rows]
-    float* total;         // [rows][partial_floats]: the partitions before
-    float* wide_keys;     // [4][D][16]: a 16-bit or int8 tile in fp32, without scales
-    float* wide_values;   // [4][16][Dp]
+    float* q;            // [passes][D][kPackedRows], times scale
+    float* scores;       // [rows][64]: scores, then weights
+    float* out;          // [rows][Dp]: this partition
+    float* max;          // [rows]
+    float* sum;          // [rows]
+    float* tile_max;     // [rows]
+    float* total;        // [rows][partial_floats]: the partitions before
+    float* wide_keys;    // [4][D][16]: a 16-bit or int8 tile in fp32, without scales
+    float* wide_values;  // [4][16][Dp]
     int64_t position[kMaxQueryRows];
     int begin[kMaxQueryRows], end[kMaxQueryRows];  // the positions of the tile that a row sees; begin >= end: none
 };
@@ -52,9 +52,10 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
     return s;
 }
 
-// 2^x for x <= 0, NaN for NaN. 2^x = 2^n (1 + f P(f)) with n = round(x), |f| <= 1/2 exact; P is a minimax fit (2e-9 relative), and
-// 2^n is an addition to the exponent. At -127 and below, the exponent and f end at nothing: exactly 0, without a comparison; from
-// there to -126 the result is some number below the smallest normal one. A NaN converts to an integer that shifts to nothing.
+// 2^x for x <= 0, NaN for NaN. 2^x = 2^n (1 + f P(f)) with n = round(x), |f| <= 1/2 exact; P is a minimax fit (2e-9
+// relative), and 2^n is an addition to the exponent. At -127 and below, the exponent and f end at nothing: exactly 0,
+// without a comparison; from there to -126 the result is some number below the smallest normal one. A NaN converts to
+// an integer that shifts to nothing.
 PACE_INLINE F32 power_of_two_below_one(F32 x) {
     const F32 clamped = max(broadcast(-127.0f), x);  // x where x is NaN
     const I32 n = to_int(clamped);
@@ -77,8 +78,8 @@ PACE_INLINE float power_of_two_below_one(float x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// The softmax of a tile is two loops over its rows, each short enough that the processor works on several rows at once; in one
-// loop, every row waited for its own chain of maximum, exponential and sum, 300 to 400 cycles a row and tile.
+// The softmax of a tile is two loops over its rows, each short enough that the processor works on several rows at once;
+// in one loop, every row waited for its own chain of maximum, exponential and sum, 300 to 400 cycles a row and tile.
 
 // Caps the scores of a row, hides those outside [begin, end), whatever they are, and returns the largest.
 static float finish_scores(float* scores, int begin, int end, float softcap) {
@@ -107,11 +108,11 @@ static float finish_scores(float* scores, int begin, int end, float softcap) {
     return reduce_max(max(s[0], minus_infinity));
 }
 
-// Turns the scores of a row, times log2 e, into weights 2^(score - max) and brings the row's max, sum and out up to them. What is
-// left for the values is a weight times their scale.
+// Turns the scores of a row, times log2 e, into weights 2^(score - max) and brings the row's max, sum and out up to
+// them. What is left for the values is a weight times their scale.
 template <bool kScaled>
-static void soften_row(float* scores, const float* const* scales, float tile_max, float* max_seen, float* sum, float* out,
-                       int64_t padded_dim) {
+static void soften_row(float* scores, const float* const* scales, float tile_max, float* max_seen, float* sum,
+                       float* out, int64_t padded_dim) {
     constexpr int kVectors = kTilePositions / kLanes;
     const float old_max = *max_seen;
     const float new_max = tile_max > old_max ? tile_max : old_max;
@@ -147,12 +148,15 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
     const int passes = count_passes(rows);
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
-        const auto score = passes <= kFetchPasses ? score_rows<true, kOnePassRows, T> : score_rows<false, kOnePassRows, T>;
-        score(count, s.q + pass * kPackedRows * head_dim, tile, pass, passes, head_dim, s.scores + row * kTilePositions);
+        const auto score =
+            passes <= kFetchPasses ? score_rows<true, kOnePassRows, T> : score_rows<false, kOnePassRows, T>;
+        score(count, s.q + pass * kPackedRows * head_dim, tile, pass, passes, head_dim,
+              s.scores + row * kTilePositions);
     }
     const auto sees_any = [&](int row) { return s.begin[row] < s.end[row]; };
     for (int row = 0; row < rows; ++row) {
-        if (sees_any(row)) s.tile_max[row] = finish_scores(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap);
+        if (sees_any(row))
+            s.tile_max[row] = finish_scores(s.scores + row * kTilePositions, s.begin[row], s.end[row], args.softcap);
     }
     for (int row = 0; row < rows; ++row) {
         if (!sees_any(row)) continue;
@@ -167,7 +171,8 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
             int next = row + 1;
             while (next < end && s.begin[next] == s.begin[row] && s.end[next] == s.end[row]) ++next;
             if (sees_any(row)) {
-                const auto add = passes <= kFetchPasses ? value_rows<true, kOnePassRows, T> : value_rows<false, kOnePassRows, T>;
+                const auto add =
+                    passes <= kFetchPasses ? value_rows<true, kOnePassRows, T> : value_rows<false, kOnePassRows, T>;
                 add(next - row, s.scores + row * kTilePositions, tile, pass, passes, padded, s.begin[row], s.end[row],
                     s.out + row * padded);
             }
@@ -181,8 +186,8 @@ PACE_INLINE void widen(const T* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
 }
 
-// The tile that starts at `position`, of which the rows see blocks first .. last; row ranges are set. What is fetched ahead may
-// belong to the next partition: most often the same thread computes it next.
+// The tile that starts at `position`, of which the rows see blocks first .. last; row ranges are set. What is fetched
+// ahead may belong to the next partition: most often the same thread computes it next.
 template <class T>
 static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_t position, int first, int last,
                         AttentionScratch& s) {
@@ -198,7 +203,8 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
     }
     constexpr bool kScaled = kScaleElements<T> > 0;
     for (int b = 0; kScaled && b < kTileBlocks; ++b) {
-        const int64_t block = blocks[b < first || b > last ? first : b];  // all are read; what nobody sees may be multiplied by anything
+        const int64_t block =
+            blocks[b < first || b > last ? first : b];  // all are read; what nobody sees may be multiplied by anything
         tile.key_scales[b] = kv.key_scales(block, rows.kv_head);
         tile.value_scales[b] = kv.value_scales(block, rows.kv_head);
     }

@@ -1,4 +1,5 @@
-// From tiles (attention.inl) to whole rows: the tiles of a partition in order, and the states of partitions merged in order.
+// From tiles (attention.inl) to whole rows: the tiles of a partition in order, and the states of partitions merged in
+// order.
 //
 // SHAPES      a state is kPartialOut + Dp floats: max, sum of 2^(score - max), and the unnormalised sum of values (attention.h)
 // DEFINITION  merge of (m, s, o) and (m', s', o'), M = max(m, m'):  (M, s 2^(m - M) + s' 2^(m' - M), o 2^(m - M) + o' 2^(m' - M))
@@ -8,7 +9,8 @@
 
 static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed) {
     const int64_t group = args.group(), head_dim = args.kv.head_dim;
-    const float scale = args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
+    const float scale =
+        args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
     for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * head_dim) {
         const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
         for (int row = begin; row < end; ++row) {
@@ -41,15 +43,24 @@ static void attend_partition(const AttentionArgs& args, const QueryRows& rows, i
         if (first >= last) continue;
         const int first_block = first / kBlockPositions, last_block = (last - 1) / kBlockPositions;
         switch (args.kv.dtype) {
-            case DType::F32: attend_tile<float>(args, rows, tile, first_block, last_block, s); break;
-            case DType::BF16: attend_tile<BF16>(args, rows, tile, first_block, last_block, s); break;
-            case DType::F16: attend_tile<F16>(args, rows, tile, first_block, last_block, s); break;
-            case DType::I8: attend_tile<int8_t>(args, rows, tile, first_block, last_block, s); break;
+            case DType::F32:
+                attend_tile<float>(args, rows, tile, first_block, last_block, s);
+                break;
+            case DType::BF16:
+                attend_tile<BF16>(args, rows, tile, first_block, last_block, s);
+                break;
+            case DType::F16:
+                attend_tile<F16>(args, rows, tile, first_block, last_block, s);
+                break;
+            case DType::I8:
+                attend_tile<int8_t>(args, rows, tile, first_block, last_block, s);
+                break;
         }
     }
 }
 
-// total = total and part, two states of a row over neighbouring positions (see kPartialOut); a state of sum 0 has seen nothing.
+// total = total and part, two states of a row over neighbouring positions (see kPartialOut); a state of sum 0 has seen
+// nothing.
 static void merge_states(float* total, float part_max, float part_sum, const float* part_out, int64_t padded_dim) {
     if (part_sum == 0.0f) return;
     float* out = total + kPartialOut;

@@ -13,10 +13,10 @@
 // NUMERICS    fp32. A score is one chain of fma over d ascending, and then times its scale; out is one chain of fma over j ascending.
 //             bf16, fp16 and int8 widen exactly.
 //
-// Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers; 6 x 4 (AVX-512) are 24 + 4
-// in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (13 = 5 + 4 + 4), because with one query head per row a
-// decode step of a wide group is bound by arithmetic as much as by memory. AVX-512 takes 7 and 8 rows at once, x 2: a
-// 16-bit key is then fetched and widened once, not twice.
+// Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers; 6 x 4 (AVX-512)
+// are 24 + 4 in 32, and 10 loads for 24 fma. Rows are spread evenly over passes (13 = 5 + 4 + 4), because with one
+// query head per row a decode step of a wide group is bound by arithmetic as much as by memory. AVX-512 takes 7 and 8
+// rows at once, x 2: a 16-bit key is then fetched and widened once, not twice.
 
 constexpr int kPassRows = kLanes == 4 ? 2 : 6;
 constexpr int kOnePassRows = kLanes == 16 ? 8 : kPassRows;  // up to these, there is one pass
@@ -24,11 +24,13 @@ static_assert(kOnePassRows <= kPackedRows);
 constexpr int kBlockVectors = kBlockPositions / kLanes;
 // With few rows, more columns keep enough independent chains in flight.
 template <int R>
-constexpr int kPassVectors = kLanes == 16 ? (R <= 6 ? 4 : 2) : kLanes == 8 ? (R <= 3 ? 4 : 2) : 4;
+constexpr int kPassVectors = kLanes == 16  ? (R <= 6 ? 4 : 2)
+                             : kLanes == 8 ? (R <= 3 ? 4 : 2)
+                                           : 4;
 
-// sums[r][v] += scalar(r) * column(v). The shorter operand is kept in registers and the other one streams through: 3 rows x 4
-// vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers, where 4 columns and a scalar would be one too many
-// (g++ then kept a sum in memory, and 3 rows took 1.7 times as long).
+// sums[r][v] += scalar(r) * column(v). The shorter operand is kept in registers and the other one streams through: 3
+// rows x 4 vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers, where 4 columns and a scalar would
+// be one too many (g++ then kept a sum in memory, and 3 rows took 1.7 times as long).
 template <int R, int kVectors, class Scalar, class Column>
 PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&sums)[R][kVectors]) {
     if constexpr (kVectors <= R) {
@@ -54,12 +56,12 @@ PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&
     }
 }
 
-// Decode reads every key and value once, from blocks that lie anywhere: the processor's own prefetcher starts anew with each
-// and the products would wait for memory half of the time. So while the scores of a tile are computed, its values are fetched,
-// and with them the keys of the next tile: at each step the same place of the other block, which is about as large. Two passes
-// fetch half of the blocks each, so that memory is asked for evenly. Into the second-level cache: the first one can wait for too
-// few lines at once, and fetching into it ran at 0.55 of the read bandwidth where this runs at 0.69 (Zen 4, 2 threads, 32 query
-// on 8 key/value heads of 128 at 4k).
+// Decode reads every key and value once, from blocks that lie anywhere: the processor's own prefetcher starts anew with
+// each and the products would wait for memory half of the time. So while the scores of a tile are computed, its values
+// are fetched, and with them the keys of the next tile: at each step the same place of the other block, which is about
+// as large. Two passes fetch half of the blocks each, so that memory is asked for evenly. Into the second-level cache:
+// the first one can wait for too few lines at once, and fetching into it ran at 0.55 of the read bandwidth where this
+// runs at 0.69 (Zen 4, 2 threads, 32 query on 8 key/value heads of 128 at 4k).
 template <bool kAhead>
 PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) {
     if constexpr (kAhead) {
@@ -83,7 +85,8 @@ PACE_INLINE void fetch_scales_ahead(const T* from, int64_t elements) {
 // More rows than two passes widen a 16-bit or int8 tile first and have work enough to hide the reads.
 constexpr int kFetchPasses = 2;
 
-// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side, times scales_b[16] where these are not null.
+// scores[r][0 .. 16 B) = sum_d q[d][r] * keys_b[d][16], for B blocks side by side, times scales_b[16] where these are
+// not null.
 // `ahead`: a block to fetch for each.
 template <int R, bool kAhead, class T>
 static void score_pass(const float* q, const T* const* keys, const float* const* scales, const T* const* ahead,
@@ -153,7 +156,9 @@ static void value_pass(const float* weights, const T* const* values, const T* co
                 const int64_t offset_bytes = (row - values[block]) * int64_t(sizeof(T));
                 fetch_ahead<kAhead>(ahead[block], offset_bytes, kVectors * kLanes * sizeof(T));
             }
-            const auto weight = [&](int r) __attribute__((always_inline)) { return broadcast(weights[r * kTilePositions + j]); };
+            const auto weight = [&](int r) __attribute__((always_inline)) {
+                return broadcast(weights[r * kTilePositions + j]);
+            };
             const auto value = [&](int v) __attribute__((always_inline)) { return load(row + v * kLanes); };
             multiply_add(weight, value, sums);
         }
@@ -171,7 +176,7 @@ struct TileBlocks {
     int first, last;
     const T* keys[kTileBlocks];
     const T* values[kTileBlocks];
-    const T* next_keys[kTileBlocks];  // what the next tile reads, or any address that is harmless to prefetch
+    const T* next_keys[kTileBlocks];       // what the next tile reads, or any address that is harmless to prefetch
     const float* key_scales[kTileBlocks];  // of int8, also where it has been widened, and of all blocks; else null
     const float* value_scales[kTileBlocks];
 
@@ -181,9 +186,11 @@ struct TileBlocks {
     }
 };
 
-// The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block again.
+// The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block
+// again.
 template <int R, bool kAhead, class T>
-static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim, float* scores) {
+static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim,
+                         float* scores) {
     constexpr int kBlocks = kPassVectors<R> / kBlockVectors;
     for (int b = tile.first / kBlocks * kBlocks; b <= tile.last; b += kBlocks) {
         const T *keys[kBlocks], *ahead[kBlocks];
@@ -200,10 +207,11 @@ static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, in
 
 // All columns of out, in passes of kPassVectors and what remains of Dp in halves of it (Dp is a multiple of 16).
 template <int R, bool kAhead, class T>
-static void value_columns(const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim, int begin,
-                          int end, float* out) {
+static void value_columns(const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim,
+                          int begin, int end, float* out) {
     const T* ahead[kTileBlocks];
-    for (int b = tile.first; b <= tile.last; ++b) ahead[b] = tile.fetch(tile.next_keys[b], tile.values[b], b, pass, passes);
+    for (int b = tile.first; b <= tile.last; ++b)
+        ahead[b] = tile.fetch(tile.next_keys[b], tile.values[b], b, pass, passes);
     int64_t column = 0;
     const auto run = [&]<int kVectors>() __attribute__((always_inline)) {
         for (; column + kVectors * kLanes <= padded_dim; column += kVectors * kLanes) {
@@ -226,8 +234,8 @@ static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int 
 }
 
 template <bool kAhead, int R = kOnePassRows, class T>
-static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile, int pass, int passes, int64_t padded_dim,
-                       int begin, int end, float* out) {
+static void value_rows(int rows, const float* weights, const TileBlocks<T>& tile, int pass, int passes,
+                       int64_t padded_dim, int begin, int end, float* out) {
     if (rows == R) return value_columns<R, kAhead>(weights, tile, pass, passes, padded_dim, begin, end, out);
     if constexpr (R > 1) value_rows<kAhead, R - 1>(rows, weights, tile, pass, passes, padded_dim, begin, end, out);
 }

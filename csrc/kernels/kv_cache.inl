@@ -2,17 +2,19 @@
 //
 // SHAPES      k, v [heads][D] of one token; one layer's blocks of keys [Hkv][D][16] and values [Hkv][16][Dp]
 // DEFINITION  in int8, for each head x [D] of k and of v:  scale = max|x| / 127, stored beside the head;  x[d] / scale is what is
-//             rounded. A head of zeros, or so small that its scale is zero, has a scale of zero and zeros; one with an element
-//             that is not finite has a scale of NaN and zeros, so that it spoils whatever sees it, as in the other dtypes.
+//             rounded. A head of zeros, or so small that its scale is zero, has a scale of zero and zeros; one with an
+//             element that is not finite has a scale of NaN and zeros, so that it spoils whatever sees it, as in the
+//             other dtypes.
 // LAYOUT      A key becomes a column of its block, so that a block's scores are one product of 16 positions; a value stays a row.
 // NUMERICS    Rounded to nearest even in the cache's dtype. In int8 an element is off by at most half a scale, 1/254 of the largest
-//             of its head; elements are -127 to 127 (more could come of a subnormal scale alone, which is rounded itself).
+//             of its head; elements are -127 to 127 (more could come of a subnormal scale alone, which is rounded
+//             itself).
 
 static float int8_scale(const float* x, int64_t count) {
     F32 largest = zero(), spoilt = zero();
     for (int64_t d = 0; d < count; d += kLanes) {
         const F32 v = load_lanes(x + d, count - d < kLanes ? int(count - d) : kLanes);
-        largest = max(abs(v), largest);  // passes over NaN
+        largest = max(abs(v), largest);   // passes over NaN
         spoilt = fma(v, zero(), spoilt);  // NaN where v is not finite
     }
     return reduce_max(largest) / 127.0f + reduce_add(spoilt);
@@ -55,9 +57,13 @@ static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, i
 static void store_kv(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
                      int64_t first_head, int64_t heads, int64_t slot) {
     switch (kv.dtype) {
-        case DType::F32: return store_kv_as<float>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
-        case DType::BF16: return store_kv_as<BF16>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
-        case DType::F16: return store_kv_as<F16>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
-        case DType::I8: return store_kv_as<int8_t>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
+        case DType::F32:
+            return store_kv_as<float>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
+        case DType::BF16:
+            return store_kv_as<BF16>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
+        case DType::F16:
+            return store_kv_as<F16>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
+        case DType::I8:
+            return store_kv_as<int8_t>(k, k_head_stride, v, v_head_stride, kv, first_head, heads, slot);
     }
 }

@@ -26,13 +26,13 @@
 //     generic  16 registers, 4 vectors a panel:  2 rows x 1 panel   ( 8 sums)
 //     avx2     16 registers, 2 vectors a panel:  6 rows x 1 panel   (12 sums, 2 weights, 1 input: 8 loads for 12 FMA)
 //     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
-//   These serve many rows, from weights in cache. As long as one pass over the weights serves all rows, a tile takes one panel:
-//   memory is then read front to back as one stream, which is what the processor's own prefetch is best at. Share of the
-//   bandwidth of plain reading that one Zen 4 core got in a stand-alone copy of the tile, K = 896 (and 4864): 1 row on avx512_bf16 1.00 (1.03) with one panel
-//   and 0.79 (0.90) with four, 4 rows 0.94 (0.94) and 0.66 (0.80); on avx2 1 row 0.92 (0.91) and 0.72 (0.86), 4 rows 0.64
-//   (0.59) with one. The few sums of a tile of one row wait for each other, 4 to 6 cycles for 32 to 64 bytes: 25 to 40 GB/s.
-//   K blocks keep a tile's weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half
-//   of a 32 KB cache to inputs and sums.
+//   These serve many rows, from weights in cache. As long as one pass over the weights serves all rows, a tile takes
+//   one panel: memory is then read front to back as one stream, which is what the processor's own prefetch is best at.
+//   Share of the bandwidth of plain reading that one Zen 4 core got in a stand-alone copy of the tile, K = 896 (and
+//   4864): 1 row on avx512_bf16 1.00 (1.03) with one panel and 0.79 (0.90) with four, 4 rows 0.94 (0.94) and 0.66
+//   (0.80); on avx2 1 row 0.92 (0.91) and 0.72 (0.86), 4 rows 0.64 (0.59) with one. The few sums of a tile of one row
+//   wait for each other, 4 to 6 cycles for 32 to 64 bytes: 25 to 40 GB/s. K blocks keep a tile's weights in the
+//   first-level cache while all groups of rows pass over them: 16 KB leaves half of a 32 KB cache to inputs and sums.
 //
 // SPEED  benchmarks/kernels.py linear measures it beside the limits of the machine.
 
@@ -96,8 +96,8 @@ struct WeightBF16 {
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
 // Weights come from memory, and a tile with many multiply-adds per byte looks only a few lines ahead out of order:
-// without the prefetch 6 rows x 1 panel on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114 (peak 132;
-// Zen 5). On Zen 4 it made no difference beyond noise (benchmarks/RESULTS.md).
+// without the prefetch 6 rows x 1 panel on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114
+// (peak 132; Zen 5). On Zen 4 it made no difference beyond noise (benchmarks/RESULTS.md).
 //
 // Every loop over `sum` is unrolled, else g++ keeps the array in memory (three times slower).
 template <class W, int R, int P>
@@ -149,9 +149,10 @@ constexpr int kManyRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
 // Panels of a tile that finds its weights in cache: as many as registers hold; see WHY THESE SIZES.
 constexpr int kCachedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 4;
 
-// Up to so many rows, panels are read one by one from front to back, for memory is what they wait for; with more, all of them block by
-// block of K, so that the inputs of a block stay in the second-level cache.
-constexpr int kStreamedRows = kCachedPanels == 1 ? 16 : 0;  // a decode step of 8 sequences 1.12 times as fast, of 16 1.09 (avx2)
+// Up to so many rows, panels are read one by one from front to back, for memory is what they wait for; with more, all
+// of them block by block of K, so that the inputs of a block stay in the second-level cache.
+constexpr int kStreamedRows =
+    kCachedPanels == 1 ? 16 : 0;  // a decode step of 8 sequences 1.12 times as fast, of 16 1.09 (avx2)
 
 // tile(row, rows) for tiles of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
 template <class Tile>
@@ -188,14 +189,16 @@ template <class W, int P, int kMaxRows, int R = 1>
 static void linear_rows_of(int64_t rows, const LinearArgs& a, int64_t row, int64_t first_panel, int64_t panels,
                            int64_t k_begin, int64_t k_count) {
     if constexpr (R < kMaxRows)
-        if (rows != R) return linear_rows_of<W, P, kMaxRows, R + 1>(rows, a, row, first_panel, panels, k_begin, k_count);
+        if (rows != R)
+            return linear_rows_of<W, P, kMaxRows, R + 1>(rows, a, row, first_panel, panels, k_begin, k_count);
     linear_rows<W, R, P>(a, row, first_panel, panels, k_begin, k_count);
 }
 
 template <class W>
 static void linear(const LinearArgs& a) {
     // The weights pass by once, and K needs no blocks.
-    if (a.rows <= kMaxTileRows) return linear_rows_of<W, 1, kMaxTileRows>(a.rows, a, 0, 0, a.panel_count, 0, a.k_padded);
+    if (a.rows <= kMaxTileRows)
+        return linear_rows_of<W, 1, kMaxTileRows>(a.rows, a, 0, 0, a.panel_count, 0, a.k_padded);
 
     constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * kCachedPanels);
     const auto block = [&](int64_t panel, int64_t panels, int64_t k) {
@@ -238,8 +241,8 @@ PACE_INLINE void configure_tiles(int64_t rows, int64_t row_bytes) {
 
 // Sums, 4 bytes each, of products over `bytes` of each row, a multiple of `row_bytes`; 16 times as many of a panel.
 template <class Element, int kRowTiles, int kPanels>
-PACE_INLINE void multiply_tile(const char* x, int64_t x_stride, const char* w, int64_t panel_stride, int64_t bytes, int64_t row_bytes,
-                               float* sums, int64_t sums_bytes) {
+PACE_INLINE void multiply_tile(const char* x, int64_t x_stride, const char* w, int64_t panel_stride, int64_t bytes,
+                               int64_t row_bytes, float* sums, int64_t sums_bytes) {
     tile_zero<0>();
     if constexpr (kPanels > 1) tile_zero<1>();
     if constexpr (kRowTiles > 1) tile_zero<2>();
@@ -266,8 +269,9 @@ PACE_INLINE void multiply_tile(const char* x, int64_t x_stride, const char* w, i
 
 // multiply_tile for as many rows as tiles were configured for, and one panel or two. Strides in bytes.
 template <class Element>
-PACE_INLINE void multiply_tiles(int64_t rows, int64_t panels, const char* x, int64_t x_stride, const char* w, int64_t panel_stride,
-                                int64_t bytes, int64_t row_bytes, float* sums, int64_t sums_bytes) {
+PACE_INLINE void multiply_tiles(int64_t rows, int64_t panels, const char* x, int64_t x_stride, const char* w,
+                                int64_t panel_stride, int64_t bytes, int64_t row_bytes, float* sums,
+                                int64_t sums_bytes) {
     const bool lower = rows > kTileRows;
     if (lower && panels > 1)
         multiply_tile<Element, 2, 2>(x, x_stride, w, panel_stride, bytes, row_bytes, sums, sums_bytes);
@@ -286,9 +290,9 @@ static void linear_amx(const LinearArgs& a) {
         const int64_t rows = a.rows - row < kRowsOfTiles ? a.rows - row : kRowsOfTiles;
         configure_tiles(rows, kPairPadding * kElement);
         for (int64_t p = 0; p < a.panel_count; p += kPanelsOfTiles)
-            multiply_tiles<BF16>(rows, a.panel_count - p, (const char*)a.x + row * x_stride, x_stride, (const char*)a.panels + p * panel_stride,
-                                 panel_stride, a.k_padded * kElement, kPairPadding * kElement, a.sums + row * a.sums_stride + 16 * p,
-                                 4 * a.sums_stride);
+            multiply_tiles<BF16>(rows, a.panel_count - p, (const char*)a.x + row * x_stride, x_stride,
+                                 (const char*)a.panels + p * panel_stride, panel_stride, a.k_padded * kElement,
+                                 kPairPadding * kElement, a.sums + row * a.sums_stride + 16 * p, 4 * a.sums_stride);
     }
     tile_release();
 }

@@ -12,9 +12,9 @@
 //             bits, it is rounded once. The rest is linear.inl: fp32, k ascending (level 0 rounds product and sum).
 //
 // WHY THIS WAY  Decoding and scaling take some five instructions for each vector, against one for a multiply-add: for many rows they are done
-//             once, into a block [panel][k][16] of fp32 that stays in the first-level cache, and linear_tile() multiplies that. One row or
-//             two are multiplied as codes come from memory, by tiles of several panels, for the sums of one are too few to hide that
-//             each waits for the multiply-add before it.
+//             once, into a block [panel][k][16] of fp32 that stays in the first-level cache, and linear_tile()
+//             multiplies that. One row or two are multiplied as codes come from memory, by tiles of several panels, for
+//             the sums of one are too few to hide that each waits for the multiply-add before it.
 
 constexpr int kFloat8Panels = kCachedPanels;
 constexpr int64_t kFloat8K = 16 * 1024 / (16 * sizeof(float) * kFloat8Panels);  // of a block
@@ -47,7 +47,8 @@ constexpr int kFloat8FewPanels = PACE_ISA_LEVEL == 0 ? 1 : PACE_ISA_LEVEL == 1 ?
 
 // R rows x P panels.
 template <int R, int P>
-static void float8_tile(const PackedHeader& h, int64_t panel, const float* x, int64_t x_stride, float* sums, int64_t sums_stride) {
+static void float8_tile(const PackedHeader& h, int64_t panel, const float* x, int64_t x_stride, float* sums,
+                        int64_t sums_stride) {
     const int64_t group = h.group ? int64_t(h.group) : h.k, panel_bytes = h.panel_bytes();
     F32 sum[R][P * kVectors] = {};
     for (int64_t k = 0; k < h.k; k += group) {
@@ -84,7 +85,8 @@ static void linear_float8_few(const QuantizedLinearArgs& a) {
     const int64_t x_stride = a.x_stride / int64_t(sizeof(float));
     int64_t p = 0;
     for (; p + kFloat8FewPanels <= a.panel_count; p += kFloat8FewPanels)
-        float8_tile<R, kFloat8FewPanels>(*a.weight, a.first_panel + p, (const float*)a.x, x_stride, a.sums + 16 * p, a.sums_stride);
+        float8_tile<R, kFloat8FewPanels>(*a.weight, a.first_panel + p, (const float*)a.x, x_stride, a.sums + 16 * p,
+                                         a.sums_stride);
     for (; p < a.panel_count; ++p)
         float8_tile<R, 1>(*a.weight, a.first_panel + p, (const float*)a.x, x_stride, a.sums + 16 * p, a.sums_stride);
 }
@@ -110,8 +112,8 @@ static void decode_float8(const PackedHeader& h, int64_t panel, int64_t k, int64
 }
 
 template <int P, int R = 1>
-static void float8_rows(int64_t rows, const float* x, int64_t x_stride, const float* w, int64_t count, float* sums, int64_t sums_stride,
-                        bool first) {
+static void float8_rows(int64_t rows, const float* x, int64_t x_stride, const float* w, int64_t count, float* sums,
+                        int64_t sums_stride, bool first) {
     if constexpr (R < kManyRows)
         if (rows != R) return float8_rows<P, R + 1>(rows, x, x_stride, w, count, sums, sums_stride, first);
     linear_tile<WeightF32, R, P>(x, x_stride, w, 16 * kFloat8K, count, sums, sums_stride, first);
@@ -131,11 +133,12 @@ static void linear_float8(const QuantizedLinearArgs& a) {
             for_tiles(a.rows, kManyRows, [&](int64_t row, int64_t rows) {
                 float* const sums = a.sums + row * a.sums_stride + panel * 16;
                 if (panels == kFloat8Panels)
-                    float8_rows<kFloat8Panels>(rows, x + row * x_stride + k, x_stride, block, count, sums, a.sums_stride, k == 0);
+                    float8_rows<kFloat8Panels>(rows, x + row * x_stride + k, x_stride, block, count, sums,
+                                               a.sums_stride, k == 0);
                 else
                     for (int64_t p = 0; p < panels; ++p)
-                        float8_rows<1>(rows, x + row * x_stride + k, x_stride, block + p * 16 * kFloat8K, count, sums + p * 16,
-                                       a.sums_stride, k == 0);
+                        float8_rows<1>(rows, x + row * x_stride + k, x_stride, block + p * 16 * kFloat8K, count,
+                                       sums + p * 16, a.sums_stride, k == 0);
             });
         }
     }

@@ -1,9 +1,9 @@
 // Matrix product of quantised activations with weights of int8 or 4-bit codes, for a range of rows and panels.
 //
 // SHAPES      x: M rows as quantize_input() leaves them: codes xc, and for each group of G inputs a scale xs and the sum of its codes;
-//             weights: panels of 16 outputs, PanelI8 or PanelU4 (pace/types.h). sums: [rows][panels * 16] fp32, for linear_epilogue().
-//             G divides the weight's group (128 where a whole row has one scale), so that a group of inputs has one scale ws and, in
-//             weights with minima, one minimum wm.
+//             weights: panels of 16 outputs, PanelI8 or PanelU4 (pace/types.h). sums: [rows][panels * 16] fp32, for
+//             linear_epilogue(). G divides the weight's group (128 where a whole row has one scale), so that a group of
+//             inputs has one scale ws and, in weights with minima, one minimum wm.
 //
 // DEFINITION  for m: for n:  sum = 0
 //                 for g ascending:  dot = the sum over k in g of level(W[n][k]) * xc[m][k]          in integers
@@ -17,12 +17,13 @@
 //               PanelI8   k..k+3    [ n0: k k+1 k+2 k+3 | n1: k k+1 k+2 k+3 | ... | n15 ]
 //               PanelU4   k..k+7    the same places; low nibbles are k..k+3, high ones k+4..k+7
 //
-//             Four k of an output share a 32-bit lane, because that is what the instructions of vec_bytes.inl add up; their four inputs
-//             are one broadcast. Before the codes of every two groups lie their scales, and their minima (pace/types.h).
+//             Four k of an output share a 32-bit lane, because that is what the instructions of vec_bytes.inl add up;
+//             their four inputs are one broadcast. Before the codes of every two groups lie their scales, and their
+//             minima (pace/types.h).
 //
 // NUMERICS    dot is exact whatever the codes: |dot| <= 128 * 128 * 127 < 2^24, so its fp32 is exact too. ws is exact (F16 times a power
-//             of two, or fp32); ws * xs and wm * xs are rounded, and each fma once, on level 0 too. So the bits are the same on every
-//             table, and for every tile, chunk and thread: row determinism.
+//             of two, or fp32); ws * xs and wm * xs are rounded, and each fma once, on level 0 too. So the bits are the
+//             same on every table, and for every tile, chunk and thread: row determinism.
 //
 // WHY THIS WAY  Few rows are bound by memory: a tile is all of them x 1 panel, which is read front to back, see linear.inl, and decoded codes
 //             serve them all; up to three tiles more find the panel in cache.
@@ -31,16 +32,16 @@
 //                       books twice as many weights: some are in memory)
 //     avx512   6 rows
 //             More rows multiply unpacked codes: linear_quantized_many.inl (amx: linear_quantized_amx.inl).
-//             One row is a loop of one line, not unrolled, and on most tables without software prefetch: that is what the processor's
-//             own prefetch follows best (benchmarks/RESULTS.md).
+//             One row is a loop of one line, not unrolled, and on most tables without software prefetch: that is what
+//             the processor's own prefetch follows best (benchmarks/RESULTS.md).
 
 constexpr int kCodesRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;  // of a tile
 constexpr int kFewRows = PACE_ISA_LEVEL >= 5 ? kCodesRows : 4 * kCodesRows;
 
 // One tile: R rows x one panel.
 template <class Codes, int R, bool kHasMins>
-[[gnu::noinline]] static void quantized_tile(const Codes& codes_of_weight, const QuantizedWeight& w, int64_t panel, const char* x,
-                                             int64_t x_stride, float* sums, int64_t sums_stride) {
+[[gnu::noinline]] static void quantized_tile(const Codes& codes_of_weight, const QuantizedWeight& w, int64_t panel,
+                                             const char* x, int64_t x_stride, float* sums, int64_t sums_stride) {
     const Codes codes = codes_of_weight;  // in registers
     const InputRows<typename Codes::Input> inputs(w, x, x_stride);
     F32 sum[R][kVectors] = {}, row_scales[kVectors];
@@ -68,7 +69,9 @@ template <class Codes, int R, bool kHasMins>
         for (; k < end; k += w.input_group, ++g) {
             const int64_t count = end - k < w.input_group ? end - k : w.input_group;
             I32 dots[R][kVectors];
-            const auto start = [&](int r, int) { return broadcast_int(Codes::kHasStarts ? inputs.starts[g + r * inputs.stride] : 0); };
+            const auto start = [&](int r, int) {
+                return broadcast_int(Codes::kHasStarts ? inputs.starts[g + r * inputs.stride] : 0);
+            };
             dots_of_group<Codes, R, 1>(codes, codes_of_x, inputs.codes_stride, p, 0, count, start, dots);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
@@ -84,10 +87,11 @@ template <class Codes, int R, bool kHasMins>
 }
 
 template <class Codes, bool kHasMins, int R = 1>
-static void quantized_rows(int64_t rows, const Codes& codes, const QuantizedWeight& w, int64_t panel, const char* x, int64_t x_stride,
-                           float* sums, int64_t sums_stride) {
+static void quantized_rows(int64_t rows, const Codes& codes, const QuantizedWeight& w, int64_t panel, const char* x,
+                           int64_t x_stride, float* sums, int64_t sums_stride) {
     if constexpr (R < kCodesRows)
-        if (rows != R) return quantized_rows<Codes, kHasMins, R + 1>(rows, codes, w, panel, x, x_stride, sums, sums_stride);
+        if (rows != R)
+            return quantized_rows<Codes, kHasMins, R + 1>(rows, codes, w, panel, x, x_stride, sums, sums_stride);
     quantized_tile<Codes, R, kHasMins>(codes, w, panel, x, x_stride, sums, sums_stride);
 }
 
@@ -97,14 +101,15 @@ static void linear_few_rows(const QuantizedLinearArgs& a) {
     const QuantizedWeight w(*a.weight);
     for (int64_t panel = 0; panel < a.panel_count; ++panel)
         for_tiles(a.rows, kCodesRows, [&](int64_t row, int64_t rows) {
-            quantized_rows<Codes, kHasMins>(rows, codes, w, a.first_panel + panel, (const char*)a.x + row * a.x_stride, a.x_stride,
-                                            a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
+            quantized_rows<Codes, kHasMins>(rows, codes, w, a.first_panel + panel, (const char*)a.x + row * a.x_stride,
+                                            a.x_stride, a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
         });
 }
 
 template <class Codes>
 static void linear_codes(const QuantizedLinearArgs& a) {
-    if (a.rows <= kFewRows) return a.weight->has_mins ? linear_few_rows<Codes, true>(a) : linear_few_rows<Codes, false>(a);
+    if (a.rows <= kFewRows)
+        return a.weight->has_mins ? linear_few_rows<Codes, true>(a) : linear_few_rows<Codes, false>(a);
 #if PACE_ISA_LEVEL >= 5
     linear_quantized_amx(a);
 #else

@@ -6,20 +6,22 @@
 //
 //               weights   [k/4][n][4]   16 rows, 64 k         inputs   [m][k]   16 rows of codes, as quantize_input() leaves them
 //
-//             Sums end with every group of inputs, so that a tile takes 64 k or, of smaller groups, a group: then it has fewer rows.
+//             Sums end with every group of inputs, so that a tile takes 64 k or, of smaller groups, a group: then it
+//             has fewer rows.
 //
 // WHY THIS WAY  Codes become int8, one group behind the other, in a block that stays in the first-level cache while all rows pass over it:
-//             2 panels x 512 k = 16 KB. The end of a row may be a half tile, which is filled up with zeros (inputs are read there,
-//             and count for nothing). Of 128 k, the products of 32 rows x 2 panels take 8 tdpbssd, 128 cycles; the 64 vectors of
-//             sums that become fp32 some 200, so they decide. vpdpbusd would take 1024 for the same products (two a cycle).
-//             Up to kFewRows rows, vpdpbusd multiplies codes as they come from memory, once: linear_quantized.inl.
-//             (Counted, not measured.)
+//             2 panels x 512 k = 16 KB. The end of a row may be a half tile, which is filled up with zeros (inputs are
+//             read there, and count for nothing). Of 128 k, the products of 32 rows x 2 panels take 8 tdpbssd, 128
+//             cycles; the 64 vectors of sums that become fp32 some 200, so they decide. vpdpbusd would take 1024 for
+//             the same products (two a cycle). Up to kFewRows rows, vpdpbusd multiplies codes as they come from memory,
+//             once: linear_quantized.inl. (Counted, not measured.)
 #if PACE_ISA_LEVEL >= 5
 
 constexpr int64_t kTilesBlockK = 512;
 
 // Codes of a panel's groups of inputs [first, end), [k/4][16][4] int8, up to a multiple of `tile_k`.
-static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first, int64_t end, int64_t tile_k, uint8_t* out) {
+static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first, int64_t end, int64_t tile_k,
+                             uint8_t* out) {
     int64_t count = 0;
     for (int64_t g = first; g < end; ++g) {
         const int64_t k = g * h.input_group();
@@ -33,10 +35,11 @@ static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first
     for (; count % tile_k; count += 4, out += 64) store_bytes(out, Bytes{});
 }
 
-// `rows` rows x `panels` panels over the groups of inputs [first, end), whose weights are `codes` [panel][k/4][16][4]. Adds to `sums`
-// unless first is 0. Tiles are configured.
-static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels, const uint8_t* codes, int64_t tile_k, const char* x,
-                            int64_t x_stride, int64_t rows, int64_t first, int64_t end, float* sums, int64_t sums_stride) {
+// `rows` rows x `panels` panels over the groups of inputs [first, end), whose weights are `codes` [panel][k/4][16][4].
+// Adds to `sums` unless first is 0. Tiles are configured.
+static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels, const uint8_t* codes, int64_t tile_k,
+                            const char* x, int64_t x_stride, int64_t rows, int64_t first, int64_t end, float* sums,
+                            int64_t sums_stride) {
     F32 row_scales[kPanelsOfTiles];  // of rows, or powers of two
     for (int64_t p = 0; p < panels; ++p) QuantizedWeight(h).load_row_scales(panel + p, row_scales + p);
     const float* const x_scales = QuantizedInput::scales(x, h);
@@ -47,8 +50,8 @@ static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels
     for (int64_t g = first; g < end; ++g) {
         const int64_t k = g * h.input_group(), rest = h.k_padded - k;
         const int64_t count = round_up(rest < h.input_group() ? rest : h.input_group(), tile_k);
-        multiply_tiles<int8_t>(rows, panels, x + k, x_stride, (const char*)codes + 16 * (k - first * h.input_group()), 16 * kTilesBlockK, count,
-                               tile_k, dots[0], sizeof dots[0]);
+        multiply_tiles<int8_t>(rows, panels, x + k, x_stride, (const char*)codes + 16 * (k - first * h.input_group()),
+                               16 * kTilesBlockK, count, tile_k, dots[0], sizeof dots[0]);
         for (int64_t p = 0; p < panels; ++p) {
             const F16* const place = (const F16*)(h.panel(panel + p) + (h.group ? h.scales_offset(k / h.group) : 0));
             const F32 scale = h.group ? load(place) * row_scales[p] : row_scales[p];
@@ -57,7 +60,8 @@ static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels
                 float* const to = sums + r * sums_stride + 16 * p;
                 const I32 dot[1] = {bits(load(dots[r] + 16 * p))};
                 F32 sum[1] = {g == 0 ? zero() : load(to)};
-                add_group(dot, &scale, h.has_mins ? &min : nullptr, x_scales + g + r * stride, x_sums + g + r * stride, sum);
+                add_group(dot, &scale, h.has_mins ? &min : nullptr, x_scales + g + r * stride, x_sums + g + r * stride,
+                          sum);
                 store(to, sum[0]);
             }
         }
@@ -73,12 +77,13 @@ static void linear_quantized_amx(const QuantizedLinearArgs& a) {
         const int64_t panels = a.panel_count - panel < kPanelsOfTiles ? a.panel_count - panel : kPanelsOfTiles;
         for (int64_t g = 0; g < groups; g += groups_per_block) {
             const int64_t end = groups - g < groups_per_block ? groups : g + groups_per_block;
-            for (int64_t p = 0; p < panels; ++p) decode_for_tiles(h, a.first_panel + panel + p, g, end, tile_k, codes[p]);
+            for (int64_t p = 0; p < panels; ++p)
+                decode_for_tiles(h, a.first_panel + panel + p, g, end, tile_k, codes[p]);
             for (int64_t row = 0; row < a.rows; row += kRowsOfTiles) {
                 const int64_t rows = a.rows - row < kRowsOfTiles ? a.rows - row : kRowsOfTiles;
                 configure_tiles(rows, tile_k);
-                quantized_tiles(h, a.first_panel + panel, panels, codes[0], tile_k, (const char*)a.x + row * a.x_stride, a.x_stride, rows, g,
-                                end, a.sums + row * a.sums_stride + 16 * panel, a.sums_stride);
+                quantized_tiles(h, a.first_panel + panel, panels, codes[0], tile_k, (const char*)a.x + row * a.x_stride,
+                                a.x_stride, rows, g, end, a.sums + row * a.sums_stride + 16 * panel, a.sums_stride);
             }
         }
     }

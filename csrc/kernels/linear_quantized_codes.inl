@@ -4,8 +4,9 @@
 //   decode(codes, p, w)      the weights of a vector, to be multiplied at once
 //   unpack(codes, p, out)    a whole step as Unpacked wants it; returns the end of what it wrote
 
-// Tiles of at least kPrefetchRows rows, and unpack_codes(), fetch codes this far ahead. One row that takes few instructions a line is best
-// left to the processor's own prefetch, which such requests disturb (benchmarks/RESULTS.md).
+// Tiles of at least kPrefetchRows rows, and unpack_codes(), fetch codes this far ahead. One row that takes few
+// instructions a line is best left to the processor's own prefetch, which such requests disturb
+// (benchmarks/RESULTS.md).
 constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
 constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
 
@@ -100,7 +101,8 @@ struct UnpackedSigned {
     static constexpr int kStep = 4, kFactors = 1, kStepBytes = kUnpackedBytes, kSumK = kInputGroup;
     static constexpr int kPrefetchRows = kNever;
     static constexpr int kRows = kPairsOfProducts ? 4 : kManyRows;
-    static constexpr bool kHasStarts = kSignedOffset != 0 || kPairsOfProducts, kHasOwnProducts = kPairsOfProducts, kUnrolledEnd = true;
+    static constexpr bool kHasStarts = kSignedOffset != 0 || kPairsOfProducts, kHasOwnProducts = kPairsOfProducts,
+                          kUnrolledEnd = true;
     PACE_INLINE void decode(const UnpackedSigned&, const uint8_t* p, Unpacked* w) { w[0] = load_unpacked(p); }
     PACE_INLINE auto broadcast(const UnpackedInputCode* x) { return broadcast_input(x); }
 };
@@ -113,7 +115,8 @@ struct UnpackedNibbles {
     static constexpr int kPrefetchRows = kNever;
     static constexpr int kRows = kManyRows;
     static constexpr bool kHasStarts = true, kHasOwnProducts = false;
-    static constexpr bool kUnrolledEnd = PACE_ISA_LEVEL >= 2 || PACE_HAS_VNNI;  // avx2: a loop is 1.04 times as fast; with VNNI 0.87
+    static constexpr bool kUnrolledEnd =
+        PACE_ISA_LEVEL >= 2 || PACE_HAS_VNNI;  // avx2: a loop is 1.04 times as fast; with VNNI 0.87
     PACE_INLINE void decode(const UnpackedNibbles&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
 };
@@ -122,8 +125,8 @@ struct UnpackedNibbles {
 
 // `count` k of R rows and P panels, added to `sums`.
 template <class Codes, int R, int P>
-PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w, int64_t panel_bytes,
-                           int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
+PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
+                           int64_t panel_bytes, int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
     for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
         if constexpr (R >= Codes::kPrefetchRows) __builtin_prefetch(w + kPrefetchBytes);
         if constexpr (R * P == 1) {  // vector by vector, for want of registers
@@ -154,11 +157,11 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
     }
 }
 
-// `count` k, the products of levels: sums of codes, which begin with start(r, v), go through narrower sums where the codes have such, kSumK
-// of k at a time.
+// `count` k, the products of levels: sums of codes, which begin with start(r, v), go through narrower sums where the
+// codes have such, kSumK of k at a time.
 template <class Codes, int R, int P, class Start>
-PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w, int64_t panel_bytes,
-                               int64_t count, const Start& start, I32 (&dots)[R][P * kVectors]) {
+PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
+                               int64_t panel_bytes, int64_t count, const Start& start, I32 (&dots)[R][P * kVectors]) {
     using Sum = typename Codes::Sum;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -173,7 +176,8 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
                 for (int v = 0; v < P * kVectors; ++v) sums[r][v] = Sum{};
-            add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count - k < Codes::kSumK ? count - k : Codes::kSumK, sums);
+            add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes,
+                                   count - k < Codes::kSumK ? count - k : Codes::kSumK, sums);
             const AddLanes<Sum> add_lanes;
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
@@ -185,8 +189,8 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
 
 // What the products of a group add to the sums of a row.
 template <int kSums>
-PACE_INLINE void add_group(const I32 (&dots)[kSums], const F32* scales, const F32* mins, const float* x_scale, const float* x_sum,
-                           F32 (&sum)[kSums]) {
+PACE_INLINE void add_group(const I32 (&dots)[kSums], const F32* scales, const F32* mins, const float* x_scale,
+                           const float* x_sum, F32 (&sum)[kSums]) {
 #pragma GCC unroll 16
     for (int v = 0; v < kSums; ++v) sum[v] = fused_fma(to_f32(dots[v]), scales[v] * broadcast(*x_scale), sum[v]);
     if (!mins) return;
@@ -200,8 +204,16 @@ struct QuantizedWeight {
     const int64_t k_padded, group, groups, input_group, input_groups, panel_bytes, pair_scales_bytes;
     const char *const row_scales, *const panels;
     explicit QuantizedWeight(const PackedHeader& h)
-        : h(h), k_padded(h.k_padded), group(h.group), groups(h.groups()), input_group(h.input_group()), input_groups(h.input_groups()),
-          panel_bytes(h.panel_bytes()), pair_scales_bytes(h.pair_scales_bytes()), row_scales(h.row_scales()), panels(h.panel(0)) {}
+        : h(h),
+          k_padded(h.k_padded),
+          group(h.group),
+          groups(h.groups()),
+          input_group(h.input_group()),
+          input_groups(h.input_groups()),
+          panel_bytes(h.panel_bytes()),
+          pair_scales_bytes(h.pair_scales_bytes()),
+          row_scales(h.row_scales()),
+          panels(h.panel(0)) {}
     const char* panel(int64_t index) const { return panels + index * panel_bytes; }
     // Of the 16 outputs of a panel: their scales, or the powers of two that belong to those of groups.
     void load_row_scales(int64_t panel, F32* scales) const {
@@ -210,7 +222,9 @@ struct QuantizedWeight {
         for (int v = 0; v < kVectors; ++v) scales[v] = load((const float*)row_scales + 16 * panel + v * kLanes);
     }
     // k of the group of inputs g.
-    int64_t count(int64_t g) const { return k_padded - g * input_group < input_group ? k_padded - g * input_group : input_group; }
+    int64_t count(int64_t g) const {
+        return k_padded - g * input_group < input_group ? k_padded - g * input_group : input_group;
+    }
 };
 
 // Rows of inputs: codes as int8 or int16, and the numbers of their groups.
@@ -221,7 +235,10 @@ struct InputRows {
     const int32_t* const starts;
     const int64_t codes_stride, stride;  // from row to row: of codes, of the others
     InputRows(const QuantizedWeight& w, const char* x, int64_t x_stride)
-        : codes(sizeof(Code) == 1 ? (const Code*)x : (const Code*)QuantizedInput::wide_codes(x, w.h)), scales(QuantizedInput::scales(x, w.h)),
-          sums(scales + w.input_groups), starts((const int32_t*)(sums + w.input_groups)), codes_stride(x_stride / int64_t(sizeof(Code))),
+        : codes(sizeof(Code) == 1 ? (const Code*)x : (const Code*)QuantizedInput::wide_codes(x, w.h)),
+          scales(QuantizedInput::scales(x, w.h)),
+          sums(scales + w.input_groups),
+          starts((const int32_t*)(sums + w.input_groups)),
+          codes_stride(x_stride / int64_t(sizeof(Code))),
           stride(x_stride / 4) {}
 };

@@ -16,20 +16,22 @@
 //              4 rows x 1 panel   signed: 8 sums, 4 halves of weights, 2 of an input, 2 sums of those: all 16
 //     avx2_vnni  6 rows x 1 panel  12 sums, 2 weights, an input
 //     avx512   6 rows x 2 panels  12 sums, 12 in fp32, 4 weights, an input: 29 of 32 registers
-//             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales; the inputs of a block stay in the second
-//             level for all panels (K = 4864: 1.03 times as fast as panel by panel on avx2, 1.08 on avx512_bf16 with int4).
+//             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales; the inputs of a block
+//             stay in the second level for all panels (K = 4864: 1.03 times as fast as panel by panel on avx2, 1.08 on
+//             avx512_bf16 with int4).
 //
 // SPEED       avx2 on Zen 4, loops by themselves, in times the peak of fp32. Signed codes: 1.82 of the 2.0 that four vector instructions a
-//             cycle make, 1.68 with the ends of groups of 128; as products and additions alone, not in pairs, 1.61, because additions were
-//             given the ports that products need. Nibbles: such a loop, for twice as many k. What did not help: unrolling it, row blocks
-//             of other than 128 rows, fetching the next block's codes ahead. avx2_vnni as avx2_vnni_evex runs it there, whole products: int8 3.2,
-//             int4 of groups of 32 2.5, of 128 3.0, nf4 3.0; avx2: int8 1.5, nf4 1.4 (one thread, undisturbed).
+//             cycle make, 1.68 with the ends of groups of 128; as products and additions alone, not in pairs, 1.61,
+//             because additions were given the ports that products need. Nibbles: such a loop, for twice as many k.
+//             What did not help: unrolling it, row blocks of other than 128 rows, fetching the next block's codes
+//             ahead. avx2_vnni as avx2_vnni_evex runs it there, whole products: int8 3.2, int4 of groups of 32 2.5, of
+//             128 3.0, nf4 3.0; avx2: int8 1.5, nf4 1.4 (one thread, undisturbed).
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;
 
-// Sums of fp32 have registers of their own beside those of integers on avx512 with dot products; elsewhere they stay in memory, and are
-// added to at a group's end.
+// Sums of fp32 have registers of their own beside those of integers on avx512 with dot products; elsewhere they stay in
+// memory, and are added to at a group's end.
 constexpr bool kSumsStay = PACE_ISA_LEVEL >= 3;
 
 struct UnpackedBlock {
@@ -52,7 +54,8 @@ PACE_INLINE void sum_own_products(const uint8_t* p, const uint8_t* end, float* o
 
 // Groups of inputs [first, end) of a panel.
 template <class Codes>
-static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t panel, int64_t first, int64_t end, UnpackedBlock& block) {
+static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t panel, int64_t first, int64_t end,
+                         UnpackedBlock& block) {
     F32 row_scales[kVectors];
     w.load_row_scales(panel, row_scales);
     uint8_t* out = block.codes;
@@ -65,8 +68,11 @@ static void unpack_block(const Codes& codes, const QuantizedWeight& w, int64_t p
         const F16* const place = w.group ? (const F16*)(w.panel(panel) + w.h.scales_offset(k / w.group)) : nullptr;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-            store(block.scales[g - first] + v * kLanes, place ? load(place + v * kLanes) * row_scales[v] : row_scales[v]);
-            if (w.h.has_mins) store(block.mins[g - first] + v * kLanes, load(place + PackedHeader::kPairScales + v * kLanes) * row_scales[v]);
+            store(block.scales[g - first] + v * kLanes,
+                  place ? load(place + v * kLanes) * row_scales[v] : row_scales[v]);
+            if (w.h.has_mins)
+                store(block.mins[g - first] + v * kLanes,
+                      load(place + PackedHeader::kPairScales + v * kLanes) * row_scales[v]);
         }
     }
 }
@@ -82,10 +88,12 @@ PACE_INLINE void store_row(float* sums, const F32 (&row)[kSums]) {
     for (int v = 0; v < kSums; ++v) store(sums + v * kLanes, row[v]);
 }
 
-// One tile: R rows x P panels over the groups of inputs [first, end), those of `blocks`. Adds to `sums` unless first is 0.
+// One tile: R rows x P panels over the groups of inputs [first, end), those of `blocks`. Adds to `sums` unless first is
+// 0.
 template <class Unpacked, int R, int P>
-[[gnu::noinline]] static void unpacked_tile(const QuantizedWeight& w, const UnpackedBlock* blocks, const char* x, int64_t x_stride,
-                                            int64_t first, int64_t end, float* sums, int64_t sums_stride) {
+[[gnu::noinline]] static void unpacked_tile(const QuantizedWeight& w, const UnpackedBlock* blocks, const char* x,
+                                            int64_t x_stride, int64_t first, int64_t end, float* sums,
+                                            int64_t sums_stride) {
     constexpr int kSums = P * kVectors;
     F32 sum[kSumsStay ? R : 1][kSums] = {};
     if (first == 0)
@@ -107,7 +115,8 @@ template <class Unpacked, int R, int P>
             return Unpacked::kHasOwnProducts ? of_row - bits(of_block(&UnpackedBlock::own_products, v)) : of_row;
         };
         I32 dots[R][kSums];
-        dots_of_group<Unpacked, R, P>(Unpacked(), codes_of_x, inputs.codes_stride, codes, sizeof(UnpackedBlock), w.count(g), start, dots);
+        dots_of_group<Unpacked, R, P>(Unpacked(), codes_of_x, inputs.codes_stride, codes, sizeof(UnpackedBlock),
+                                      w.count(g), start, dots);
 
         const auto end_group = [&](auto with_mins) {
             F32 scales[kSums], mins[kSums];
@@ -143,10 +152,12 @@ template <class Unpacked, int R, int P>
 
 // `rows` rows, at most Unpacked::kRows, x `panels` panels, at most kManyPanels.
 template <class Unpacked, int R = 1>
-static void unpacked_rows(int64_t rows, const QuantizedWeight& w, const UnpackedBlock* blocks, int64_t panels, const char* x,
-                          int64_t x_stride, int64_t first, int64_t end, float* sums, int64_t sums_stride) {
+static void unpacked_rows(int64_t rows, const QuantizedWeight& w, const UnpackedBlock* blocks, int64_t panels,
+                          const char* x, int64_t x_stride, int64_t first, int64_t end, float* sums,
+                          int64_t sums_stride) {
     if constexpr (R < Unpacked::kRows)
-        if (rows != R) return unpacked_rows<Unpacked, R + 1>(rows, w, blocks, panels, x, x_stride, first, end, sums, sums_stride);
+        if (rows != R)
+            return unpacked_rows<Unpacked, R + 1>(rows, w, blocks, panels, x, x_stride, first, end, sums, sums_stride);
     if (panels == kManyPanels)
         unpacked_tile<Unpacked, R, kManyPanels>(w, blocks, x, x_stride, first, end, sums, sums_stride);
     else
@@ -167,8 +178,8 @@ static void linear_many_rows(const QuantizedLinearArgs& a) {
             const int64_t panels = a.panel_count - panel < kManyPanels ? a.panel_count - panel : kManyPanels;
             for (int64_t p = 0; p < panels; ++p) unpack_block(codes, w, a.first_panel + panel + p, g, end, blocks[p]);
             for_tiles(a.rows, Unpacked::kRows, [&](int64_t row, int64_t rows) {
-                unpacked_rows<Unpacked>(rows, w, blocks, panels, (const char*)a.x + row * a.x_stride, a.x_stride, g, end,
-                                        a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
+                unpacked_rows<Unpacked>(rows, w, blocks, panels, (const char*)a.x + row * a.x_stride, a.x_stride, g,
+                                        end, a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
             });
         }
     }

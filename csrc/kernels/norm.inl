@@ -8,12 +8,13 @@
 // NUMERICS    fp32. Sums run in 4 * lanes running totals that are added in a fixed tree, an order that depends on k and on the
 //             instruction set alone. The variance is taken around the mean, in a second pass.
 //
-// Why four totals: an addition takes four cycles, and one total would wait for itself. The row (at most some 64 KB) stays in
-// the nearest caches between the passes.
+// Why four totals: an addition takes four cycles, and one total would wait for itself. The row (at most some 64 KB)
+// stays in the nearest caches between the passes.
 
 constexpr int kNormTotals = 4;
 
-// The sum of term(i, n) over the row: n lanes from element i on, n < kLanes only at the end, where the other lanes must be 0.
+// The sum of term(i, n) over the row: n lanes from element i on, n < kLanes only at the end, where the other lanes must
+// be 0.
 template <class Term>
 PACE_INLINE float sum_over_row(int64_t k, const Term& term) {
     F32 totals[kNormTotals];

@@ -1,12 +1,13 @@
 // Inputs of quantised weights: from a row of fp32 to int8 codes and a scale for each group of them.
 //
 // SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes as int8, and as int16 in the order in which the table
-//             multiplies those, if it does; for each group of `weight.input_group()` inputs a scale, the sum of its codes, and what a
-//             table begins sums of products with.
+//             multiplies those, if it does; for each group of `weight.input_group()` inputs a scale, the sum of its
+//             codes, and what a table begins sums of products with.
 // DEFINITION  for each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even
 // NUMERICS    As int8 keys and values (kv_cache.inl): a group of zeros, or so small that its scale is zero, has a scale of zero and
-//             zeros; one with an element that is not finite has a scale of NaN and zeros, so that it spoils its row of outputs. A code
-//             is off by at most half, 1/254 of the largest of its group. The last group may be shorter; codes beyond K are zero.
+//             zeros; one with an element that is not finite has a scale of NaN and zeros, so that it spoils its row of
+//             outputs. A code is off by at most half, 1/254 of the largest of its group. The last group may be shorter;
+//             codes beyond K are zero.
 // WHY THIS WAY  Every product with a quantised weight waits for it, but it is K elements beside N * K. A group's scale takes a
 //             maximum over all its lanes, some 20 cycles; the processor overlaps those of neighbouring groups.
 
@@ -36,7 +37,8 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
         scales[g] = int8_scale(x + k, count);
         sums[g] = quantize_group(x + k, count, scales[g], codes + k);
         starts[g] = -offset * int32_t(sums[g]);
-        if (kPairsOfProducts && !nibbles) starts[g] -= own_products(codes + k, h.k_padded - k < group ? h.k_padded - k : group);
+        if (kPairsOfProducts && !nibbles)
+            starts[g] -= own_products(codes + k, h.k_padded - k < group ? h.k_padded - k : group);
     }
     if (std::is_same_v<InputCode, int16_t> || (std::is_same_v<UnpackedInputCode, int16_t> && !nibbles)) {
         int16_t* const wide = (int16_t*)QuantizedInput::wide_codes(row, h);

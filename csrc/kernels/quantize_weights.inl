@@ -1,4 +1,5 @@
-// Rows of floats to codes and scales, as the formats of pace/quant define them: the same bits as there, and on every table.
+// Rows of floats to codes and scales, as the formats of pace/quant define them: the same bits as there, and on every
+// table.
 //
 // SHAPES      QuantizeRow (pace/kernels.h): k floats of a row -> k codes, a byte each, and for each group a scale, and a minimum if any
 // DEFINITION  `_quantize` of the Format that a Quantizer is named after (pace/quant/int8.py, int4.py, nf4.py, microscaling.py, fp8.py)
@@ -107,7 +108,9 @@ PACE_INLINE int frexp_exponent(float magnitude) {
     return int(float_bits(small ? magnitude * 0x1p64f : magnitude) >> 23) - 126 - (small ? 64 : 0);
 }
 
-PACE_INLINE float exact_power_of_two(int n) { return bits_float(n > -127 ? uint32_t(n + 127) << 23 : 1u << 22); }  // n >= -127
+PACE_INLINE float exact_power_of_two(int n) {
+    return bits_float(n > -127 ? uint32_t(n + 127) << 23 : 1u << 22);
+}  // n >= -127
 
 // Of the standard's shared scale, for elements whose largest number has this exponent.
 static int microscaling_exponent(const WeightGroup& group, int largest_exponent) {
@@ -138,7 +141,8 @@ static void quantize_int4(const QuantizeRow&, const WeightGroup& group, int8_t* 
         for (int p = 0; p < kParts; ++p) squares[p] = products[p] = zero();
         for (int64_t i = 0; i < group.padded; i += 16)
             for (int p = 0; p < kParts; ++p) {
-                const F32 v = load(group.x + i + p * kLanes), level = rounded_within(v * broadcast(-steps), -8.0f, 7.0f);
+                const F32 v = load(group.x + i + p * kLanes),
+                          level = rounded_within(v * broadcast(-steps), -8.0f, 7.0f);
                 squares[p] = squares[p] + level * level;
                 products[p] = products[p] + v * level;
             }
@@ -150,11 +154,13 @@ static void quantize_int4(const QuantizeRow&, const WeightGroup& group, int8_t* 
     scale = best * largest;
 }
 
-static void quantize_affine_int4(const QuantizeRow&, const WeightGroup& group, int8_t* codes, float& scale, float& min_) {
+static void quantize_affine_int4(const QuantizeRow&, const WeightGroup& group, int8_t* codes, float& scale,
+                                 float& min_) {
     const float largest = normalize(group), by = one_if_zero(largest), low = group.low / by, high = group.high / by;
     const float range = high - low, length = range < 0x1p-126f ? 0x1p-126f : range;
     float* const unit = group.x + group.padded;
-    for (int64_t i = 0; i < group.padded; i += kLanes) store(unit + i, (load(group.x + i) - broadcast(low)) / broadcast(length));
+    for (int64_t i = 0; i < group.padded; i += kLanes)
+        store(unit + i, (load(group.x + i) - broadcast(low)) / broadcast(length));
     for (int64_t i = group.count; i < group.padded; ++i) unit[i] = 0.0f;
     F32 units[kParts];
     for (int p = 0; p < kParts; ++p) units[p] = zero();
@@ -187,7 +193,8 @@ static void quantize_affine_int4(const QuantizeRow&, const WeightGroup& group, i
 
 static void quantize_to_codebook(const QuantizeRow& a, const WeightGroup& group, int8_t* codes, float& scale, float&) {
     scale = normalize(group);
-    for (int64_t i = 0; i < group.padded; i += kLanes) store(codes + i, count_below(load(group.x + i), a.bounds, a.bound_count));
+    for (int64_t i = 0; i < group.padded; i += kLanes)
+        store(codes + i, count_below(load(group.x + i), a.bounds, a.bound_count));
     if (a.code_of_level)
         for (int64_t i = 0; i < group.count; ++i) codes[i] = int8_t(a.code_of_level[codes[i]]);
 }

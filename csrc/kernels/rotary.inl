@@ -6,7 +6,8 @@
 //             elements from 2 * half on stay as they are (partial rotary)
 // NUMERICS    fp32, each product rounded, then the sum: as the plain definition, so that no instruction set differs.
 //
-// The interleaved form (GPT-J) is left to scalar code: a row is a few hundred elements and the time is that of the linears.
+// The interleaved form (GPT-J) is left to scalar code: a row is a few hundred elements and the time is that of the
+// linears.
 
 static void rotary(float* x, int64_t heads, int64_t head_stride, const float* cos, const float* sin, int64_t half,
                    bool interleaved) {

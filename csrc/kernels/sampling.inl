@@ -65,8 +65,8 @@ static void log_softmax(const float* x, int64_t n, float maximum, float log_sum,
     }
 }
 
-// Looks from *position on; stops at the end, or when fewer than kLanes places are left in `found`. Returns how many were found
-// and moves *position to where the search goes on. NaN is never found.
+// Looks from *position on; stops at the end, or when fewer than kLanes places are left in `found`. Returns how many
+// were found and moves *position to where the search goes on. NaN is never found.
 static int find_at_least(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity) {
     const F32 limit = broadcast(threshold);
     int count = 0;

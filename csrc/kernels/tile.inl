@@ -6,8 +6,8 @@
 //                     start from zero; C + (even + odd). Subnormals count as zero.
 //   int8_t, tdpbssd   C + the 64 products, in integers of 32 bits
 //
-// What a CPU refuses (an invalid opcode: no tests here run on one), the emulation does too: tiles that were not configured, and shapes
-// that do not belong together.
+// What a CPU refuses (an invalid opcode: no tests here run on one), the emulation does too: tiles that were not
+// configured, and shapes that do not belong together.
 #if PACE_ISA_LEVEL >= 5
 
 struct TileConfig {
@@ -31,7 +31,9 @@ PACE_INLINE void require(bool what_a_cpu_does) {
 }
 PACE_INLINE void tile_configure(const TileConfig& config) {
     require(config.palette == 1);
-    for (int t = 0; t < 8; ++t) require(config.rows[t] <= 16 && config.row_bytes[t] <= 64 && (config.rows[t] == 0) == (config.row_bytes[t] == 0));
+    for (int t = 0; t < 8; ++t)
+        require(config.rows[t] <= 16 && config.row_bytes[t] <= 64 &&
+                (config.rows[t] == 0) == (config.row_bytes[t] == 0));
     tile_state = {config, {}};
 }
 template <int t>
@@ -42,7 +44,8 @@ template <int c, int a, int b>
 PACE_INLINE void require_product() {
     const TileConfig& config = tile_state.config;
     require_tile<c>(), require_tile<a>(), require_tile<b>();
-    require(config.rows[c] == config.rows[a] && config.row_bytes[c] == config.row_bytes[b] && config.row_bytes[a] == 4 * config.rows[b]);
+    require(config.rows[c] == config.rows[a] && config.row_bytes[c] == config.row_bytes[b] &&
+            config.row_bytes[a] == 4 * config.rows[b]);
 }
 PACE_INLINE void tile_release() { tile_state.config = {}; }
 template <int t>
@@ -87,7 +90,8 @@ PACE_INLINE void tile_dot_int8() {
         memcpy(sums, tile_state.data[c][m], sizeof sums);
         for (int k = 0; k < tile_state.config.row_bytes[a]; ++k)
             for (int n = 0; n < 16; ++n)
-                sums[n] += int32_t(int8_t(tile_state.data[a][m][k])) * int32_t(int8_t(tile_state.data[b][k / 4][4 * n + k % 4]));
+                sums[n] += int32_t(int8_t(tile_state.data[a][m][k])) *
+                           int32_t(int8_t(tile_state.data[b][k / 4][4 * n + k % 4]));
         memcpy(tile_state.data[c][m], sums, sizeof sums);
     }
 }

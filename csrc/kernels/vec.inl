@@ -17,8 +17,8 @@
 //   shift_right<n> reduce_add(v), reduce_max(v): always the same tree, halves added first
 // Stores to BF16 and F16 round to nearest even and keep NaN. Stores to integers round to nearest even numbers that fit.
 
-// The emulated tables serve tests alone. There calls are fast enough, and compile in a third of the time, under sanitizers
-// in a tenth.
+// The emulated tables serve tests alone. There calls are fast enough, and compile in a third of the time, under
+// sanitizers in a tenth.
 #undef PACE_INLINE
 #if PACE_ISA_EMULATED
 #define PACE_INLINE static inline __attribute__((noinline))

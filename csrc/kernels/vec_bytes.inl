@@ -123,10 +123,14 @@ PACE_INLINE I32 dot(I32 acc, Factor w, Bytes x) {
 struct Shorts {
     __m512i v;
 };
-PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) { return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v))}; }
+PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) {
+    return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v))};
+}
 template <>
 struct AddLanes<Shorts> {
-    I32 operator()(I32 acc, Shorts a) const { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))}; }
+    I32 operator()(I32 acc, Shorts a) const {
+        return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))};
+    }
 };
 #endif
 
@@ -143,7 +147,8 @@ PACE_INLINE Bytes low_nibbles(Bytes a) { return {_mm256_and_si256(a.v, _mm256_se
 PACE_INLINE Bytes high_nibbles(Bytes a) { return {_mm256_and_si256(_mm256_srli_epi16(a.v, 4), _mm256_set1_epi8(15))}; }
 struct Lookup {
     __m256i table;
-    explicit Lookup(const int8_t* levels) : table(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels))) {}
+    explicit Lookup(const int8_t* levels)
+        : table(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels))) {}
     Bytes operator()(Bytes a) const { return {_mm256_shuffle_epi8(table, a.v)}; }
 };
 PACE_INLINE Nibbles of_nibbles(Bytes a) { return a; }
@@ -179,8 +184,12 @@ PACE_INLINE Spread broadcast_input(const int16_t* p) {
     memcpy(&odd, p + 2, sizeof odd);
     return {_mm256_set1_epi32(even), _mm256_set1_epi32(odd)};
 }
-PACE_INLINE void add_here(I32& sum, __m256i products) { __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
-PACE_INLINE void add_here(Shorts& sum, __m256i products) { __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum.v) : "x"(products)); }
+PACE_INLINE void add_here(I32& sum, __m256i products) {
+    __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.v) : "x"(products));
+}
+PACE_INLINE void add_here(Shorts& sum, __m256i products) {
+    __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum.v) : "x"(products));
+}
 PACE_INLINE I32 dot(I32 sum, Factor w, Bytes x) {
     const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x.v, w.signs));
     add_here(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -201,7 +210,9 @@ PACE_INLINE I32 dot(I32 sum, Unpacked w, Spread x) {
     add_here(sum, _mm256_madd_epi16(_mm256_add_epi16(w.even, x.odd), _mm256_add_epi16(w.odd, x.even)));
     return sum;
 }
-PACE_INLINE I32 own_products(I32 sum, Unpacked w) { return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(w.even, w.odd))}; }
+PACE_INLINE I32 own_products(I32 sum, Unpacked w) {
+    return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(w.even, w.odd))};
+}
 PACE_INLINE Shorts dot(Shorts sum, Nibbles w, Bytes x) {
     add_here(sum, _mm256_maddubs_epi16(w.v, x.v));
     return sum;
@@ -261,7 +272,8 @@ template <>
 struct AddLanes<PairSums> {
     I32 operator()(I32 acc, PairSums a) const {
         const __m128 low = _mm_castsi128_ps(a.low), high = _mm_castsi128_ps(a.high);
-        const __m128i even = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88)), odd = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));
+        const __m128i even = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88)),
+                      odd = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));
         return {_mm_add_epi32(acc.v, _mm_add_epi32(even, odd))};
     }
 };

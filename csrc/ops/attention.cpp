@@ -1,5 +1,5 @@
-// How attention is cut: tiles of query rows, and, where those are too few for the threads, partitions of their positions.
-// Both cuts give the same bits, so that the choice may depend on the number of threads.
+// How attention is cut: tiles of query rows, and, where those are too few for the threads, partitions of their
+// positions. Both cuts give the same bits, so that the choice may depend on the number of threads.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -12,8 +12,8 @@ namespace pace {
 
 namespace {
 
-// With fewer chunks than this per thread, long rows are split by partition: less would leave threads idle at the end, more
-// would only add states to write and read again.
+// With fewer chunks than this per thread, long rows are split by partition: less would leave threads idle at the end,
+// more would only add states to write and read again.
 constexpr int64_t kChunksPerThread = 4;
 
 // The partitions that any of the rows sees: [first, last).
@@ -36,14 +36,18 @@ PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
 void AttentionOp::check_span(int64_t span) const {
     const int64_t begin = query_start[span], end = query_start[span + 1], length = kv_len[span];
     if (begin > end || end > tokens) {
-        refuse(span, "query_start goes from " + std::to_string(begin) + " to " + std::to_string(end) + "; it must not fall and "
-                     "must end at the " + std::to_string(tokens) + " tokens of q");
+        refuse(span, "query_start goes from " + std::to_string(begin) + " to " + std::to_string(end) +
+                         "; it must not fall and "
+                         "must end at the " +
+                         std::to_string(tokens) + " tokens of q");
     }
     if (length < end - begin) {
-        refuse(span, "kv_len is " + std::to_string(length) + ", less than its own " + std::to_string(end - begin) + " tokens");
+        refuse(span, "kv_len is " + std::to_string(length) + ", less than its own " + std::to_string(end - begin) +
+                         " tokens");
     }
     if (divide_up(length, kBlockPositions) > table_stride) {
-        refuse(span, "kv_len is " + std::to_string(length) + ", more than " + std::to_string(table_stride) + " blocks hold");
+        refuse(span,
+               "kv_len is " + std::to_string(length) + ", more than " + std::to_string(table_stride) + " blocks hold");
     }
     if (begin == end) return;
     const int64_t oldest = std::max<int64_t>(0, length - (end - begin) - args.window + 1);
@@ -59,8 +63,9 @@ void AttentionOp::check_span(int64_t span) const {
 void AttentionOp::prepare(int threads) {
     table = &kernels();
     if (query_start[0] != 0 || query_start[spans] != tokens) {
-        throw std::invalid_argument("query_start must go from 0 to the " + std::to_string(tokens) + " tokens of q; it goes from " +
-                                    std::to_string(query_start[0]) + " to " + std::to_string(query_start[spans]));
+        throw std::invalid_argument("query_start must go from 0 to the " + std::to_string(tokens) +
+                                    " tokens of q; it goes from " + std::to_string(query_start[0]) + " to " +
+                                    std::to_string(query_start[spans]));
     }
     if (heads) check_slots(heads.slots, tokens, args.kv);
     const int64_t group = args.group();
@@ -120,7 +125,8 @@ void AttentionOp::run(int phase, int64_t chunk, int) const {
 
 void AttentionOp::run_task(const Task& task) const {
     const int64_t dim = args.kv.head_dim, group = args.group();
-    const int64_t kernel_floats = attention_scratch_floats(args.kv), own_floats = task.prepares ? (kMaxQueryRows + 1) * dim : 0;
+    const int64_t kernel_floats = attention_scratch_floats(args.kv),
+                  own_floats = task.prepares ? (kMaxQueryRows + 1) * dim : 0;
     float* const scratch = static_cast<float*>(thread_scratch((kernel_floats + own_floats) * sizeof(float)));
     AttentionArgs a = args;
     QueryRows rows = task.rows;
@@ -151,7 +157,8 @@ void check_slots(const int64_t* slots, int64_t tokens, const KvView& kv) {
     for (int64_t t = 0; t < tokens; ++t) {
         if (slots[t] < 0 || slots[t] >= kv.num_blocks * kBlockPositions) {
             throw std::invalid_argument("slot " + std::to_string(slots[t]) + " of token " + std::to_string(t) +
-                                        " is outside of the cache of " + std::to_string(kv.num_blocks) + " blocks of 16");
+                                        " is outside of the cache of " + std::to_string(kv.num_blocks) +
+                                        " blocks of 16");
         }
     }
 }
@@ -164,7 +171,8 @@ void StoreKvOp::run(int, int64_t chunk, int) const {
     const auto store = kernels().store_kv;
     const int64_t end = std::min(tokens, (chunk + 1) * kStoreTokens);
     for (int64_t t = chunk * kStoreTokens; t < end; ++t) {
-        store(k + t * k_token_stride, k_head_stride, v + t * v_token_stride, v_head_stride, kv, 0, kv.kv_heads, slots[t]);
+        store(k + t * k_token_stride, k_head_stride, v + t * v_token_stride, v_head_stride, kv, 0, kv.kv_heads,
+              slots[t]);
     }
 }
 

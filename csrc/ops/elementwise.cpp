@@ -32,7 +32,8 @@ void AddOp::run(int, int64_t chunk, int) const {
 void GatherRowsOp::prepare(int) {
     for (int64_t r = 0; r < count; ++r) {
         if (indices[r] < 0 || indices[r] >= x_rows) {
-            throw std::invalid_argument("row " + std::to_string(indices[r]) + " is wanted of " + std::to_string(x_rows));
+            throw std::invalid_argument("row " + std::to_string(indices[r]) + " is wanted of " +
+                                        std::to_string(x_rows));
         }
     }
     rows_per_chunk = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, k));
@@ -41,7 +42,8 @@ void GatherRowsOp::prepare(int) {
 
 void GatherRowsOp::run(int, int64_t chunk, int) const {
     const int64_t end = std::min(count, (chunk + 1) * rows_per_chunk);
-    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) std::memcpy(y + r * k, x + indices[r] * k, size_t(k) * sizeof(float));
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r)
+        std::memcpy(y + r * k, x + indices[r] * k, size_t(k) * sizeof(float));
 }
 
 }  // namespace pace

@@ -1,4 +1,5 @@
-// How a matrix product is cut: blocks of rows x blocks of panels, the weights of a block staying in cache over its rows.
+// How a matrix product is cut: blocks of rows x blocks of panels, the weights of a block staying in cache over its
+// rows.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -13,21 +14,23 @@ namespace pace {
 namespace {
 
 // Rows of a block. Inputs of a block (128 x K-block of the kernel, at most 512 fp32) are 256 KB: half of a small
-// second-level cache. More rows would read the weights less often, but 128 already do 64 multiply-adds per byte of them.
+// second-level cache. More rows would read the weights less often, but 128 already do 64 multiply-adds per byte of
+// them.
 constexpr int64_t kMaxBlockRows = 128;
 
-// Panels of a block with many rows: its sums (128 rows x 8 panels x 16 x 4 bytes = 64 KB) stay in the second-level cache.
+// Panels of a block with many rows: its sums (128 rows x 8 panels x 16 x 4 bytes = 64 KB) stay in the second-level
+// cache.
 constexpr int64_t kGemmPanels = 8;
 
-// Panels of a block with few rows, bound by memory. A thread's blocks take a quarter each of what is left of its share: long ones
-// read on undisturbed, and short ones at the end leave no thread waiting for another's last. At least the four panels that a tile
-// takes, at most what keeps sums small. With 12 equal blocks a thread, a decode step took 1.03 times as long (0.5B, avx2, 2 threads,
-// median of 40 pairs).
+// Panels of a block with few rows, bound by memory. A thread's blocks take a quarter each of what is left of its share:
+// long ones read on undisturbed, and short ones at the end leave no thread waiting for another's last. At least the
+// four panels that a tile takes, at most what keeps sums small. With 12 equal blocks a thread, a decode step took 1.03
+// times as long (0.5B, avx2, 2 threads, median of 40 pairs).
 constexpr int64_t kMinPanels = 4, kMaxPanels = 64, kShareOfRest = 4;
 constexpr int64_t kFewRows = 16;
 
-// Up to this many rows, every thread prepares its inputs itself instead of waiting for a phase of their own: a norm of K
-// elements takes some K / 8 ns, a barrier 200 ns or more.
+// Up to this many rows, every thread prepares its inputs itself instead of waiting for a phase of their own: a norm of
+// K elements takes some K / 8 ns, a barrier 200 ns or more.
 constexpr int64_t kMaxRowsPerThread = 4;
 
 // Elements of a chunk that prepares inputs: some 4 us of work.
@@ -84,17 +87,22 @@ void LinearOp::prepare(int threads) {
     row_blocks = divide_up(rows, std::max<int64_t>(1, rows_per_block));
     cut_panels(threads);
 
-    inputs = !rounds && !quantizes && !order && !norm ? Inputs::Plain : rows > kMaxRowsPerThread ? Inputs::Shared : Inputs::PerThread;
+    inputs = !rounds && !quantizes && !order && !norm ? Inputs::Plain
+             : rows > kMaxRowsPerThread               ? Inputs::Shared
+                                                      : Inputs::PerThread;
     rows_per_input_chunk = std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, k));
     input_chunks = inputs == Inputs::Shared ? divide_up(rows, rows_per_input_chunk) : 0;
-    prepared.assign(inputs == Inputs::PerThread ? threads : 0, false);  // and again by set_workspace(), before every run
+    prepared.assign(inputs == Inputs::PerThread ? threads : 0,
+                    false);  // and again by set_workspace(), before every run
 }
 
-// Where blocks of panels begin, and where the last one ends. Few rows: as many blocks for each thread, so that the pool deals it its
-// share; those past the end are empty.
+// Where blocks of panels begin, and where the last one ends. Few rows: as many blocks for each thread, so that the pool
+// deals it its share; those past the end are empty.
 void LinearOp::cut_panels(int threads) {
     block_starts.assign(1, 0);
-    const auto append = [this](int64_t count) { block_starts.push_back(std::min(panels, block_starts.back() + count)); };
+    const auto append = [this](int64_t count) {
+        block_starts.push_back(std::min(panels, block_starts.back() + count));
+    };
     if (rows > kFewRows) {
         while (block_starts.back() < panels) append(kGemmPanels);
         return;
@@ -110,15 +118,14 @@ void LinearOp::cut_panels(int threads) {
 }
 
 // One copy of the prepared inputs, in whole cache lines so that threads do not share any.
-size_t LinearOp::copy_bytes() const {
-    return size_t(round_up(rows * input_bytes, 64));
-}
+size_t LinearOp::copy_bytes() const { return size_t(round_up(rows * input_bytes, 64)); }
 
 size_t LinearOp::workspace_bytes() const {
     return inputs == Inputs::Plain ? 0 : copy_bytes() * std::max<size_t>(1, prepared.size());
 }
 
-// Rows [first_row, end_row) of x, normalised, in the order of the weight's columns, and rounded or quantised, to their places in `copy`.
+// Rows [first_row, end_row) of x, normalised, in the order of the weight's columns, and rounded or quantised, to their
+// places in `copy`.
 void LinearOp::prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const {
     const auto normalise = norm.kind == Norm::Kind::Layer ? table->layer_norm : table->rms_norm;
     const bool converts = rounds || quantizes;
@@ -165,7 +172,8 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
     if (panel_count == 0) return;
 
     const int64_t sums_stride = panel_count * kPanelRows;
-    const char* const rows_of_inputs = inputs == Inputs::Plain ? nullptr : prepared_inputs(thread);  // uses the scratch too
+    const char* const rows_of_inputs =
+        inputs == Inputs::Plain ? nullptr : prepared_inputs(thread);  // uses the scratch too
     float* const sums = static_cast<float*>(thread_scratch(size_t(row_count) * sums_stride * sizeof(float)));
     const void* const multiplied = inputs == Inputs::Plain ? static_cast<const void*>(x + first_row * x_stride)
                                                            : rows_of_inputs + first_row * input_bytes;

@@ -18,12 +18,8 @@ void NormOp::run(int, int64_t chunk, int) const {
     const auto normalise = norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm;
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
-        const NormRow row = {x + r * x_stride,
-                             residual ? residual + r * k : nullptr,
-                             norm.weight,
-                             norm.bias,
-                             residual ? sum + r * k : nullptr,
-                             y + r * k};
+        const NormRow row = {x + r * x_stride, residual ? residual + r * k : nullptr, norm.weight,
+                             norm.bias,        residual ? sum + r * k : nullptr,      y + r * k};
         normalise(row, k, norm.eps);
     }
 }

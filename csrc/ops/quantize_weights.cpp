@@ -1,5 +1,5 @@
-// Rows of floats to codes and scales, some rows a chunk: the order of the arguments of pace.ops.native.quantize, the work of
-// kernels/quantize_weights.inl.
+// Rows of floats to codes and scales, some rows a chunk: the order of the arguments of pace.ops.native.quantize, the
+// work of kernels/quantize_weights.inl.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -22,13 +22,15 @@ void pack_nibbles(const uint8_t* codes, int64_t k, uint8_t* out) {
 }  // namespace
 
 void QuantizeRowsOp::prepare(int) {
-    if (row.k < 1 || row.group < 1 || rows < 0) throw std::invalid_argument("rows to quantise have at least one element, and so have groups");
+    if (row.k < 1 || row.group < 1 || rows < 0)
+        throw std::invalid_argument("rows to quantise have at least one element, and so have groups");
     rows_per_chunk = std::max<int64_t>(1, kChunkElements / row.k);
     chunk_count = divide_up(rows, rows_per_chunk);
 }
 
 void QuantizeRowsOp::run(int, int64_t chunk, int) const {
-    const int64_t groups = divide_up(row.k, row.group), stage_floats = QuantizeRow::stage_floats(std::min(row.group, row.k));
+    const int64_t groups = divide_up(row.k, row.group),
+                  stage_floats = QuantizeRow::stage_floats(std::min(row.group, row.k));
     QuantizeRow args = row;
     args.group = std::min(row.group, row.k);
     args.stage = static_cast<float*>(thread_scratch(size_t(stage_floats) * sizeof(float) + size_t(row.k) + 15));

@@ -1,9 +1,9 @@
-// Quantised weights: from codes and scales to panels, and rows of them back to numbers. Every table reads the same bytes, so this is
-// plain C++. The layout is drawn in pace/types.h and kernels/linear_quantized.inl.
+// Quantised weights: from codes and scales to panels, and rows of them back to numbers. Every table reads the same
+// bytes, so this is plain C++. The layout is drawn in pace/types.h and kernels/linear_quantized.inl.
 //
 // NUMERICS  Scales and minima of groups become F16 times a power of two, one for each row: the one that takes the largest of them to
-//           2^15 or more, so that what was F16 stays exact. Others are off by 2^-11 of themselves, or, where they are 2^29 times smaller
-//           than the largest, by 2^-40 of that. Scales of whole rows stay fp32.
+//           2^15 or more, so that what was F16 stays exact. Others are off by 2^-11 of themselves, or, where they are
+//           2^29 times smaller than the largest, by 2^-40 of that. Scales of whole rows stay fp32.
 #include "quantized_weight.h"
 
 #include <algorithm>
@@ -60,7 +60,9 @@ struct PairedNibbleWords {
         four = (four | four << 8) & 0x00ff00ff;
         return (four | four << 4) & 0x0f0f0f0f;
     }
-    static uint32_t word(const uint8_t* codes) { return spread(load_four(codes) & 0xffff) | spread(load_four(codes) >> 16) << 4; }
+    static uint32_t word(const uint8_t* codes) {
+        return spread(load_four(codes) & 0xffff) | spread(load_four(codes) >> 16) << 4;
+    }
 };
 
 // Some bytes of each of some rows that follow each other in a panel, `first` being the first row's place in it.
@@ -103,14 +105,16 @@ void pack_bytes(const CodeRows& from, uint8_t* panel) {
     constexpr int64_t kStep = 64;
     for (int64_t start = 0; start < from.bytes; start += kStep)
         for (int64_t k = start; k < std::min(from.bytes, start + kStep); ++k)
-            for (int64_t r = 0; r < from.rows; ++r) panel[k * kPanelRows + from.first + r] = from.codes[r * from.stride + k];
+            for (int64_t r = 0; r < from.rows; ++r)
+                panel[k * kPanelRows + from.first + r] = from.codes[r * from.stride + k];
 }
 
 // Kernels multiply them by kFloat8Unit. (A float8 is up to 448: weights that are finite have scales below this.)
 void check_float8_scales(const PackQuantizedOp& op, const PackedHeader& h) {
     for (int64_t i = 0; i < op.rows * h.groups(); ++i)
         if (std::isfinite(op.scales[i]) && std::fabs(op.scales[i]) >= 0x1p120f)
-            throw std::invalid_argument("a scale of float8 weights is less than 2^120; got " + std::to_string(op.scales[i]));
+            throw std::invalid_argument("a scale of float8 weights is less than 2^120; got " +
+                                        std::to_string(op.scales[i]));
 }
 
 // Whether one of `count` codes of float8 is NaN.
@@ -120,15 +124,19 @@ bool has_nan(const uint8_t* codes, int64_t count) {
     return any;
 }
 
-// Scales, and minima, of row r of an op. Kernels read NaN of float8 as a number: there its group's scale is NaN, which spoils the same output.
+// Scales, and minima, of row r of an op. Kernels read NaN of float8 as a number: there its group's scale is NaN, which
+// spoils the same output.
 void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Place place) {
-    const auto writable = [&](const char* p) { return static_cast<char*>(op.weight) + (p - static_cast<const char*>(op.weight)); };
+    const auto writable = [&](const char* p) {
+        return static_cast<char*>(op.weight) + (p - static_cast<const char*>(op.weight));
+    };
     const int64_t groups = h.groups(), index = place.panel * kPanelRows + place.row;
     const float* const row_scales = op.scales + r * groups;
     const uint8_t* const codes = op.codes + r * op.codes_stride;
     const auto scale = [&](int64_t g) {
         const int64_t first = g * int64_t(h.group), count = h.group ? std::min(int64_t(h.group), h.k - first) : h.k;
-        return h.layout == Layout::PanelF8 && has_nan(codes + first, count) ? std::numeric_limits<float>::quiet_NaN() : row_scales[g];
+        return h.layout == Layout::PanelF8 && has_nan(codes + first, count) ? std::numeric_limits<float>::quiet_NaN()
+                                                                            : row_scales[g];
     };
     if (!h.group) {
         reinterpret_cast<float*>(writable(h.row_scales()))[index] = scale(0);
@@ -139,7 +147,8 @@ void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Pl
     reinterpret_cast<int8_t*>(writable(h.row_scales()))[index] = int8_t(exponent);
     const float power = std::ldexp(1.0f, -exponent);  // normal, so that a product is rounded once, as ldexp() rounds
     for (int64_t g = 0; g < groups; ++g) {
-        F16* const place_of_scale = reinterpret_cast<F16*>(writable(h.panel(place.panel)) + h.scales_offset(g)) + place.row;
+        F16* const place_of_scale =
+            reinterpret_cast<F16*>(writable(h.panel(place.panel)) + h.scales_offset(g)) + place.row;
         from_float(scale(g) * power, *place_of_scale);
         if (row_mins) from_float(row_mins[g] * power, place_of_scale[PackedHeader::kPairScales]);
     }
@@ -147,13 +156,15 @@ void pack_scales(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, Pl
 
 // Codes of rows [r, r + count) of an op, of which the first goes to `place`.
 void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int64_t count, Place place) {
-    uint8_t* const panel = static_cast<uint8_t*>(op.weight) + (h.panel(place.panel) - static_cast<const char*>(op.weight));
+    uint8_t* const panel =
+        static_cast<uint8_t*>(op.weight) + (h.panel(place.panel) - static_cast<const char*>(op.weight));
     const int64_t piece = h.group ? 2 * int64_t(h.group) : h.k;  // columns whose codes lie together
     for (int64_t k = 0; k < h.k; k += piece) {
         const int64_t columns = std::min(piece, h.k - k);
         uint8_t* const out = panel + h.codes_offset(k);
         const uint8_t* const from = op.codes + r * op.codes_stride + (op.paired ? k / 2 : k);
-        const CodeRows piece_rows = {from, op.codes_stride, op.paired ? divide_up(columns, 2) : columns, count, place.row};
+        const CodeRows piece_rows = {from, op.codes_stride, op.paired ? divide_up(columns, 2) : columns, count,
+                                     place.row};
         if (h.layout == Layout::PanelF8) {
             pack_bytes(piece_rows, out);
         } else if (h.layout == Layout::PanelI8) {
@@ -204,7 +215,8 @@ void PackQuantizedOp::prepare(int) {
     if (!h.quantized()) throw std::invalid_argument("a dense weight is packed from a matrix, not from codes");
     if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
     if (h.layout == Layout::PanelF8) check_float8_scales(*this, h);
-    if (paired && (h.layout != Layout::PanelU4 || h.k % 2)) throw std::invalid_argument("codes of four bits alone come in pairs, and of an even k");
+    if (paired && (h.layout != Layout::PanelU4 || h.k % 2))
+        throw std::invalid_argument("codes of four bits alone come in pairs, and of an even k");
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = divide_up(rows, rows_per_chunk);
 }

@@ -12,7 +12,8 @@ struct Place {
 
 Place place_of(const PackedHeader& h, int64_t row);
 
-// Of `count` logical rows from `row` on, how many follow each other in one panel: to its end, or to where the gate rows end.
+// Of `count` logical rows from `row` on, how many follow each other in one panel: to its end, or to where the gate rows
+// end.
 int64_t rows_in_panel(const PackedHeader& h, int64_t row, int64_t count);
 
 // Chunks of about 256 KB of weight: enough of them to share, large enough not to be felt.

@@ -31,7 +31,8 @@ namespace {
 struct Candidate {
     float value;
     int32_t index;
-    double weight;  // exp(value - max of the row), where a nucleus is wanted; the probability is weight / sum of weights
+    double
+        weight;  // exp(value - max of the row), where a nucleus is wanted; the probability is weight / sum of weights
 };
 
 // The order in which words are kept: larger values first, lower indices first among equals.
@@ -45,8 +46,9 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // All elements of x that are at least the k-th largest of them (1 <= k), in no order.
 //
-// One pass with a rising threshold, the k-th largest seen so far: in a row in random order only about k ln(n / k) elements get
-// past it. The candidates are thinned out each time they have doubled, so that even a rising row costs a few steps per element.
+// One pass with a rising threshold, the k-th largest seen so far: in a row in random order only about k ln(n / k)
+// elements get past it. The candidates are thinned out each time they have doubled, so that even a rising row costs a
+// few steps per element.
 Candidates find_top_k(const float* x, int64_t n, int64_t k) {
     constexpr int kFoundAtOnce = 1024;
     int32_t found[kFoundAtOnce];
@@ -74,8 +76,8 @@ Candidates find_top_k(const float* x, int64_t n, int64_t k) {
 
 double weight_of(float value, float max) { return std::exp(double(value - max)); }
 
-// All elements of x above some value, in no order, that together have at least `mass` of weight; all of x if rounding leaves
-// less. A distribution is usually so peaked that a few hundred words above max - 4 are enough.
+// All elements of x above some value, in no order, that together have at least `mass` of weight; all of x if rounding
+// leaves less. A distribution is usually so peaked that a few hundred words above max - 4 are enough.
 Candidates find_top_mass(const float* x, int64_t n, float max, double mass) {
     constexpr int kFoundAtOnce = 1024;
     int32_t found[kFoundAtOnce];
@@ -96,8 +98,8 @@ Candidates find_top_mass(const float* x, int64_t n, float max, double mass) {
     return candidates;
 }
 
-// Cuts `candidates` down to the nucleus: those before which, in the order of goes_before, less than `mass` of weight lies, and
-// always the first. Halves the range in which the last one must be; O(n) in all, no full sort.
+// Cuts `candidates` down to the nucleus: those before which, in the order of goes_before, less than `mass` of weight
+// lies, and always the first. Halves the range in which the last one must be; O(n) in all, no full sort.
 void cut_to_nucleus(Candidates& candidates, double mass) {
     auto low = candidates.begin(), high = candidates.end();  // all before low is kept, all from high on is not
     double before_low = 0.0;

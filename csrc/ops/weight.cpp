@@ -49,7 +49,8 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
         throw std::invalid_argument("a packed weight needs n >= 1 and k >= 1, and an even n for gate and up; got n = " +
                                     std::to_string(n) + ", k = " + std::to_string(k));
     if (format.group < 0 || format.group % 16 || format.group > INT32_MAX)
-        throw std::invalid_argument("a group is a multiple of 16 weights, or 0 for a whole row; got " + std::to_string(format.group));
+        throw std::invalid_argument("a group is a multiple of 16 weights, or 0 for a whole row; got " +
+                                    std::to_string(format.group));
     PackedHeader h = {};
     h.magic = PackedHeader::kMagic;
     h.layout = preferred_layout(format);
@@ -68,7 +69,9 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     return h;
 }
 
-int64_t packed_bytes(int64_t n, int64_t k, const PackedFormat& format, bool glu) { return make_header(n, k, format, glu).bytes(); }
+int64_t packed_bytes(int64_t n, int64_t k, const PackedFormat& format, bool glu) {
+    return make_header(n, k, format, glu).bytes();
+}
 
 void init_packed(void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu) {
     const PackedHeader h = make_header(n, k, format, glu);

@@ -6,9 +6,10 @@
 
 namespace {
 
-pace::KvView kv_view(Address k, Address v, int64_t k_block_stride, int64_t v_block_stride, int dtype, int64_t num_blocks,
-                     int64_t kv_heads, int64_t head_dim) {
-    return {at<void>(k), at<void>(v), k_block_stride, v_block_stride, pace::DType(dtype), num_blocks, kv_heads, head_dim};
+pace::KvView kv_view(Address k, Address v, int64_t k_block_stride, int64_t v_block_stride, int dtype,
+                     int64_t num_blocks, int64_t kv_heads, int64_t head_dim) {
+    return {at<void>(k),        at<void>(v), k_block_stride, v_block_stride,
+            pace::DType(dtype), num_blocks,  kv_heads,       head_dim};
 }
 
 // window = 0 and softcap = 0 are off.
@@ -17,7 +18,8 @@ void attention(const pace::KvView& kv, Address q, int64_t q_token_stride, int64_
                Address block_table, int64_t spans, int64_t table_stride, Address out) {
     pace::AttentionOp op = {};
     op.q = at<const float>(q);
-    op.args = {q_token_stride, q_head_stride, kv, query_heads, scale, window == 0 ? pace::kNoWindow : window, softcap, at<float>(out)};
+    op.args = {q_token_stride, q_head_stride, kv, query_heads, scale, window == 0 ? pace::kNoWindow : window,
+               softcap,        at<float>(out)};
     op.tokens = tokens;
     op.spans = spans;
     op.query_start = at<const int32_t>(query_start);
@@ -41,8 +43,8 @@ void store_kv(const pace::KvView& kv, Address k, int64_t k_token_stride, int64_t
     pace::execute(op);
 }
 
-void rotary(Address x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride, Address cos, Address sin,
-            int64_t half, bool interleaved) {
+void rotary(Address x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride, Address cos,
+            Address sin, int64_t half, bool interleaved) {
     pace::RotaryOp op = {};
     op.x = at<float>(x);
     op.tokens = tokens;

@@ -33,8 +33,8 @@ pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Add
     return {pace::DType(dtype), pace::Code(code), group, has_mins, at<const int8_t>(levels)};
 }
 
-void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address order, Address bias, int activation, Address residual,
-            Address out) {
+void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address order, Address bias, int activation,
+            Address residual, Address out) {
     pace::LinearOp op = {};
     op.x = at<const float>(x);
     op.x_stride = x_stride;
@@ -54,15 +54,25 @@ void pack_rows(Address weight, int64_t row, int64_t rows, Address source, int so
     pace::execute(op);
 }
 
-void pack_codes(Address weight, int64_t row, int64_t rows, Address codes, int64_t codes_stride, Address scales, Address mins, bool paired) {
-    pace::PackQuantizedOp op = {at<void>(weight),      row,    rows, at<const uint8_t>(codes), codes_stride, at<const float>(scales),
-                                at<const float>(mins), paired, 0,    0};
+void pack_codes(Address weight, int64_t row, int64_t rows, Address codes, int64_t codes_stride, Address scales,
+                Address mins, bool paired) {
+    pace::PackQuantizedOp op = {at<void>(weight),
+                                row,
+                                rows,
+                                at<const uint8_t>(codes),
+                                codes_stride,
+                                at<const float>(scales),
+                                at<const float>(mins),
+                                paired,
+                                0,
+                                0};
     pace::execute(op);
 }
 
 // False where an element of the source is not finite.
-bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t source_stride, int64_t rows, int64_t k, int64_t group, bool rounds_scales,
-                   Address bounds, int bound_count, Address code_of_level, Address codes, bool nibbles, Address scales, Address mins) {
+bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t source_stride, int64_t rows, int64_t k,
+                   int64_t group, bool rounds_scales, Address bounds, int bound_count, Address code_of_level,
+                   Address codes, bool nibbles, Address scales, Address mins) {
     std::atomic<bool> all_finite{true};
     pace::QuantizeRowsOp op = {};
     op.row.quantizer = pace::Quantizer(quantizer);
@@ -86,8 +96,8 @@ bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t sour
 }
 
 void gather_rows(Address weight, Address order, Address ids, int64_t count, Address out, bool widen) {
-    pace::GatherOp op = {at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, at<const int32_t>(order),
-                         0,                      0};
+    pace::GatherOp op = {
+        at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, at<const int32_t>(order), 0, 0};
     pace::execute(op);
 }
 
@@ -101,8 +111,8 @@ void activation(int kind, Address x, Address y, int64_t count) {
 void bind_linear(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     py::class_<pace::PackedFormat>(m, "PackedFormat")
-        .def(py::init(&format), py::arg("dtype"), py::arg("code") = 0, py::arg("group") = 0, py::arg("has_mins") = false,
-             py::arg("levels") = 0);
+        .def(py::init(&format), py::arg("dtype"), py::arg("code") = 0, py::arg("group") = 0,
+             py::arg("has_mins") = false, py::arg("levels") = 0);
     m.def("packed_bytes", pace::packed_bytes);
     m.def("init_packed", [](Address weight, int64_t n, int64_t k, const pace::PackedFormat& format, bool glu) {
         pace::init_packed(at<void>(weight), n, k, format, glu);

@@ -13,18 +13,18 @@ Norm make_norm(const std::string& kind, Address weight, Address bias, float eps)
     return {kind == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms, at<const float>(weight), at<const float>(bias), eps};
 }
 
-void linear(Program& program, Value out, Value x, const Norm* norm, Address weight, Address order, Address bias, int activation,
-            const Value* residual) {
-    program.linear(out, x, norm ? *norm : Norm{}, at<const void>(weight), at<const int32_t>(order), at<const float>(bias),
-                   pace::Activation(activation), residual);
+void linear(Program& program, Value out, Value x, const Norm* norm, Address weight, Address order, Address bias,
+            int activation, const Value* residual) {
+    program.linear(out, x, norm ? *norm : Norm{}, at<const void>(weight), at<const int32_t>(order),
+                   at<const float>(bias), pace::Activation(activation), residual);
 }
 
 pace::Preparation make_preparation(const Norm* query_norm, const Norm* key_norm, int64_t half, bool interleaved) {
     return {query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved};
 }
 
-void attention(Program& program, Value out, HeadsOf q, HeadsOf k, HeadsOf v, const pace::Preparation& preparation, int layer,
-               float scale, int64_t window, float softcap) {
+void attention(Program& program, Value out, HeadsOf q, HeadsOf k, HeadsOf v, const pace::Preparation& preparation,
+               int layer, float scale, int64_t window, float softcap) {
     program.attention(out, q, k, v, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
 }
 
@@ -33,18 +33,19 @@ struct KvCache {
     std::vector<pace::KvView> layers;
 };
 
-void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_rows, Address ids, Address positions, Address cos,
-         Address sin, Address slots, Address rows, int64_t spans, Address query_start, Address kv_len, Address block_table,
-         int64_t table_stride, Address logits) {
-    program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions), at<const float>(cos),
-                 at<const float>(sin), at<const int64_t>(slots), at<const int64_t>(rows), spans,
-                 at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table), table_stride,
-                 at<float>(logits)});
+void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_rows, Address ids, Address positions,
+         Address cos, Address sin, Address slots, Address rows, int64_t spans, Address query_start, Address kv_len,
+         Address block_table, int64_t table_stride, Address logits) {
+    program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions),
+                 at<const float>(cos), at<const float>(sin), at<const int64_t>(slots), at<const int64_t>(rows), spans,
+                 at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table),
+                 table_stride, at<float>(logits)});
 }
 
 py::list timings(const Program& program) {
     py::list out;
-    for (const Program::Timing& timing : program.timings()) out.append(py::make_tuple(timing.name, timing.runs, timing.seconds));
+    for (const Program::Timing& timing : program.timings())
+        out.append(py::make_tuple(timing.name, timing.runs, timing.seconds));
     return out;
 }
 
@@ -52,17 +53,23 @@ py::list timings(const Program& program) {
 
 void bind_program(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
-    py::class_<Value>(m, "Value").def(py::init<int, int64_t, bool>(), py::arg("buffer"), py::arg("columns"), py::arg("per_token"));
-    py::class_<HeadsOf>(m, "Heads").def(py::init<Value, int64_t, int64_t>(), py::arg("value"), py::arg("column"), py::arg("count"));
-    py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"), py::arg("eps"));
+    py::class_<Value>(m, "Value")
+        .def(py::init<int, int64_t, bool>(), py::arg("buffer"), py::arg("columns"), py::arg("per_token"));
+    py::class_<HeadsOf>(m, "Heads")
+        .def(py::init<Value, int64_t, int64_t>(), py::arg("value"), py::arg("column"), py::arg("count"));
+    py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"),
+                                    py::arg("eps"));
     py::class_<pace::Preparation>(m, "Preparation")
-        .def(py::init(&make_preparation), py::arg("query_norm"), py::arg("key_norm"), py::arg("half"), py::arg("interleaved"));
+        .def(py::init(&make_preparation), py::arg("query_norm"), py::arg("key_norm"), py::arg("half"),
+             py::arg("interleaved"));
     py::class_<KvCache>(m, "KvCache").def(py::init<std::vector<pace::KvView>>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
-        .def("embedding", [](Program& program, Value out, Address weight, Address order, bool positions, int64_t offset) {
-            program.embedding(out, at<const void>(weight), at<const int32_t>(order), positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
-        })
+        .def("embedding",
+             [](Program& program, Value out, Address weight, Address order, bool positions, int64_t offset) {
+                 program.embedding(out, at<const void>(weight), at<const int32_t>(order),
+                                   positions ? Program::Ids::Positions : Program::Ids::Tokens, offset);
+             })
         .def("gather_rows", &Program::gather_rows)
         .def("add", &Program::add)
         .def("norm", &Program::norm)

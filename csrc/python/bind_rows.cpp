@@ -5,10 +5,11 @@
 
 namespace {
 
-void norm(bool layer, Address x, int64_t x_stride, Address residual, Address weight, Address bias, float eps, int64_t rows,
-          int64_t k, Address sum, Address y) {
+void norm(bool layer, Address x, int64_t x_stride, Address residual, Address weight, Address bias, float eps,
+          int64_t rows, int64_t k, Address sum, Address y) {
     pace::NormOp op = {};
-    op.norm = {layer ? pace::Norm::Kind::Layer : pace::Norm::Kind::Rms, at<const float>(weight), at<const float>(bias), eps};
+    op.norm = {layer ? pace::Norm::Kind::Layer : pace::Norm::Kind::Rms, at<const float>(weight), at<const float>(bias),
+               eps};
     op.x = at<const float>(x);
     op.x_stride = x_stride;
     op.residual = at<const float>(residual);
@@ -19,8 +20,8 @@ void norm(bool layer, Address x, int64_t x_stride, Address residual, Address wei
     pace::execute(op);
 }
 
-void head_rms_norm(Address x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t token_stride, int64_t head_stride,
-                   Address weight, float eps) {
+void head_rms_norm(Address x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t token_stride,
+                   int64_t head_stride, Address weight, float eps) {
     pace::HeadNormOp op = {};
     op.x = at<float>(x);
     op.tokens = tokens;

@@ -15,12 +15,14 @@ from pace.ops import native
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one model with weights in one dtype, or quantised as they are planned, and keys and values in another. All in bytes, or in operations (a multiply-add is two)."""
+    """Of one model with weights in one dtype, or quantised as they are planned, and keys and values in another. All in
+    bytes, or in operations (a multiply-add is two)."""
 
     weight_bytes: int
     """Resident, as the kernels store them."""
     decode_weight_bytes: int
-    """That a step reads, whatever the number of its tokens: all but an embedding of its own, of which it reads single rows."""
+    """That a step reads, whatever the number of its tokens: all but an embedding of its own, of which it reads single
+    rows."""
     head_bytes: int
     """Of `decode_weight_bytes`, those of the LM head's matrix."""
     kv_bytes_per_token: int
@@ -34,7 +36,8 @@ class Costs:
     windows: tuple[int | None, ...]
     """Of each layer: how many positions back a token sees; None for all."""
     code: str | None
-    """In which most of the weights that a step reads are stored (a name of `pace.ops.storage.CODES`); None for floats."""
+    """In which most of the weights that a step reads are stored (a name of `pace.ops.storage.CODES`); None for
+    floats."""
 
     @classmethod
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
@@ -46,7 +49,9 @@ class Costs:
         tied = getattr(head, "embedding", None)
         weight_bytes = model.planned_nbytes(native, dtype)
         head_matrix = tied or head
-        layer_flops = sum(2 * sum(part.parts.values()) * part.k for part in matrices if part is not head and part not in gathered)
+        layer_flops = sum(
+            2 * sum(part.parts.values()) * part.k for part in matrices if part is not head and part not in gathered
+        )
         read: Counter[str | None] = Counter()
         for part in matrices:
             if part not in gathered or part is tied:
@@ -54,7 +59,8 @@ class Costs:
         config, spec = model.config, model.kv_spec
         return cls(
             weight_bytes=weight_bytes,
-            decode_weight_bytes=weight_bytes - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied),
+            decode_weight_bytes=weight_bytes
+            - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied),
             head_bytes=head_matrix.planned_nbytes(native, dtype),
             kv_bytes_per_token=replace(spec, dtype=kv_dtype or dtype).position_bytes,
             layer_flops_per_token=layer_flops,
@@ -82,11 +88,17 @@ class Costs:
 
     def decode_attention_flops(self, context: int) -> int:
         """Of one more token of a sequence of `context` tokens."""
-        return self.attention_flops_per_pair * sum(_visible(context, window) for window in self.windows) // len(self.windows)
+        return (
+            self.attention_flops_per_pair
+            * sum(_visible(context, window) for window in self.windows)
+            // len(self.windows)
+        )
 
     def prefill_attention_flops(self, tokens: int) -> int:
         """Of one sequence from its start."""
-        return self.attention_flops_per_pair * sum(_pairs(tokens, window) for window in self.windows) // len(self.windows)
+        return (
+            self.attention_flops_per_pair * sum(_pairs(tokens, window) for window in self.windows) // len(self.windows)
+        )
 
 
 def _visible(context: int, window: int | None) -> int:

@@ -18,7 +18,8 @@ BUFFER_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """`read_gb_s`: 1e9 bytes a second, plain loads. `fma_gflops`: 1e9 fp32 operations a second, 2 per multiply-add and lane."""
+    """`read_gb_s`: 1e9 bytes a second, plain loads. `fma_gflops`: 1e9 fp32 operations a second, 2 per multiply-add and
+    lane."""
 
     isa: str
     threads: int
@@ -27,9 +28,13 @@ class Limits:
 
 
 def between(before: Limits, after: Limits) -> Limits:
-    """Of what ran between two measurements: their mean. On a virtual machine the read bandwidth may change by two times from one second to the next,
-    as its cores are moved to others that share a link to memory or do not."""
-    return replace(before, read_gb_s=(before.read_gb_s + after.read_gb_s) / 2, fma_gflops=(before.fma_gflops + after.fma_gflops) / 2)
+    """Of what ran between two measurements: their mean. On a virtual machine the read bandwidth may change by two times
+    from one second to the next, as its cores are moved to others that share a link to memory or do not."""
+    return replace(
+        before,
+        read_gb_s=(before.read_gb_s + after.read_gb_s) / 2,
+        fma_gflops=(before.fma_gflops + after.fma_gflops) / 2,
+    )
 
 
 def measure(seconds: float = 1.0) -> Limits:
@@ -43,7 +48,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=_C.cpu_info()["default_threads"])
     _C.set_num_threads(parser.parse_args().threads)
     limits = measure()
-    print(f"{limits.isa}, {limits.threads} threads: read {limits.read_gb_s:.1f} GB/s, fp32 FMA {limits.fma_gflops:.0f} GFLOPS")
+    print(
+        f"{limits.isa}, {limits.threads} threads: read {limits.read_gb_s:.1f} GB/s, fp32 FMA {limits.fma_gflops:.0f} GFLOPS"
+    )
     print(json.dumps(asdict(limits)))
 
 

@@ -20,16 +20,23 @@ from pace.bench.costs import Costs
 from pace.bench.prediction import Prediction, efficiency, predict
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape
 from pace.graph.instructions import Attention, Instruction, Linear
-from pace.memory import available_memory_bytes, format_bytes
 from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import executable, load_model, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
+from pace.llm.models.model_utils import (
+    executable,
+    load_model,
+    parse_dtype,
+    parse_kv_cache_dtype,
+    select_ops,
+    use_threads,
+)
 from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria
+from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native
 from pace.quant import read_quantization
 
@@ -39,7 +46,8 @@ WARM_UP_STEPS = 2
 LIMIT_SECONDS = 0.3
 """For each of the two limits, before every run and after it."""
 DRAWN_BLOCKS = 64
-"""Blocks of random keys and values that `draw_blocks` draws, to copy them over and over: drawing takes ten times as long."""
+"""Blocks of random keys and values that `draw_blocks` draws, to copy them over and over: drawing takes ten times as
+long."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,8 @@ def load(
     kv_cache_dtype: str = "auto",
     quantization: Any = None,
 ) -> Subject:
-    """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that raises, and
-    ValueError for an unknown `kv_cache_dtype`."""
+    """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that
+    raises, and ValueError for an unknown `kv_cache_dtype`."""
     kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
     before, started = memory_mib("VmRSS"), time.perf_counter()
     if model_or_shape in SHAPES:
@@ -91,11 +99,13 @@ def load(
 
 @dataclass(frozen=True)
 class Phase:
-    """Where the time of a step went: seconds per step of each kind of instruction, and what is left outside of the kernels."""
+    """Where the time of a step went: seconds per step of each kind of instruction, and what is left outside of the
+    kernels."""
 
     seconds: float
     instructions: dict[str, tuple[int, float, float]]
-    """What -> (instructions of this kind in a step, seconds of them all, bytes of weights, or of keys and values computed before, that they read)."""
+    """What -> (instructions of this kind in a step, seconds of them all, bytes of weights, or of keys and values
+    computed before, that they read)."""
 
     @property
     def outside(self) -> float:
@@ -115,7 +125,8 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the repeats, of seconds as of shares of the limits: a shared machine's limits drift from one run to the next."""
+    """Medians over the repeats, of seconds as of shares of the limits: a shared machine's limits drift from one run to
+    the next."""
 
     subject: Subject
     costs: Costs
@@ -123,7 +134,8 @@ class Result:
     generated: int
     batch: int
     depth: int | None
-    """Positions that the cache of each sequence held, of random numbers, when decoding began; None where that was the prompt."""
+    """Positions that the cache of each sequence held, of random numbers, when decoding began; None where that was the
+    prompt."""
     repeats: list[Repeat]
     prefill: Phase | None
     decode: Phase | None
@@ -134,7 +146,10 @@ class Result:
     @property
     def limits(self) -> limits.Limits:
         first = self.repeats[0].limits
-        read, fma = (statistics.median(getattr(repeat.limits, name) for repeat in self.repeats) for name in ("read_gb_s", "fma_gflops"))
+        read, fma = (
+            statistics.median(getattr(repeat.limits, name) for repeat in self.repeats)
+            for name in ("read_gb_s", "fma_gflops")
+        )
         return limits.Limits(first.isa, first.threads, read, fma)
 
     @property
@@ -157,7 +172,9 @@ class Result:
     def prefill_mfu(self) -> float:
         """2 x multiply-adds / time / measured fp32 FMA peak."""
         flops = self.costs.prefill_flops(self.prompt)
-        return statistics.median(flops / repeat.first_token_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats)
+        return statistics.median(
+            flops / repeat.first_token_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats
+        )
 
     @property
     def decode_flops(self) -> int:
@@ -165,13 +182,17 @@ class Result:
 
     @property
     def decode_mfu(self) -> float:
-        return statistics.median(self.decode_flops / repeat.step_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats)
+        return statistics.median(
+            self.decode_flops / repeat.step_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats
+        )
 
     @property
     def decode_mbu(self) -> float:
         """Bytes of weights, keys and values that a step must read / time / measured read bandwidth."""
         num_bytes = self.costs.decode_bytes(self.batch, self.context)
-        return statistics.median(num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s) for repeat in self.repeats)
+        return statistics.median(
+            num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s) for repeat in self.repeats
+        )
 
     @property
     def predicted(self) -> Prediction:
@@ -181,15 +202,26 @@ class Result:
     @property
     def prefill_ratio(self) -> float:
         """Measured speed over predicted speed."""
-        return statistics.median(self._predict(repeat.limits).prefill_seconds / repeat.first_token_seconds for repeat in self.repeats)
+        return statistics.median(
+            self._predict(repeat.limits).prefill_seconds / repeat.first_token_seconds for repeat in self.repeats
+        )
 
     @property
     def decode_ratio(self) -> float:
         """Measured speed over predicted speed."""
-        return statistics.median(self._predict(repeat.limits).step_seconds / repeat.step_seconds for repeat in self.repeats)
+        return statistics.median(
+            self._predict(repeat.limits).step_seconds / repeat.step_seconds for repeat in self.repeats
+        )
 
     def _predict(self, now: limits.Limits) -> Prediction:
-        return predict(self.costs, efficiency(now.isa, self.subject.model.dtype, self.costs.code), now, self.prompt, self.context, self.batch)
+        return predict(
+            self.costs,
+            efficiency(now.isa, self.subject.model.dtype, self.costs.code),
+            now,
+            self.prompt,
+            self.context,
+            self.batch,
+        )
 
     @property
     def context(self) -> int:
@@ -242,11 +274,14 @@ class Result:
         }
 
 
-def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int = 1, repeats: int = 5, depth: int | None = None) -> Result:
+def measure(
+    subject: Subject, prompt: int = 512, generated: int = 64, batch: int = 1, repeats: int = 5, depth: int | None = None
+) -> Result:
     """Runs the model `repeats` times after a warm-up.
 
-    Prefill is timed on one prompt alone, decode on `batch` sequences of that length, over those steps in which each of them gets a token. With
-    `depth` these sequences have so many positions instead, whose keys and values are not computed but drawn at random.
+    Prefill is timed on one prompt alone, decode on `batch` sequences of that length, over those steps in which each of
+    them gets a token. With `depth` these sequences have so many positions instead, whose keys and values are not
+    computed but drawn at random.
     Raises ValueError where the model or its cache cannot hold them, or all of them at once."""
     _check(subject, prompt, generated, batch, repeats, depth)
     _prefill(subject, prompt)
@@ -258,22 +293,32 @@ def measure(subject: Subject, prompt: int = 512, generated: int = 64, batch: int
             measured.append(Repeat(limits.between(before, limits.measure(LIMIT_SECONDS)), *seconds))
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
-    return Result(subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, memory_mib("VmHWM"))
+    return Result(
+        subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, memory_mib("VmHWM")
+    )
 
 
 def _check(subject: Subject, prompt: int, generated: int, batch: int, repeats: int, depth: int | None) -> None:
     if min(prompt, generated, batch, repeats, 1 if depth is None else depth) < 1:
-        raise ValueError(f"prompt, generated, batch, repeats and context must be at least 1; got {prompt}, {generated}, {batch}, {repeats}, {depth}")
+        raise ValueError(
+            f"prompt, generated, batch, repeats and context must be at least 1; got {prompt}, {generated}, {batch}, {repeats}, {depth}"
+        )
     engine, most = subject.engine, subject.model.max_position_embeddings
     length = (depth or prompt) + generated + WARM_UP_STEPS + 1
     if max(length, prompt + 1) > most:
         longest = f"a context of {depth} + {generated}" if depth and prompt < most else f"{prompt} + {generated}"
-        raise ValueError(f"{longest} tokens are more than this model has positions for: {most} (max_position_embeddings; {WARM_UP_STEPS + 1} go to the warm-up)")
+        raise ValueError(
+            f"{longest} tokens are more than this model has positions for: {most} (max_position_embeddings; {WARM_UP_STEPS + 1} go to the warm-up)"
+        )
     if batch > engine.scheduler.max_sequences_per_step:
-        raise ValueError(f"a step decodes at most {engine.scheduler.max_sequences_per_step} sequences; got a batch of {batch}")
+        raise ValueError(
+            f"a step decodes at most {engine.scheduler.max_sequences_per_step} sequences; got a batch of {batch}"
+        )
     wanted, there = batch * engine.cache.bytes_for(length + BLOCK_SIZE), engine.cache.budget_bytes
     if wanted > there:
-        raise ValueError(f"{batch} x {length} tokens need a cache of {format_bytes(wanted)}, and {format_bytes(there)} are there for it; take a smaller batch, context or prompt")
+        raise ValueError(
+            f"{batch} x {length} tokens need a cache of {format_bytes(wanted)}, and {format_bytes(there)} are there for it; take a smaller batch, context or prompt"
+        )
 
 
 def _sequences(subject: Subject, prompt: int, generated: int, batch: int) -> list[Sequence]:
@@ -322,14 +367,18 @@ def _decoding(subject: Subject, prompt: int, generated: int, batch: int, depth: 
 def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
     """Random keys and values in the place of computed ones, for all tokens of new sequences but the last of each.
 
-    They are standard normal, about what a normalised input makes of weights of a trained scale, so that softmax sees scores of an ordinary spread.
-    The cache must have room for all."""
+    They are standard normal, about what a normalised input makes of weights of a trained scale, so that softmax sees
+    scores of an ordinary spread. The cache must have room for all."""
     with engine.turn:
         for sequence in sequences:
             has_room = engine.cache.reserve(sequence, len(sequence.tokens))
             assert has_room, f"the cache is too small for {sequence}"
             engine.cache.commit(sequence, len(sequence.tokens) - 1)
-        draw_blocks(engine.cache.spec, engine.cache.kv, torch.tensor([block for sequence in sequences for block in sequence.block_table]))
+        draw_blocks(
+            engine.cache.spec,
+            engine.cache.kv,
+            torch.tensor([block for sequence in sequences for block in sequence.block_table]),
+        )
 
 
 def draw_blocks(spec: KVSpec, kv: list[KVBlocks], blocks: torch.Tensor) -> None:
@@ -354,7 +403,9 @@ def _run(engine: Engine, sequences: list[Sequence]) -> None:
         engine.abort(sequences)
 
 
-def _phases(subject: Subject, prompt: int, generated: int, batch: int, depth: int | None) -> tuple[Phase | None, Phase | None]:
+def _phases(
+    subject: Subject, prompt: int, generated: int, batch: int, depth: int | None
+) -> tuple[Phase | None, Phase | None]:
     """Once more with the clock on every instruction."""
     runner = subject.engine.model
     if not isinstance(runner, CompiledModel):
@@ -379,12 +430,20 @@ def _phases(subject: Subject, prompt: int, generated: int, batch: int, depth: in
     return prefill, decode
 
 
-def _by_kind(instructions: list[Instruction], timings: list[tuple[str, int, float]], steps: int, kv_bytes: int = 0) -> dict[str, tuple[int, float, float]]:
+def _by_kind(
+    instructions: list[Instruction], timings: list[tuple[str, int, float]], steps: int, kv_bytes: int = 0
+) -> dict[str, tuple[int, float, float]]:
     """`kv_bytes`: of keys and values that a step reads."""
     num_layers = sum(isinstance(instruction, Attention) for instruction in instructions)
     kinds: dict[str, tuple[int, float, float]] = {}
     for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
-        num_bytes = instruction.weight.nbytes if isinstance(instruction, Linear) else kv_bytes / num_layers if isinstance(instruction, Attention) else 0
+        num_bytes = (
+            instruction.weight.nbytes
+            if isinstance(instruction, Linear)
+            else kv_bytes / num_layers
+            if isinstance(instruction, Attention)
+            else 0
+        )
         count, total, total_bytes = kinds.get(name, (0, 0.0, 0.0))
         kinds[name] = count + 1, total + seconds / steps, total_bytes + num_bytes
     return kinds

@@ -1,4 +1,5 @@
-"""What a model would need and how fast it would be here, from its config alone; of a quantised checkpoint, from its tensors' types and shapes."""
+"""What a model would need and how fast it would be here, from its config alone; of a quantised checkpoint, from its
+tensors' types and shapes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 FORMATS = ("int8", "int4")
 """That are planned for where nobody asks for one."""
 LOADED = torch.bfloat16
-"""What a model is loaded in where nobody says: of keys and values beside quantised weights, and of matrices that stay floats."""
+"""What a model is loaded in where nobody says: of keys and values beside quantised weights, and of matrices that stay
+floats."""
 
 PROCESS_BYTES = 300 << 20
 """What Python, torch and the buffers of a step take besides weights and cache."""
@@ -42,7 +44,8 @@ class Plan:
     weight_bytes: int
     kv_bytes_per_token: int
     max_context: int
-    """The longest text, or each of `batch`, that fits into the memory available now, at most what the model was made for; 0 where the weights do not fit."""
+    """The longest text, or each of `batch`, that fits into the memory available now, at most what the model was made
+    for; 0 where the weights do not fit."""
     prefill_tokens_per_second: float
     """Of a prompt of `prompt` tokens."""
     decode_tokens_per_second: float
@@ -64,11 +67,13 @@ def plan(
     quantization: QuantizationConfig | None = None,
     checkpoint: TensorReader | None = None,
 ) -> list[Plan]:
-    """One plan for each dtype and each of `FORMATS`, for a prompt of `prompt` tokens and decoding `batch` sequences of `context` (None: as many); with
-    `quantization`, or a `checkpoint` (of `quantized_tensors`) that holds quantised matrices, the one plan for that.
+    """One plan for each dtype and each of `FORMATS`, for a prompt of `prompt` tokens and decoding `batch` sequences of
+    `context` (None: as many); with `quantization`, or a `checkpoint` (of `quantized_tensors`) that holds quantised
+    matrices, the one plan for that.
 
-    Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of a quantised checkpoint without its
-    tensors, and ValueError for texts longer than the model's positions or an unknown `kv_cache_dtype`."""
+    Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of
+    a quantised checkpoint without its tensors, and ValueError for texts longer than the model's positions or an unknown
+    `kv_cache_dtype`."""
     model_class, config = read_config(config_json)
     if config.quantization_config and checkpoint is None:
         raise NotImplementedError(
@@ -80,15 +85,21 @@ def plan(
     if min(prompt, context, batch) < 1:
         raise ValueError(f"prompt, context and batch must be at least 1; got {prompt}, {context}, {batch}")
     if max(prompt, context) > config.max_position_embeddings:
-        raise ValueError(f"{max(prompt, context)} tokens are more than this model has positions for: {config.max_position_embeddings} (max_position_embeddings)")
+        raise ValueError(
+            f"{max(prompt, context)} tokens are more than this model has positions for: {config.max_position_embeddings} (max_position_embeddings)"
+        )
     plans = []
     for name, dtype in _ways(model, quantization, checkpoint):
         costs = Costs.of(model, dtype, parse_kv_cache_dtype(kv_cache_dtype, dtype))
-        plans.append(_plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, prompt, context, batch))
+        plans.append(
+            _plan(name, dtype, costs, config.max_position_embeddings, limits, available_bytes, prompt, context, batch)
+        )
     return plans
 
 
-def _ways(model: BaseModelForCausalLM, quantization: QuantizationConfig | None, checkpoint: TensorReader | None) -> Iterator[tuple[str, torch.dtype]]:
+def _ways(
+    model: BaseModelForCausalLM, quantization: QuantizationConfig | None, checkpoint: TensorReader | None
+) -> Iterator[tuple[str, torch.dtype]]:
     """Name and dtype of each way of holding the weights, while the matrices of `model` are planned for it."""
     model.quantize(quantization)
     if checkpoint is not None:
@@ -110,8 +121,8 @@ def _ways(model: BaseModelForCausalLM, quantization: QuantizationConfig | None, 
 
 @contextmanager
 def quantized_tensors(path: Path, config_json: dict[str, Any]) -> Iterator[TensorReader | None]:
-    """The tensors of a checkpoint that may be quantised, for `plan`; None of one of floats, whose config tells all, and of one whose weights are not
-    here. Raises what opening it raises else."""
+    """The tensors of a checkpoint that may be quantised, for `plan`; None of one of floats, whose config tells all, and
+    of one whose weights are not here. Raises what opening it raises else."""
     _, config = read_config(config_json)
     reader = None
     if is_gguf(path) or config.quantization_config:
@@ -122,7 +133,15 @@ def quantized_tensors(path: Path, config_json: dict[str, Any]) -> Iterator[Tenso
 
 
 def _plan(
-    name: str, dtype: torch.dtype, costs: Costs, max_positions: int, limits: Limits, available_bytes: int, prompt: int, context: int, batch: int
+    name: str,
+    dtype: torch.dtype,
+    costs: Costs,
+    max_positions: int,
+    limits: Limits,
+    available_bytes: int,
+    prompt: int,
+    context: int,
+    batch: int,
 ) -> Plan:
     room = available_bytes - costs.weight_bytes - PROCESS_BYTES
     predicted = predict(costs, efficiency(limits.isa, dtype, costs.code), limits, prompt, context, batch)

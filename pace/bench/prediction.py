@@ -1,4 +1,5 @@
-"""How fast a model should be here: what it costs over the limits of this machine, times the shares of them that the kernels reach.
+"""How fast a model should be here: what it costs over the limits of this machine, times the shares of them that the
+kernels reach.
 
     prefill   for each step of 512 tokens  max(layer weights / read bandwidth, products / FMA peak)
               + attention over the pairs of positions / FMA peak + the LM head, for one row
@@ -21,8 +22,8 @@ STEP_TOKENS = 512
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of the limits measured in the same run. What is around products and attention (norms, heads, dispatch, sampling) counts
-    with the products. `benchmarks/predictions.py` measures them, in its columns of these names."""
+    """Shares of the limits measured in the same run. What is around products and attention (norms, heads, dispatch,
+    sampling) counts with the products. `benchmarks/predictions.py` measures them, in its columns of these names."""
 
     weights: float
     """Of the read bandwidth, by all but attention, where few rows wait for weights."""
@@ -49,10 +50,11 @@ AVX2 = Efficiency(weights=0.90, products=0.85, cache=0.62, decode_attention=0.45
 AVX512 = AVX2
 """Not measured on its own."""
 AVX512_BF16 = replace(AVX512, products=1.60)
-"""Products of pairs of bf16 are more than the fp32 peak, of which the shares are told: a prefill of 0.5B came to 1.62 of it (benchmarks/RESULTS.md). Attention
-multiplies in fp32 on every set, and its shares are those of `AVX2`."""
+"""Products of pairs of bf16 are more than the fp32 peak, of which the shares are told: a prefill of 0.5B came to 1.62
+of it (benchmarks/RESULTS.md). Attention multiplies in fp32 on every set, and its shares are those of `AVX2`."""
 AMX = AVX512_BF16
-"""Measured on no machine yet. Its tiles multiply bf16 many times faster than vectors, so that prefill should be underestimated."""
+"""Measured on no machine yet. Its tiles multiply bf16 many times faster than vectors, so that prefill should be
+underestimated."""
 
 
 AVX2_CODES = {
@@ -60,8 +62,9 @@ AVX2_CODES = {
     "int4": replace(AVX2, weights=0.83, products=1.63),
     "float8": replace(AVX2, weights=0.39, products=0.71),
 }
-"""Of models in these codes as a whole: embedding and LM head are int8 beside int4. From benchmarks/predictions.py with `--dtype int8 int4 fp8`, as are the next
-ones (benchmarks/RESULTS.md); formats of the same code, whatever their groups, codebooks and minima, are told the same."""
+"""Of models in these codes as a whole: embedding and LM head are int8 beside int4. From benchmarks/predictions.py with
+`--dtype int8 int4 fp8`, as are the next ones (benchmarks/RESULTS.md); formats of the same code, whatever their groups,
+codebooks and minima, are told the same."""
 AVX2_VNNI_CODES = AVX2_CODES | {
     "int8": replace(AVX2_CODES["int8"], products=2.40),
     "int4": replace(AVX2_CODES["int4"], products=1.93),
@@ -72,13 +75,14 @@ VNNI_CODES = {
     "int4": replace(AVX512, weights=0.93, products=2.60),
     "float8": replace(AVX512, weights=0.65, products=0.81),
 }
-"""Of all sets that have VNNI and AVX-512. Products of integers are more than the fp32 peak; `amx` multiplies those of many rows on tiles, measured on no machine yet, so that its
-prefill should be underestimated."""
+"""Of all sets that have VNNI and AVX-512. Products of integers are more than the fp32 peak; `amx` multiplies those of
+many rows on tiles, measured on no machine yet, so that its prefill should be underestimated."""
 
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
-    """Of the kernels of an instruction set, for weights of a dtype, or in codes (`Costs.code`). `generic`, and with codes `avx512`, which has no VNNI and
-    was not measured, are told as if they were `avx2`; `generic` comes to lower limits with about its shares."""
+    """Of the kernels of an instruction set, for weights of a dtype, or in codes (`Costs.code`). `generic`, and with
+    codes `avx512`, which has no VNNI and was not measured, are told as if they were `avx2`; `generic` comes to lower
+    limits with about its shares."""
     if code is not None:
         if isa in ("avx512_vnni", "avx512_bf16", "amx"):
             return VNNI_CODES[code]
@@ -101,9 +105,14 @@ def predict(costs: Costs, reached: Efficiency, limits: Limits, prompt: int, cont
     prefill = full_steps * products(layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
     if rest:
         prefill += products(layer_bytes, rest * costs.layer_flops_per_token)
-    prefill += products(costs.head_bytes, costs.head_flops) + costs.prefill_attention_flops(prompt) / (reached.prefill_attention * peak)
+    prefill += products(costs.head_bytes, costs.head_flops) + costs.prefill_attention_flops(prompt) / (
+        reached.prefill_attention * peak
+    )
 
     decode = products(costs.decode_weight_bytes, batch * (costs.layer_flops_per_token + costs.head_flops))
     attention_flops = batch * costs.decode_attention_flops(context)
-    decode += max(batch * costs.kv_bytes(context) / (reached.cache * bandwidth), attention_flops / (reached.decode_attention * peak))
+    decode += max(
+        batch * costs.kv_bytes(context) / (reached.cache * bandwidth),
+        attention_flops / (reached.decode_attention * peak),
+    )
     return Prediction(prefill, decode)

@@ -18,7 +18,10 @@ def table(result: Result) -> str:
         dtype = str(subject.model.quantization.format)
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     if result.depth:
-        tokens, decode = f"prefill of {result.prompt}, decode of {result.batch} x {result.generated} at {result.depth} tokens", f"decode at {result.depth}"
+        tokens, decode = (
+            f"prefill of {result.prompt}, decode of {result.batch} x {result.generated} at {result.depth} tokens",
+            f"decode at {result.depth}",
+        )
     else:
         tokens, decode = f"{result.batch} x ({result.prompt} + {result.generated}) tokens", "decode"
     lines = [
@@ -37,10 +40,13 @@ def table(result: Result) -> str:
 
 
 def profile(result: Result) -> str:
-    """Where the time of a prefill and of a decode step goes, instruction by instruction kind, in the order of the program."""
+    """Where the time of a prefill and of a decode step goes, instruction by instruction kind, in the order of the
+    program."""
     if result.decode is None:
         return NO_PROFILE
-    return "\n\n".join(_profile(title, phase) for title, phase in (("prefill", result.prefill), ("decode step", result.decode)))
+    return "\n\n".join(
+        _profile(title, phase) for title, phase in (("prefill", result.prefill), ("decode step", result.decode))
+    )
 
 
 def _profile(title: str, phase: Phase) -> str:
@@ -54,8 +60,8 @@ def _profile(title: str, phase: Phase) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raises what `plot` would, before anything is measured: ImportError without matplotlib, FileNotFoundError, IsADirectoryError,
-    PermissionError, ValueError for a file type that it does not write."""
+    """Raises what `plot` would, before anything is measured: ImportError without matplotlib, FileNotFoundError,
+    IsADirectoryError, PermissionError, ValueError for a file type that it does not write."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
@@ -72,7 +78,8 @@ def check_plot(path: Path) -> None:
 
 
 def plot(result: Result, path: Path) -> None:
-    """The roofline of this machine with this model on it, and bars of where the time goes. Raises what `check_plot` raises."""
+    """The roofline of this machine with this model on it, and bars of where the time goes. Raises what `check_plot`
+    raises."""
     check_plot(path)
     import matplotlib
 
@@ -82,7 +89,9 @@ def plot(result: Result, path: Path) -> None:
     figure, (roof, bars) = pyplot.subplots(1, 2, figsize=(12, 4.8), width_ratios=(3, 2))
     _roofline(roof, result)
     _bars(bars, result)
-    figure.suptitle(f"{result.subject.name}, {str(result.subject.model.dtype).removeprefix('torch.')}, {result.limits.isa}, {result.limits.threads} threads")
+    figure.suptitle(
+        f"{result.subject.name}, {str(result.subject.model.dtype).removeprefix('torch.')}, {result.limits.isa}, {result.limits.threads} threads"
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
@@ -92,13 +101,30 @@ def _roofline(axes, result: Result) -> None:
     limits, costs = result.limits, result.costs
     ridge = limits.fma_gflops / limits.read_gb_s
     intensities = sorted([2.0**-3, ridge, 2.0**11])
-    axes.loglog(intensities, [min(limits.fma_gflops, limits.read_gb_s * x) for x in intensities], color="black", label="limit: read bandwidth, fp32 FMA")
+    axes.loglog(
+        intensities,
+        [min(limits.fma_gflops, limits.read_gb_s * x) for x in intensities],
+        color="black",
+        label="limit: read bandwidth, fp32 FMA",
+    )
     prefill_flops = costs.prefill_flops(result.prompt)
     prefill_bytes = costs.decode_bytes(1, result.prompt)
     decode_bytes = costs.decode_bytes(result.batch, result.context)
     for label, flops, num_bytes, seconds, marker in (
-        (f"prefill of {result.prompt}: MFU {result.prefill_mfu:.2f}", prefill_flops, prefill_bytes, result.first_token_seconds, "s"),
-        (f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}", result.decode_flops, decode_bytes, result.step_seconds, "o"),
+        (
+            f"prefill of {result.prompt}: MFU {result.prefill_mfu:.2f}",
+            prefill_flops,
+            prefill_bytes,
+            result.first_token_seconds,
+            "s",
+        ),
+        (
+            f"decode, batch {result.batch}: MBU {result.decode_mbu:.2f}",
+            result.decode_flops,
+            decode_bytes,
+            result.step_seconds,
+            "o",
+        ),
     ):
         axes.loglog([flops / num_bytes], [flops / seconds / 1e9], marker, markersize=9, label=label)
     axes.set_xlabel("operations per byte read")
@@ -116,7 +142,10 @@ def _bars(axes, result: Result) -> None:
     names = list(dict.fromkeys(name for _, phase in phases for name in phase.instructions)) + ["outside"]
     bottoms = [0.0] * len(phases)
     for name in names:
-        shares = [(phase.outside if name == "outside" else phase.instructions.get(name, (0, 0.0, 0.0))[1]) / phase.seconds for _, phase in phases]
+        shares = [
+            (phase.outside if name == "outside" else phase.instructions.get(name, (0, 0.0, 0.0))[1]) / phase.seconds
+            for _, phase in phases
+        ]
         axes.bar([title for title, _ in phases], shares, bottom=bottoms, label=name)
         bottoms = [bottom + share for bottom, share in zip(bottoms, shares)]
     axes.set_ylabel("share of the time")

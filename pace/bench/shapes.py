@@ -17,23 +17,55 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 
 _LLAMA = dict(architectures=["LlamaForCausalLM"], model_type="llama", rms_norm_eps=1e-5, hidden_act="silu")
 _LLAMA3 = _LLAMA | dict(vocab_size=128256, rope_theta=5e5, max_position_embeddings=131072)
-_QWEN2 = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", rope_theta=1e6, rms_norm_eps=1e-6, hidden_act="silu", max_position_embeddings=32768)
-_QWEN3 = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=151936, head_dim=128, rope_theta=1e6, rms_norm_eps=1e-6, hidden_act="silu", max_position_embeddings=40960)
+_QWEN2 = dict(
+    architectures=["Qwen2ForCausalLM"],
+    model_type="qwen2",
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    hidden_act="silu",
+    max_position_embeddings=32768,
+)
+_QWEN3 = dict(
+    architectures=["Qwen3ForCausalLM"],
+    model_type="qwen3",
+    vocab_size=151936,
+    head_dim=128,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    hidden_act="silu",
+    max_position_embeddings=40960,
+)
 
 
 def _scaled(factor: float) -> dict[str, Any]:
-    return dict(rope_type="llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+    return dict(
+        rope_type="llama3",
+        factor=factor,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
 
 
 def _sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, tied: bool) -> dict[str, Any]:
-    return dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-                tie_word_embeddings=tied)
+    return dict(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=tied,
+    )
 
 
 # Source: the config.json of each model on the Hub.
 SHAPES: dict[str, dict[str, Any]] = {
-    "smollm2-135m": _LLAMA | _sizes(576, 1536, 30, 9, 3, True) | dict(vocab_size=49152, rope_theta=1e5, max_position_embeddings=8192),
-    "tinyllama-1.1b": _LLAMA | _sizes(2048, 5632, 22, 32, 4, False) | dict(vocab_size=32000, rope_theta=1e4, max_position_embeddings=2048),
+    "smollm2-135m": _LLAMA
+    | _sizes(576, 1536, 30, 9, 3, True)
+    | dict(vocab_size=49152, rope_theta=1e5, max_position_embeddings=8192),
+    "tinyllama-1.1b": _LLAMA
+    | _sizes(2048, 5632, 22, 32, 4, False)
+    | dict(vocab_size=32000, rope_theta=1e4, max_position_embeddings=2048),
     "llama-3.2-1b": _LLAMA3 | _sizes(2048, 8192, 16, 32, 8, True) | dict(head_dim=64, rope_scaling=_scaled(32.0)),
     "llama-3.2-3b": _LLAMA3 | _sizes(3072, 8192, 28, 24, 8, True) | dict(head_dim=128, rope_scaling=_scaled(32.0)),
     "llama-3.1-8b": _LLAMA3 | _sizes(4096, 14336, 32, 32, 8, False) | dict(rope_scaling=_scaled(8.0)),
@@ -45,16 +77,68 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True),
     "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, 8, True),
     "qwen3-8b": _QWEN3 | _sizes(4096, 12288, 36, 32, 8, False),
-    "mistral-7b": _LLAMA | _sizes(4096, 14336, 32, 32, 8, False) | dict(architectures=["MistralForCausalLM"], model_type="mistral", vocab_size=32768, rope_theta=1e6,
-                                                                     max_position_embeddings=32768, sliding_window=None),
-    "opt-125m": dict(architectures=["OPTForCausalLM"], model_type="opt", hidden_size=768, ffn_dim=3072, num_hidden_layers=12, num_attention_heads=12,
-                     vocab_size=50272, max_position_embeddings=2048, word_embed_proj_dim=768, activation_function="relu", do_layer_norm_before=True),
-    "opt-1.3b": dict(architectures=["OPTForCausalLM"], model_type="opt", hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32,
-                     vocab_size=50272, max_position_embeddings=2048, word_embed_proj_dim=2048, activation_function="relu", do_layer_norm_before=True),
-    "phi-2": dict(architectures=["PhiForCausalLM"], model_type="phi", hidden_size=2560, intermediate_size=10240, num_hidden_layers=32, num_attention_heads=32,
-                  vocab_size=51200, max_position_embeddings=2048, partial_rotary_factor=0.4, rope_theta=1e4, layer_norm_eps=1e-5, hidden_act="gelu_new"),
-    "gpt-j-6b": dict(architectures=["GPTJForCausalLM"], model_type="gptj", n_embd=4096, n_layer=28, n_head=16, n_positions=2048, rotary_dim=64, vocab_size=50400,
-                     activation_function="gelu_new", tie_word_embeddings=False),
+    "mistral-7b": _LLAMA
+    | _sizes(4096, 14336, 32, 32, 8, False)
+    | dict(
+        architectures=["MistralForCausalLM"],
+        model_type="mistral",
+        vocab_size=32768,
+        rope_theta=1e6,
+        max_position_embeddings=32768,
+        sliding_window=None,
+    ),
+    "opt-125m": dict(
+        architectures=["OPTForCausalLM"],
+        model_type="opt",
+        hidden_size=768,
+        ffn_dim=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        vocab_size=50272,
+        max_position_embeddings=2048,
+        word_embed_proj_dim=768,
+        activation_function="relu",
+        do_layer_norm_before=True,
+    ),
+    "opt-1.3b": dict(
+        architectures=["OPTForCausalLM"],
+        model_type="opt",
+        hidden_size=2048,
+        ffn_dim=8192,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        vocab_size=50272,
+        max_position_embeddings=2048,
+        word_embed_proj_dim=2048,
+        activation_function="relu",
+        do_layer_norm_before=True,
+    ),
+    "phi-2": dict(
+        architectures=["PhiForCausalLM"],
+        model_type="phi",
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        vocab_size=51200,
+        max_position_embeddings=2048,
+        partial_rotary_factor=0.4,
+        rope_theta=1e4,
+        layer_norm_eps=1e-5,
+        hidden_act="gelu_new",
+    ),
+    "gpt-j-6b": dict(
+        architectures=["GPTJForCausalLM"],
+        model_type="gptj",
+        n_embd=4096,
+        n_layer=28,
+        n_head=16,
+        n_positions=2048,
+        rotary_dim=64,
+        vocab_size=50400,
+        activation_function="gelu_new",
+        tie_word_embeddings=False,
+    ),
 }
 
 
@@ -71,7 +155,8 @@ def hint_of_shape(name: str) -> Iterator[None]:
 
 
 class RandomWeights:
-    """A checkpoint (a `TensorReader`) of random numbers for every tensor that a model wants; nothing of it is kept in memory."""
+    """A checkpoint (a `TensorReader`) of random numbers for every tensor that a model wants; nothing of it is kept in
+    memory."""
 
     PIECE_ELEMENTS = 1 << 22
 
@@ -86,13 +171,16 @@ class RandomWeights:
         return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Normal numbers with a standard deviation of 0.02 (the usual initialiser_range); ones for the weights of norms."""
+        """Normal numbers with a standard deviation of 0.02 (the usual initialiser_range); ones for the weights of
+        norms."""
         _, shape = self.tensors[name]
         rows = (shape[0] if stop is None else stop) - start
         if len(shape) == 1:
             return torch.ones(rows, dtype=torch.bfloat16) if name.endswith("weight") else self._numbers[:rows]
         count = rows * shape[1]
-        numbers = self._numbers if count <= self.PIECE_ELEMENTS else self._numbers.repeat(-(-count // self.PIECE_ELEMENTS))
+        numbers = (
+            self._numbers if count <= self.PIECE_ELEMENTS else self._numbers.repeat(-(-count // self.PIECE_ELEMENTS))
+        )
         return numbers[:count].view(rows, shape[1])
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:

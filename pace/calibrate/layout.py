@@ -1,10 +1,12 @@
-"""How a quantised model is written: tensors and `quantization_config` as compressed-tensors has them, so that other tools know them, too.
+"""How a quantised model is written: tensors and `quantization_config` as compressed-tensors has them, so that other
+tools know them, too.
 
     int4    weight_packed int32 [N, ceil(K / 8)], eight codes a word along K, the lowest bits first; weight_shape int64 [2] = N, K
     int8    weight int8 [N, K]
     both    weight_scale [N, groups], bfloat16 of groups and float32 of rows
 
-An LM head that is the embedding, in int8, has a weight_scale of its own, the same again: transformers ties the codes of the two, and nothing else.
+An LM head that is the embedding, in int8, has a weight_scale of its own, the same again: transformers ties the codes of
+the two, and nothing else.
 
 Source: https://github.com/vllm-project/compressed-tensors
 """
@@ -43,7 +45,10 @@ def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
     if rows.storage.code == "int8":
         return {f"{module}.weight": rows.codes, f"{module}.weight_scale": scales}
     codes = functional.pad(rows.codes, (0, -rows.shape[1] % 8), value=8)
-    return {f"{module}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int32), f"{module}.weight_scale": scales}
+    return {
+        f"{module}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int32),
+        f"{module}.weight_scale": scales,
+    }
 
 
 def shares_codes(storage: Storage | None) -> bool:
@@ -51,8 +56,11 @@ def shares_codes(storage: Storage | None) -> bool:
     return storage is not None and storage.code == "int8"
 
 
-def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[str], tied: str | None) -> dict[str, Any]:
-    """`modules`: how each matrix is stored, None for floats. The storage of most products is that of "Linear" modules; others, and embeddings, are named.
+def quantization_config(
+    modules: Mapping[str, Storage | None], embeddings: set[str], tied: str | None
+) -> dict[str, Any]:
+    """`modules`: how each matrix is stored, None for floats. The storage of most products is that of "Linear" modules;
+    others, and embeddings, are named.
     `tied`: the embedding that is the LM head, too; this is a "Linear" of other tools all the same."""
     kinds = {name: (storage, name in embeddings) for name, storage in modules.items() if storage}
     products = [storage for storage, is_embedding in kinds.values() if not is_embedding]
@@ -68,7 +76,8 @@ def quantization_config(modules: Mapping[str, Storage | None], embeddings: set[s
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": [name for name, storage in modules.items() if storage is None] + ["lm_head"] * (tied is not None and not shares_codes(modules[tied])),
+        "ignore": [name for name, storage in modules.items() if storage is None]
+        + ["lm_head"] * (tied is not None and not shares_codes(modules[tied])),
     }
 
 
@@ -82,5 +91,15 @@ def _group(storage: Storage, is_embedding: bool, targets: list[str]) -> dict[str
         "group_size": None if by_row else storage.group,
         "dynamic": False,
     }
-    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True} if storage.code == "int8" and not is_embedding else None
-    return {"format": LAYOUTS[storage.code], "targets": targets, "weights": weights, "input_activations": inputs, "output_activations": None}
+    inputs = (
+        {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+        if storage.code == "int8" and not is_embedding
+        else None
+    )
+    return {
+        "format": LAYOUTS[storage.code],
+        "targets": targets,
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+    }

@@ -1,10 +1,11 @@
-"""Scales of channels that are moved from where they are made into where they are read, so that both can be rounded better.
+"""Scales of channels that are moved from where they are made into where they are read, so that both can be rounded
+better.
 
     (x / s) (W s)' = x W'      for every s [K] > 0
 
-x / s comes at no cost where x is the output of something linear: a norm's weight, the rows of a matrix. The float model stays what it
-is; its rounded one does not. AWQ (arXiv 2306.00978) chooses s to make the columns that matter large, SmoothQuant (arXiv 2211.10438)
-to make the inputs' channels alike.
+x / s comes at no cost where x is the output of something linear: a norm's weight, the rows of a matrix. The float model
+stays what it is; its rounded one does not. AWQ (arXiv 2306.00978) chooses s to make the columns that matter large,
+SmoothQuant (arXiv 2211.10438) to make the inputs' channels alike.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MAX_ROWS = 1024
 """Of a matrix on which strengths are compared, spread evenly."""
 
 INPUT_GROUP = 128
-"""Neighbours of an input that the kernels quantise with one scale, where the weight's groups are no smaller (pace.ops)."""
+"""Neighbours of an input that the kernels quantise with one scale, where the weight's groups are no smaller
+(pace.ops)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,11 @@ class Migration:
 def migrations(layer: Layer) -> Iterator[Migration]:
     """Of a decoder layer, in the order of its forward."""
     for norm, readers in layer.norm_readers():
-        vectors = [vectors for vectors in (norm.weight, getattr(norm, "bias", None)) if vectors is not None and vectors.values is not None]
+        vectors = [
+            vectors
+            for vectors in (norm.weight, getattr(norm, "bias", None))
+            if vectors is not None and vectors.values is not None
+        ]
         if vectors:
             yield Migration(readers, lambda s, vectors=vectors: [v.values.div_(s) for v in vectors])
     for part in layer.children():
@@ -58,7 +64,8 @@ def migrations(layer: Layer) -> Iterator[Migration]:
 
 
 def _of_values(attention: Attention) -> Migration:
-    """From the rows of the values to the columns that read the heads' contexts. Query heads of a group share their values, and so a scale."""
+    """From the rows of the values to the columns that read the heads' contexts. Query heads of a group share their
+    values, and so a scale."""
     kv_heads, dim = attention.num_kv_heads, attention.head_dim
     group = attention.num_heads // kv_heads
     first = (attention.num_heads + kv_heads) * dim
@@ -88,7 +95,8 @@ def apply(migration: Migration, s: Tensor) -> None:
         reader.weight.matrix.mul_(s)
 
 
-# ---------------------------------------------------------------------------------------------------------------- choosing
+# ----------------------------------------------------------------------------------------------------------------
+# choosing
 
 
 def awq(strength: float, inputs: InputStatistics, weight: Tensor) -> Tensor:
@@ -104,9 +112,12 @@ def smoothquant(strength: float, inputs: InputStatistics, weight: Tensor) -> Ten
 KINDS = {"awq": awq, "smoothquant": smoothquant}
 
 
-def choose(migration: Migration, kind: str, inputs: InputStatistics, storages: Sequence[Sequence[tuple[slice, Storage]]]) -> Tensor | None:
-    """The scales `[K]` with the least squared error of the readers' products on the samples, weights and inputs rounded; None where
-    none does better than to leave all as it is. `storages`: of each reader, the rows that are quantised, and how."""
+def choose(
+    migration: Migration, kind: str, inputs: InputStatistics, storages: Sequence[Sequence[tuple[slice, Storage]]]
+) -> Tensor | None:
+    """The scales `[K]` with the least squared error of the readers' products on the samples, weights and inputs
+    rounded; None where none does better than to leave all as it is. `storages`: of each reader, the rows that are
+    quantised, and how."""
     weights, parts = [], []
     for reader, quantised in zip(migration.readers, storages):
         for rows, storage in quantised:
@@ -128,7 +139,8 @@ def choose(migration: Migration, kind: str, inputs: InputStatistics, storages: S
 
 
 def centred(s: Tensor) -> Tensor:
-    """Over the geometric mean of its ends, and no further than a thousandth and a thousandfold from 1; channels that are never used stay."""
+    """Over the geometric mean of its ends, and no further than a thousandth and a thousandfold from 1; channels that
+    are never used stay."""
     used = s > 0
     if not used.any():
         return torch.ones_like(s)
@@ -136,7 +148,9 @@ def centred(s: Tensor) -> Tensor:
     return torch.where(used, s / (low * high).sqrt(), 1.0).clamp_(1e-3, 1e3)
 
 
-def _error(x: Tensor, weights: list[Tensor], storages: list[Storage], exact: list[Tensor], inputs: InputStatistics, s: Tensor) -> float:
+def _error(
+    x: Tensor, weights: list[Tensor], storages: list[Storage], exact: list[Tensor], inputs: InputStatistics, s: Tensor
+) -> float:
     total = 0.0
     mean_squares = importance(inputs.squares / inputs.count) / s.square()
     for weight, storage, wanted in zip(weights, storages, exact):

@@ -1,7 +1,8 @@
 """A checkpoint of floats and a text in, a quantised checkpoint out: `quantize_checkpoint`.
 
 Decoder layer by decoder layer, in fp32: load, migrate scales, round one product after the
-other to what its inputs ask for, write, run the text through what became of the layer, and go on. No more than one layer is in memory.
+other to what its inputs ask for, write, run the text through what became of the layer, and go on. No more than one
+layer is in memory.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
 logger = logging.getLogger("pace")
 
 MAX_TOKENS = 32768
-"""Of the text, where nobody says otherwise; twice as many gain little (arXiv 2210.17323 takes 262144, 2306.00978 less)."""
+"""Of the text, where nobody says otherwise; twice as many gain little (arXiv 2210.17323 takes 262144, 2306.00978
+less)."""
 
 MIN_TOKENS = 256
 """A shorter text says too little of what channels are like."""
@@ -53,15 +55,16 @@ REPORT_SHARE, REPORT_TOKENS = 8, 8192
 """Every eighth window is kept from calibration for the report, up to so many tokens."""
 
 CHARACTERS_A_TOKEN = 16
-"""Of a text much longer than the tokens that are wanted, pieces are taken: tokenising 50 MB takes minutes and 7 GB. Tokens have 3 to 6
-characters, so that enough of them come."""
+"""Of a text much longer than the tokens that are wanted, pieces are taken: tokenising 50 MB takes minutes and 7 GB.
+Tokens have 3 to 6 characters, so that enough of them come."""
 
 GPTQ_BYTES = 44
-"""For each pair of inputs of a product: what it sums of the text in float32, and five matrices of float64 that `rounding.gptq` has at a time. LAPACK has copies of some: 60 were measured."""
+"""For each pair of inputs of a product: what it sums of the text in float32, and five matrices of float64 that
+`rounding.gptq` has at a time. LAPACK has copies of some: 60 were measured."""
 
 WORK = 6
-"""What rounding takes besides, in the size of the largest product in float32, as measured with layers 1024 and 1536 wide and methods of all kinds (4 to 7), where what the products of a step
-read and give is told apart."""
+"""What rounding takes besides, in the size of the largest product in float32, as measured with layers 1024 and 1536
+wide and methods of all kinds (4 to 7), where what the products of a step read and give is told apart."""
 
 COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 """Endings of the small files that make a checkpoint: tokenizer, chat template, generation config."""
@@ -69,8 +72,8 @@ COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 
 @dataclass(frozen=True)
 class Method:
-    """How weights become codes: scales of channels migrated first (a name of `migration.KINDS`) or not, then rounded each to the
-    nearest, or column by column (GPTQ)."""
+    """How weights become codes: scales of channels migrated first (a name of `migration.KINDS`) or not, then rounded
+    each to the nearest, or column by column (GPTQ)."""
 
     migration: str | None = None
     rounding: str = "rtn"
@@ -89,7 +92,8 @@ DEFAULT_METHODS = {"int4": "awq+gptq", "int8": "smoothquant"}
 
 
 def read_method(name: str, act_order: bool | None = None) -> Method:
-    """`act_order`: None for True. Raises ValueError for an unknown name, and for an order of columns where the method has none."""
+    """`act_order`: None for True. Raises ValueError for an unknown name, and for an order of columns where the method
+    has none."""
     if name not in METHODS:
         raise ValueError(f"there is no method {name!r}; known are {', '.join(METHODS)}")
     first, _, second = name.partition("+")
@@ -97,7 +101,9 @@ def read_method(name: str, act_order: bool | None = None) -> Method:
     rounding = "gptq" if "gptq" in (first, second) else "rtn"
     if act_order is not None and rounding != "gptq":
         ordered = ", ".join(method for method in METHODS if "gptq" in method)
-        raise ValueError(f"{argument('act_order', act_order)} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}")
+        raise ValueError(
+            f"{argument('act_order', act_order)} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}"
+        )
     return Method(kind, rounding, act_order is not False)
 
 
@@ -120,23 +126,29 @@ def quantize_checkpoint(
     progress: bool = True,
     report: bool = True,
 ) -> Report:
-    """Writes the directory `out`: the checkpoint with its matrices as int4 or int8, in the layout of compressed-tensors, for `LLMModel(out)`.
+    """Writes the directory `out`: the checkpoint with its matrices as int4 or int8, in the layout of
+    compressed-tensors, for `LLMModel(out)`.
 
     `quantization`: "int4" or "int8", or a QuantizationConfig of these, as `LLMModel` takes it at load.
     `calibrate`: texts like those that the model is for. Not needed by the method "rtn" alone.
-    `method`: "gptq" rounds column by column, so that later columns make up for earlier ones' errors (`act_order`: the most used first, unless it is False); "awq" and
-    "smoothquant" scale channels first, where the layer before can undo it exactly, and then round to the nearest; "awq+gptq" and "smoothquant+gptq" do both;
-    "rtn" does neither. Default: "awq+gptq" for int4, "smoothquant" for int8.
-    `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes), `max_tokens` in all (default: 32768),
-    evenly spread. Every eighth window is kept for the report.
-    `report`: compare the result, and the same formats at load, with bfloat16 on that text; a warning where there is no memory for two models.
+    `method`: "gptq" rounds column by column, so that later columns make up for earlier ones' errors (`act_order`: the
+    most used first, unless it is False); "awq" and "smoothquant" scale channels first, where the layer before can undo
+    it exactly, and then round to the nearest; "awq+gptq" and "smoothquant+gptq" do both; "rtn" does neither. Default:
+    "awq+gptq" for int4, "smoothquant" for int8.
+    `context`, `max_tokens`: the texts are read in windows of `context` tokens (default: 512, or what the model takes),
+    `max_tokens` in all (default: 32768), evenly spread. Every eighth window is kept for the report.
+    `report`: compare the result, and the same formats at load, with bfloat16 on that text; a warning where there is no
+    memory for two models.
 
-    The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's hidden states
-    (4 bytes for each token and channel), for GPTQ some 60 bytes for each pair of inputs of a product, and for the report two models.
+    The same arguments give the same file on the same machine. **Memory**: one decoder layer in float32, the text's
+    hidden states (4 bytes for each token and channel), for GPTQ some 60 bytes for each pair of inputs of a product, and
+    for the report two models.
 
-    Raises ValueError or TypeError for arguments that make no sense or would have no effect, a text of fewer than 256 tokens, formats other than int4 and int8, a checkpoint that is
-    quantised already, and what `LLMModel` raises of a checkpoint; FileExistsError where `out` exists; before anything is read MemoryError where there is less memory than it takes in any case (a
-    warning where there is less than it is likely to take), and OSError where the disk has no room for `out`. Nothing is left of `out` where it fails."""
+    Raises ValueError or TypeError for arguments that make no sense or would have no effect, a text of fewer than 256
+    tokens, formats other than int4 and int8, a checkpoint that is quantised already, and what `LLMModel` raises of a
+    checkpoint; FileExistsError where `out` exists; before anything is read MemoryError where there is less memory than
+    it takes in any case (a warning where there is less than it is likely to take), and OSError where the disk has no
+    room for `out`. Nothing is left of `out` where it fails."""
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new directory")
@@ -148,22 +160,40 @@ def quantize_checkpoint(
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < MIN_TOKENS):
         raise ValueError(f"{argument('max_tokens')} must be at least {MIN_TOKENS}; got {max_tokens!r}")
     if calibrate is None:
-        _check_without_text(chosen, context=context, max_tokens=max_tokens, tokenizer_name_or_path=tokenizer_name_or_path)
+        _check_without_text(
+            chosen, context=context, max_tokens=max_tokens, tokenizer_name_or_path=tokenizer_name_or_path
+        )
     elif not chosen.is_calibrated:
         _check_text_of_report(chosen, report, max_tokens)
     use_threads(num_threads)
-    hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only, "progress": progress}
+    hub = {
+        "revision": revision,
+        "token": token,
+        "cache_dir": cache_dir,
+        "local_files_only": local_files_only,
+        "progress": progress,
+    }
     directory = find_checkpoint(model_name_or_path, **hub)
     if is_gguf(directory):
-        raise ValueError(f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one")
+        raise ValueError(
+            f"{directory} is a GGUF file; calibrated are checkpoints as the Hub has them, with config.json and safetensors: give the model's original one"
+        )
     raw = read_config_json(directory)
     model = make_model(directory, torch.float32, reference)
     if model.config.quantization_config is not None:
-        raise ValueError(f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint")
+        raise ValueError(
+            f"{directory} is quantised already, and quantising it again would lose twice; give the original checkpoint"
+        )
     seen, kept = [], []
     if calibrate is not None:
-        found = directory if tokenizer_name_or_path is None else find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
-        seen, kept = _windows(calibrate, load_tokenizer(found, model.vocab_size), model, context, max_tokens or MAX_TOKENS)
+        found = (
+            directory
+            if tokenizer_name_or_path is None
+            else find_checkpoint(tokenizer_name_or_path, **hub | {"revision": None}, weights=False)
+        )
+        seen, kept = _windows(
+            calibrate, load_tokenizer(found, model.vocab_size), model, context, max_tokens or MAX_TOKENS
+        )
         if not chosen.is_calibrated:
             seen = []
     with CheckpointReader(directory) as reader, _new_directory(out) as folder:
@@ -193,7 +223,15 @@ def quantize_checkpoint(
 class _Job:
     """One checkpoint on its way to `folder`."""
 
-    def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader, config: QuantizationConfig, method: Method, folder: Path, num_tokens: int):
+    def __init__(
+        self,
+        model: BaseModelForCausalLM,
+        reader: CheckpointReader,
+        config: QuantizationConfig,
+        method: Method,
+        folder: Path,
+        num_tokens: int,
+    ):
         self.model, self.reader, self.method = model, reader, method
         names, slots = model.match_names(reader), model.slots()
         model.check_coverage(reader, names, slots)
@@ -201,8 +239,17 @@ class _Job:
         """Name in the model -> name in the checkpoint, of every tensor that is needed."""
         model.quantize(config)  # raises for patterns that match nothing
         matrices = list(model.matrices())
-        self.formats: dict[str, Format] = {part: matrix.plan.formats[part] for matrix in matrices for part in matrix.parts if part in matrix.plan.formats}
-        self.storages = {part: self.formats[part].storage if part in self.formats else None for matrix in matrices for part in matrix.parts}
+        self.formats: dict[str, Format] = {
+            part: matrix.plan.formats[part]
+            for matrix in matrices
+            for part in matrix.parts
+            if part in matrix.plan.formats
+        }
+        self.storages = {
+            part: self.formats[part].storage if part in self.formats else None
+            for matrix in matrices
+            for part in matrix.parts
+        }
         if not self.formats:
             raise ValueError("everything is left as floats; there is nothing to quantise")
         _check_formats_of(self.formats)
@@ -225,12 +272,19 @@ class _Job:
         if self.tied and layout.shares_codes(self.storages[self.tied]):
             tensors["lm_head.weight_scale"] = tensors[f"{self.tied}.weight_scale"]
         self.check_memory(num_tokens)
-        self.writer = SafetensorsWriter(folder / "model.safetensors", tensors, {"quantized_by": f"pace {pace.__version__}, {method}"})
+        self.writer = SafetensorsWriter(
+            folder / "model.safetensors", tensors, {"quantized_by": f"pace {pace.__version__}, {method}"}
+        )
 
     def check_memory(self, num_tokens: int) -> None:
-        """Raises MemoryError where there is less than a text of so many tokens takes in any case; warns where there is less than it is likely to take."""
+        """Raises MemoryError where there is less than a text of so many tokens takes in any case; warns where there is
+        less than it is likely to take."""
         hidden = {f"the hidden states of {num_tokens} tokens": 4 * self.model.config.hidden_size * num_tokens}
-        embedding = {"the embedding": sum(child.planned_nbytes(reference, self.stored_dtype(child)) for child in self.front) if num_tokens else 0}
+        embedding = {
+            "the embedding": sum(child.planned_nbytes(reference, self.stored_dtype(child)) for child in self.front)
+            if num_tokens
+            else 0
+        }
         parts = hidden | max([embedding, *map(self.bytes_of, self.model.layers)], key=lambda parts: sum(parts.values()))
         needed, available = sum(parts.values()), available_memory_bytes()
         widths = max(sum(product.n + product.k for product in layer.matrices()) for layer in self.model.layers)
@@ -241,7 +295,9 @@ class _Job:
         least = f"{format_bytes(needed)} of memory at least ({', '.join(f'{part} {format_bytes(size)}' for part, size in parts.items() if size)})"
         taken = f"quantising takes {least}, {format_bytes(likely)} most likely, and {format_bytes(available)} are left"
         advice = f"calibrate on fewer tokens ({argument('max_tokens')}), or " if num_tokens else ""
-        advice += f"without GPTQ ({argument('method')}='awq' or 'smoothquant'), or " if self.method.rounding == "gptq" else ""
+        advice += (
+            f"without GPTQ ({argument('method')}='awq' or 'smoothquant'), or " if self.method.rounding == "gptq" else ""
+        )
         if needed > available:
             raise MemoryError(f"{taken}; {advice}free some memory")
         logger.warning("%s; should the system end the process, %sfree some memory", taken, advice)
@@ -250,7 +306,9 @@ class _Job:
         """What is in memory while the layer is quantised, at least."""
         found = {"a decoder layer in float32": layer.planned_nbytes(reference, torch.float32)}
         if self.method.rounding == "gptq":
-            found["GPTQ of its widest product"] = GPTQ_BYTES * max((product.k for product in self.quantised_products(layer)), default=0) ** 2
+            found["GPTQ of its widest product"] = (
+                GPTQ_BYTES * max((product.k for product in self.quantised_products(layer)), default=0) ** 2
+            )
         return found
 
     def quantised_products(self, layer: Layer) -> list[Linear]:
@@ -273,7 +331,8 @@ class _Job:
                 self.quantize_layer(layer, text)
                 progress(1)
 
-    # ----------------------------------------------------------------------------------------------------------- one layer
+    # ----------------------------------------------------------------------------------------------------------- one
+    # layer
 
     def quantize_layer(self, layer: Layer, text: CalibrationText | None) -> None:
         products = self.quantised_products(layer)
@@ -294,9 +353,14 @@ class _Job:
     def migrate(self, layer: Layer, text: CalibrationText, kind: str) -> dict[int, InputStatistics]:
         """Scales channels of the layer where that helps; returns the products' inputs as they are then."""
         products = list(layer.matrices())
-        known = {id(product): inputs for product, inputs in zip(products, text.record(layer, products, with_hessian=False))}
+        known = {
+            id(product): inputs for product, inputs in zip(products, text.record(layer, products, with_hessian=False))
+        }
         for place in migration.migrations(layer):
-            quantised = [[(rows, self.storages[part]) for part, rows in part_rows(reader) if part in self.formats] for reader in place.readers]
+            quantised = [
+                [(rows, self.storages[part]) for part, rows in part_rows(reader) if part in self.formats]
+                for reader in place.readers
+            ]
             s = migration.choose(place, kind, known[id(place.readers[0])], quantised)
             if s is not None:
                 migration.apply(place, s)
@@ -315,7 +379,8 @@ class _Job:
         self.write_rows(part, rounded)
         product.weight.matrix[rows] = rounded.dequantize()
 
-    # -------------------------------------------------------------------------------------------------- reading and writing
+    # -------------------------------------------------------------------------------------------------- reading and
+    # writing
 
     def load(self, layer: Layer, dtype: torch.dtype) -> None:
         """Gives a layer its weights, as floats."""
@@ -341,7 +406,9 @@ class _Job:
             for start, piece in self.pieces(name):
                 if module in self.formats:
                     storage, floats = self.storages[module], piece.float()
-                    rounded = round_to_nearest(floats, storage, fit_scales(floats, storage, torch.ones(floats.shape[1])))
+                    rounded = round_to_nearest(
+                        floats, storage, fit_scales(floats, storage, torch.ones(floats.shape[1]))
+                    )
                     self.write_rows(module, rounded, start)
                 else:
                     self.writer.write(name, piece, start)
@@ -393,32 +460,51 @@ def _unload(layer: Layer) -> None:
 
 
 def _check_formats(config: QuantizationConfig) -> None:
-    chosen = [config.format, *(choice for choice in (config.embedding, config.lm_head, *config.overrides.values()) if isinstance(choice, Format))]
+    chosen = [
+        config.format,
+        *(
+            choice
+            for choice in (config.embedding, config.lm_head, *config.overrides.values())
+            if isinstance(choice, Format)
+        ),
+    ]
     _check_formats_of({format.name: format for format in chosen})
 
 
 def _check_formats_of(formats: dict[str, Format]) -> None:
     for format in formats.values():
         if not isinstance(format, (Int4, Int8)):
-            raise ValueError(f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with {argument('quantization')}={format.name!r}")
+            raise ValueError(
+                f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with {argument('quantization')}={format.name!r}"
+            )
         if isinstance(format, Int4) and not format.symmetric:
-            raise ValueError("zero points are not calibrated; leave int4 symmetric, or load the original with symmetric=False")
+            raise ValueError(
+                "zero points are not calibrated; leave int4 symmetric, or load the original with symmetric=False"
+            )
 
 
 def _check_without_text(method: Method, **of_text: Any) -> None:
     """Raises ValueError for a method that needs a text, and where something was said about reading one."""
     if method.is_calibrated:
-        raise ValueError(f"the method {method} needs a text to calibrate on; give one ({argument('calibrate')}), or {argument('method')}='rtn'")
+        raise ValueError(
+            f"the method {method} needs a text to calibrate on; give one ({argument('calibrate')}), or {argument('method')}='rtn'"
+        )
     if said := [argument(name) for name, value in of_text.items() if value is not None]:
-        raise ValueError(f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on ({argument('calibrate')}), or leave this out")
+        raise ValueError(
+            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on ({argument('calibrate')}), or leave this out"
+        )
 
 
 def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) -> None:
     """Raises ValueError where a text for the report alone is too much, or too little is made of it."""
     if not report:
-        raise ValueError(f"the text would have no effect: the method {method} looks at none, and the report is turned off ({argument('report', False)}); leave the text out, or take another method")
+        raise ValueError(
+            f"the text would have no effect: the method {method} looks at none, and the report is turned off ({argument('report', False)}); leave the text out, or take another method"
+        )
     if max_tokens is not None:
-        raise ValueError(f"{argument('max_tokens')}={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out")
+        raise ValueError(
+            f"{argument('max_tokens')}={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out"
+        )
 
 
 def _windows(
@@ -431,12 +517,15 @@ def _windows(
     kept = found[REPORT_SHARE - 1 :: REPORT_SHARE]
     seen = [window for index, window in enumerate(found) if index % REPORT_SHARE != REPORT_SHARE - 1]
     if (count := sum(map(len, seen))) < MIN_TOKENS:
-        raise ValueError(f"the text to calibrate on has {count} tokens; at least {MIN_TOKENS} are needed, and some thousands are better")
+        raise ValueError(
+            f"the text to calibrate on has {count} tokens; at least {MIN_TOKENS} are needed, and some thousands are better"
+        )
     return _spread(seen, max_tokens), _spread(kept, REPORT_TOKENS)
 
 
 def _some(texts: Sequence[Any], most: int) -> Sequence[Any]:
-    """Texts, or rows of token ids, of about `most` characters in all: where there are more, pieces of them, evenly spread."""
+    """Texts, or rows of token ids, of about `most` characters in all: where there are more, pieces of them, evenly
+    spread."""
     step, piece = -(-sum(map(len, texts)) // most), most // REPORT_SHARE
     if step <= 1:
         return texts

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, KVSpec, Spans
+from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVSpec, Spans
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -19,7 +19,8 @@ BATCH_TOKENS = 2048
 """Of windows that run through a layer at a time."""
 
 NUM_SAMPLES = 512
-"""Inputs of a product that are kept as they are, spread evenly over the text: scales of channels are compared on them."""
+"""Inputs of a product that are kept as they are, spread evenly over the text: scales of channels are compared on
+them."""
 
 
 class InputStatistics:
@@ -60,8 +61,8 @@ class InputStatistics:
 
 
 class RecordingOps:
-    """The functions of `pace.ops` on matrices that can be changed in place: products in plain torch, all else on the kernels. What
-    products with the weights of `listeners` (by id) read is told to these first."""
+    """The functions of `pace.ops` on matrices that can be changed in place: products in plain torch, all else on the
+    kernels. What products with the weights of `listeners` (by id) read is told to these first."""
 
     def __init__(self, listeners: Mapping[int, Callable[[Tensor], object]]):
         self._listeners = listeners
@@ -95,7 +96,8 @@ class EnoughSeen(Exception):
 
 
 class CalibrationText:
-    """Windows of tokens and what the layers so far have made of them: `hidden`, float32 `[tokens, hidden]` for each step.
+    """Windows of tokens and what the layers so far have made of them: `hidden`, float32 `[tokens, hidden]` for each
+    step.
 
     Memory: 4 bytes for each token and channel, besides what one step takes."""
 
@@ -121,7 +123,9 @@ class CalibrationText:
 
             return listen
 
-        ops = RecordingOps({id(product.weight): listener(product, statistics) for product, statistics in zip(products, found)})
+        ops = RecordingOps(
+            {id(product.weight): listener(product, statistics) for product, statistics in zip(products, found)}
+        )
         for step, x in zip(self.steps, self.hidden):
             missing.update(id(product.weight) for product in products)
             try:

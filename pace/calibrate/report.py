@@ -1,4 +1,5 @@
-"""What quantising a checkpoint cost: perplexity, KL divergence and agreement with bfloat16, before and after calibration."""
+"""What quantising a checkpoint cost: perplexity, KL divergence and agreement with bfloat16, before and after
+calibration."""
 
 from __future__ import annotations
 
@@ -52,7 +53,12 @@ class Report:
 
 
 def compare_models(
-    source: Path, out: Path, config: QuantizationConfig, rows: Sequence[list[int]], tokenizer: str | Path | None, progress: bool
+    source: Path,
+    out: Path,
+    config: QuantizationConfig,
+    rows: Sequence[list[int]],
+    tokenizer: str | Path | None,
+    progress: bool,
 ) -> Quality:
     def quality(**options) -> Evaluation:
         with LLMModel(**options, tokenizer_name_or_path=tokenizer, progress=progress) as model:

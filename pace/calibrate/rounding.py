@@ -2,8 +2,8 @@
 
     W [N, K], H = sum over tokens of x x' [K, K]          error of the product: tr((Q - W) H (Q - W)')
 
-Groups are of neighbouring columns and their scales are fixed before the first column is rounded, so that columns may be rounded in
-any order, and stored in theirs. Source of GPTQ: arXiv 2210.17323.
+Groups are of neighbouring columns and their scales are fixed before the first column is rounded, so that columns may be
+rounded in any order, and stored in theirs. Source of GPTQ: arXiv 2210.17323.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
 """Least and greatest level of a code; what int4 stores is 8 more."""
 
 DAMPING = 0.01
-"""Of the mean of H's diagonal, added to it: columns that the calibration text hardly uses keep their weights, and H an inverse."""
+"""Of the mean of H's diagonal, added to it: columns that the calibration text hardly uses keep their weights, and H an
+inverse."""
 
 BLOCK = 32
 """Columns whose errors reach the rest of the matrix in one product."""
@@ -35,8 +36,9 @@ def importance(hessian_diagonal: Tensor) -> Tensor:
 
 
 def fit_scales(weight: Tensor, storage: Storage, weights: Tensor) -> Tensor:
-    """float32 `[N, G]` for `weight [N, K]`: of the candidates the scale, fitted by least squares to the levels that it gives, with the
-    least `sum of weights[k] * error^2`; of int8 the largest / 127. Groups' scales are rounded to bfloat16, as they are stored; 0 for groups of zeros."""
+    """float32 `[N, G]` for `weight [N, K]`: of the candidates the scale, fitted by least squares to the levels that it
+    gives, with the least `sum of weights[k] * error^2`; of int8 the largest / 127. Groups' scales are rounded to
+    bfloat16, as they are stored; 0 for groups of zeros."""
     group, count = storage.group or weight.shape[1], storage.num_groups(weight.shape[1])
     padding = (0, count * group - weight.shape[1])
     x = functional.pad(weight, padding).unflatten(1, (count, group))
@@ -62,10 +64,11 @@ def round_to_nearest(weight: Tensor, storage: Storage, scales: Tensor) -> Quanti
 def gptq(weight: Tensor, storage: Storage, scales: Tensor, hessian: Tensor, act_order: bool = True) -> QuantizedRows:
     """Column by column; what the columns still to come can make up of a column's error, they do.
 
-    `hessian [K, K]` in float32, any multiple of the sum of x x'. `act_order` rounds the columns with the largest inputs first, while
-    there are most to make up for them.
+    `hessian [K, K]` in float32, any multiple of the sum of x x'. `act_order` rounds the columns with the largest inputs
+    first, while there are most to make up for them.
 
-    **Numerics**: Cholesky in float64, the rest in float32. Where H is too near to singular, its diagonal is raised tenfold until it is not."""
+    **Numerics**: Cholesky in float64, the rest in float32. Where H is too near to singular, its diagonal is raised
+    tenfold until it is not."""
     k = weight.shape[1]
     low, high = LEVELS[storage.code]
     diagonal = hessian.diagonal()
@@ -87,8 +90,8 @@ def gptq(weight: Tensor, storage: Storage, scales: Tensor, hessian: Tensor, act_
 
 
 def _feedback(hessian: Tensor, damping: Tensor) -> Tensor:
-    """U `[K, K]` in float32, upper triangular, with U' U the inverse of `hessian` + diag(damping): `U[i, j] / U[i, i]` is what an error in column i
-    is best made up by in column j > i."""
+    """U `[K, K]` in float32, upper triangular, with U' U the inverse of `hessian` + diag(damping): `U[i, j] / U[i, i]`
+    is what an error in column i is best made up by in column j > i."""
     hessian = hessian.double()
     damping = damping.double()
     identity = torch.eye(len(hessian), dtype=torch.float64)

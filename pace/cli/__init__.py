@@ -1,10 +1,10 @@
 """The command `pace`: finds the sub-command, runs it, and turns whatever goes wrong into one line and an exit code.
 
-A sub-command is a module of this package with `add_arguments(parser)` and `run(arguments) -> exit code`, and one line in
-`COMMANDS`. It is imported when it is called: `pace --help` imports no torch.
+A sub-command is a module of this package with `add_arguments(parser)` and `run(arguments) -> exit code`, and one line
+in `COMMANDS`. It is imported when it is called: `pace --help` imports no torch.
 
-Exit codes: 0 done; 1 it failed, for a reason printed on stderr; 2 the command line is wrong; 130 stopped by Ctrl-C; 141 the
-reader of our output went away.
+Exit codes: 0 done; 1 it failed, for a reason printed on stderr; 2 the command line is wrong; 130 stopped by Ctrl-C; 141
+the reader of our output went away.
 """
 
 from __future__ import annotations
@@ -40,13 +40,18 @@ class OneLineErrorParser(argparse.ArgumentParser):
 
     def option(self, name: str, flag: bool | None = None) -> str | None:
         """What sets the argument of that name (`dest`), or sets it to a flag; None where nothing does."""
-        found = [text for action in self._actions if action.dest == name for text in action.option_strings or [action.metavar]]
+        found = [
+            text
+            for action in self._actions
+            if action.dest == name
+            for text in action.option_strings or [action.metavar]
+        ]
         return next((text for text in found if flag is None or text.startswith("--no-") != flag), None)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line `argv` (default: the process's own) and returns the exit code; `--help` and usage errors raise
-    SystemExit, as everywhere in argparse."""
+    """Runs the command line `argv` (default: the process's own) and returns the exit code; `--help` and usage errors
+    raise SystemExit, as everywhere in argparse."""
     argv = sys.argv[1:] if argv is None else argv
     top = _top_parser().parse_args(argv or ["--help"])
     parser = OneLineErrorParser(prog=f"pace {top.command}", allow_abbrev=False)
@@ -56,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         module.add_arguments(parser)
         parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
         with arguments_named_by(lambda name, flag: parser.option(name, flag) or _loading_parser().option(name, flag)):
-            # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
+            # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no
+            # option.
             arguments = parser.parse_args(argv[argv.index(top.command) + 1 :])
             top.debug |= arguments.debug
             _show_log(logging.DEBUG if top.debug else logging.WARNING)
@@ -78,7 +84,8 @@ def _top_parser() -> argparse.ArgumentParser:
     parser = OneLineErrorParser(
         prog="pace",
         description="Run Hugging Face causal language models on the CPU.",
-        epilog="commands:\n" + "\n".join(f"  {name:10} {summary}" for name, (_, summary) in COMMANDS.items())
+        epilog="commands:\n"
+        + "\n".join(f"  {name:10} {summary}" for name, (_, summary) in COMMANDS.items())
         + "\n\n`pace COMMAND --help` tells the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -15,35 +15,94 @@ from pace.assets import TINY
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.operators import read_backend
 
-MODEL_OPTIONS = ("tokenizer_name_or_path", "dtype", "num_threads", "pin_threads", "max_seq_len", "kv_cache_bytes", "kv_cache_dtype", "kv_cache_type", "bmc_rows", "prefix_cache_bytes")
+MODEL_OPTIONS = (
+    "tokenizer_name_or_path",
+    "dtype",
+    "num_threads",
+    "pin_threads",
+    "max_seq_len",
+    "kv_cache_bytes",
+    "kv_cache_dtype",
+    "kv_cache_type",
+    "bmc_rows",
+    "prefix_cache_bytes",
+)
 MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only")
-"""Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows it."""
+"""Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows
+it."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """`--model`, how to load it, and what drafts for it. What is left out is left to LLMModel's own defaults."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", default=str(TINY), metavar="PATH_OR_HUB_ID", help="a checkpoint, or a .gguf file (default: the small model that comes with pace)")
+    group.add_argument(
+        "--model",
+        default=str(TINY),
+        metavar="PATH_OR_HUB_ID",
+        help="a checkpoint, or a .gguf file (default: the small model that comes with pace)",
+    )
     add_loading_arguments(group)
     drafts = group.add_mutually_exclusive_group()
-    drafts.add_argument("--draft", metavar="PATH_OR_HUB_ID", help="a smaller model of the same tokenizer that drafts, for the same text in less time")
+    drafts.add_argument(
+        "--draft",
+        metavar="PATH_OR_HUB_ID",
+        help="a smaller model of the same tokenizer that drafts, for the same text in less time",
+    )
     drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="a parallel draft model (PARD) that drafts")
-    drafts.add_argument("--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for texts that copy")
+    drafts.add_argument(
+        "--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for texts that copy"
+    )
 
 
 def add_loading_arguments(group: argparse._ActionsContainer) -> None:
     """How a model is loaded: `MODEL_OPTIONS`."""
-    group.add_argument("--tokenizer", dest="tokenizer_name_or_path", default=argparse.SUPPRESS, metavar="PATH_OR_HUB_ID", help="where it is not with the model")
+    group.add_argument(
+        "--tokenizer",
+        dest="tokenizer_name_or_path",
+        default=argparse.SUPPRESS,
+        metavar="PATH_OR_HUB_ID",
+        help="where it is not with the model",
+    )
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
     add_quantization_argument(group, argparse.SUPPRESS)
-    group.add_argument("--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says")
-    group.add_argument("--pin-threads", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help="each thread on a CPU of its own, for a process that has its CPUs to itself")
-    group.add_argument("--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for")
+    group.add_argument(
+        "--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says"
+    )
+    group.add_argument(
+        "--pin-threads",
+        action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS,
+        help="each thread on a CPU of its own, for a process that has its CPUs to itself",
+    )
+    group.add_argument(
+        "--max-seq-len", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what the model was made for"
+    )
     add_backend_argument(group, argparse.SUPPRESS)
-    group.add_argument("--kv-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what keys and values may take, such as 2GiB (default: half of the memory that is left)")
-    group.add_argument("--kv-cache-type", choices=[kind.value for kind in KVCacheType], default=argparse.SUPPRESS, help="how their room grows (default: paged)")
-    group.add_argument("--bmc-rows", type=int, default=argparse.SUPPRESS, metavar="N", help="with bmc: new rows at a time (default: what balances time and memory)")
-    group.add_argument("--prefix-cache-bytes", default=argparse.SUPPRESS, metavar="SIZE", help="what the beginnings of earlier texts may take; 0 for none (default: a quarter)")
+    group.add_argument(
+        "--kv-cache-bytes",
+        default=argparse.SUPPRESS,
+        metavar="SIZE",
+        help="what keys and values may take, such as 2GiB (default: half of the memory that is left)",
+    )
+    group.add_argument(
+        "--kv-cache-type",
+        choices=[kind.value for kind in KVCacheType],
+        default=argparse.SUPPRESS,
+        help="how their room grows (default: paged)",
+    )
+    group.add_argument(
+        "--bmc-rows",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="with bmc: new rows at a time (default: what balances time and memory)",
+    )
+    group.add_argument(
+        "--prefix-cache-bytes",
+        default=argparse.SUPPRESS,
+        metavar="SIZE",
+        help="what the beginnings of earlier texts may take; 0 for none (default: a quarter)",
+    )
     add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")
     group.add_argument("--cache-dir", default=argparse.SUPPRESS, metavar="DIR", help="where downloads are kept")
@@ -64,7 +123,7 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
         except (TypeError, ValueError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    explanation = "hold the weights as int8, int4, nf4, fp4, mxfp4, mxfp8 or fp8; or, as JSON, arguments of QuantizationConfig: '{\"format\": \"int4\", \"group\": 32}'"
+    explanation = 'hold the weights as int8, int4, nf4, fp4, mxfp4, mxfp8 or fp8; or, as JSON, arguments of QuantizationConfig: \'{"format": "int4", "group": 32}\''
     group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
 
 
@@ -91,7 +150,8 @@ def count(text: str) -> int:
 
 
 def load_model(arguments: argparse.Namespace, **other: Any):
-    """The `LLMModel` that the options of `add_model_arguments`, or of `add_loading_arguments`, describe, but for what `other` says."""
+    """The `LLMModel` that the options of `add_model_arguments`, or of `add_loading_arguments`, describe, but for what
+    `other` says."""
     from pace.llm import LLMModel
 
     given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
@@ -113,7 +173,9 @@ def _spec_config(arguments: argparse.Namespace):
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """One option per field of SamplingConfig, named and explained as there; options not given leave the field unset."""
-    group = parser.add_argument_group("sampling", "what is not given is the checkpoint's generation_config.json, else the default")
+    group = parser.add_argument_group(
+        "sampling", "what is not given is the checkpoint's generation_config.json, else the default"
+    )
     explanations = field_explanations(SamplingConfig)
     for field in fields(SamplingConfig):
         reader = _READERS.get(str(field.type))
@@ -121,7 +183,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
             continue
         notes = ["may be given several times"] if reader.get("action") == "append" else []
         notes += [] if field.default is None else [f"default: {field.default}"]
-        help_text = f"{explanations.get(field.name, '')}{' (' + '; '.join(notes) + ')' if notes else ''}".strip().replace("%", "%%")
+        help_text = (
+            f"{explanations.get(field.name, '')}{' (' + '; '.join(notes) + ')' if notes else ''}".strip().replace(
+                "%", "%%"
+            )
+        )
         group.add_argument("--" + field.name.replace("_", "-"), default=argparse.SUPPRESS, help=help_text, **reader)
 
 
@@ -157,7 +223,9 @@ def _logit_bias(text: str) -> dict[int, float]:
     try:
         return {int(token): float(bias) for token, bias in pairs.items()}
     except (AttributeError, TypeError, ValueError):
-        raise argparse.ArgumentTypeError(f'{text!r} must be a JSON object of token id to number, as \'{{"42": 1.5}}\'') from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a JSON object of token id to number, as '{{\"42\": 1.5}}'"
+        ) from None
 
 
 def _early_stopping(text: str) -> bool | str:

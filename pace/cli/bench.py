@@ -1,4 +1,5 @@
-"""`pace bench`: how fast a model runs here, beside what this machine could do at most. The last line of its output is one JSON object."""
+"""`pace bench`: how fast a model runs here, beside what this machine could do at most. The last line of its output is
+one JSON object."""
 
 from __future__ import annotations
 
@@ -11,20 +12,40 @@ from pace.cli.arguments import add_backend_argument, add_kv_cache_dtype_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL_OR_SHAPE", nargs="?", help="a checkpoint (path, .gguf file or Hub id), or a shape of --list, run with random weights")
+    parser.add_argument(
+        "model",
+        metavar="MODEL_OR_SHAPE",
+        nargs="?",
+        help="a checkpoint (path, .gguf file or Hub id), or a shape of --list, run with random weights",
+    )
     parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
-    parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of a prompt (default: 512); decode starts from it, unless --context says otherwise")
-    parser.add_argument("--context", type=count, metavar="N", help="decode with so many positions in the cache of each sequence: random numbers, not a computed prompt")
+    parser.add_argument(
+        "--prompt",
+        type=count,
+        default=512,
+        metavar="N",
+        help="tokens of a prompt (default: 512); decode starts from it, unless --context says otherwise",
+    )
+    parser.add_argument(
+        "--context",
+        type=count,
+        metavar="N",
+        help="decode with so many positions in the cache of each sequence: random numbers, not a computed prompt",
+    )
     parser.add_argument("--generate", type=count, default=64, metavar="N", help="decode steps (default: 64)")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
-    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="medians are taken over so many runs (default: 5)")
+    parser.add_argument(
+        "--repeats", type=count, default=5, metavar="N", help="medians are taken over so many runs (default: 5)"
+    )
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     add_backend_argument(parser, "native")
     parser.add_argument("--profile", action="store_true", help="also print the time of each instruction")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes"
+    )
     parser.set_defaults(parser=parser)
 
 
@@ -39,8 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("say what to measure: a checkpoint, or a shape of `pace bench --list`")
     if arguments.plot:
         report.check_plot(arguments.plot)
-    subject = measure.load(arguments.model, arguments.dtype, arguments.backend, arguments.num_threads, arguments.kv_cache_dtype, arguments.quantization)
-    result = measure.measure(subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context)
+    subject = measure.load(
+        arguments.model,
+        arguments.dtype,
+        arguments.backend,
+        arguments.num_threads,
+        arguments.kv_cache_dtype,
+        arguments.quantization,
+    )
+    result = measure.measure(
+        subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context
+    )
     print(report.table(result))
     if arguments.profile:
         print("\n" + report.profile(result))
@@ -52,5 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: float(f"{value:.5g}") if isinstance(value, float) else _rounded(value) if isinstance(value, dict) else value for key, value in numbers.items()
+        key: float(f"{value:.5g}")
+        if isinstance(value, float)
+        else _rounded(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in numbers.items()
     }

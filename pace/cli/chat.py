@@ -19,7 +19,9 @@ such a line to the model, put a space in front."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt: what the model is told before the conversation")
+    parser.add_argument(
+        "--system", metavar="TEXT", help="the system prompt: what the model is told before the conversation"
+    )
     parser.set_defaults(parser=parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -29,9 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         config = sampling_config(arguments)
         if config.num_return_sequences > 1:
-            raise ValueError(f"--num-return-sequences {config.num_return_sequences}: a conversation goes on from one answer")
+            raise ValueError(
+                f"--num-return-sequences {config.num_return_sequences}: a conversation goes on from one answer"
+            )
         if config.num_beams > 1:
-            raise ValueError(f"--num-beams {config.num_beams}: an answer is written as it comes, and beam search knows it at its end; `pace generate --chat` has beams")
+            raise ValueError(
+                f"--num-beams {config.num_beams}: an answer is written as it comes, and beam search knows it at its end; `pace generate --chat` has beams"
+            )
         for option, value in (("--logprobs", config.logprobs), ("--prompt-logprobs", config.prompt_logprobs)):
             if value is not None:
                 raise ValueError(f"{option}: a conversation has no place for them; `pace generate --chat --json` has")
@@ -65,8 +71,8 @@ class Conversation:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def answer(self, question: str) -> Iterator[str]:
-        """Yields the answer in pieces. Question and answer join the messages when the answer ends, is stopped by Ctrl-C or
-        the iterator is closed; where the model cannot answer (the context is full, say), neither does."""
+        """Yields the answer in pieces. Question and answer join the messages when the answer ends, is stopped by Ctrl-C
+        or the iterator is closed; where the model cannot answer (the context is full, say), neither does."""
         messages = [*self.messages, {"role": "user", "content": question}]
         answer = ""
         try:
@@ -91,8 +97,8 @@ def _answer(conversation: Conversation, question: str) -> None:
 
 
 def _command(conversation: Conversation, line: str) -> bool:
-    """Obeys one line that starts with a slash; False where it means to leave. What it did is told on stderr, so that stdout
-    holds the answers and nothing else."""
+    """Obeys one line that starts with a slash; False where it means to leave. What it did is told on stderr, so that
+    stdout holds the answers and nothing else."""
     name, _, text = line.partition(" ")
     if name == "/exit":
         return False
@@ -101,7 +107,10 @@ def _command(conversation: Conversation, line: str) -> bool:
         print("(a new conversation)", file=sys.stderr)
     elif name == "/system":
         conversation.restart(text.strip() or None)
-        print(f"(a new conversation, {'with this' if conversation.system else 'without a'} system prompt)", file=sys.stderr)
+        print(
+            f"(a new conversation, {'with this' if conversation.system else 'without a'} system prompt)",
+            file=sys.stderr,
+        )
     elif name == "/help":
         print(HELP, file=sys.stderr)
     else:

@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Everything `pace env` tells, as plain dicts. Sizes are in bytes. Where PACE_ISA, PACE_NUM_THREADS
-    or PACE_PIN_THREADS asks for something impossible, `instruction_set.chosen` or `threads.default` is None and `reason` says what is wrong."""
+    or PACE_PIN_THREADS asks for something impossible, `instruction_set.chosen` or `threads.default` is None and
+    `reason` says what is wrong."""
     from pace import _C
 
     cpu = _C.cpu_info()
@@ -47,7 +48,8 @@ def collect() -> dict[str, Any]:
         "memory": memory(),
         "versions": {name: _version(name) for name in PACKAGES},
         "variables": {
-            variable.name: {"value": env.value(variable.name), "default": variable.default, "meaning": variable.meaning} for variable in env.VARIABLES
+            variable.name: {"value": env.value(variable.name), "default": variable.default, "meaning": variable.meaning}
+            for variable in env.VARIABLES
         },
     }
 
@@ -55,7 +57,11 @@ def collect() -> dict[str, Any]:
 def as_text(report: dict[str, Any]) -> str:
     """The report for a reader."""
     isa, threads, memory = report["instruction_set"], report["threads"], report["memory"]
-    limit = f"limited to {_gib(memory['limit_bytes'])} by {memory['limit_source']}" if memory["limit_bytes"] else "no limit set for this process"
+    limit = (
+        f"limited to {_gib(memory['limit_bytes'])} by {memory['limit_source']}"
+        if memory["limit_bytes"]
+        else "no limit set for this process"
+    )
     lines = [
         ("pace", f"{report['pace']}, Python {report['python']}, {report['system']}"),
         ("CPU", report["cpu"]["model_name"]),
@@ -63,7 +69,10 @@ def as_text(report: dict[str, Any]) -> str:
         ("instruction set", f"{isa['chosen'] or 'none'}: {isa['reason']}"),
         ("", f"available: {', '.join(isa['available'])}"),
         ("threads", f"{threads['default'] or 'none'}: {threads['reason']}"),
-        ("", f"{_pinning(threads['pinned_cpus'])}; {threads['numa_nodes']} NUMA node{'s' if threads['numa_nodes'] > 1 else ''}"),
+        (
+            "",
+            f"{_pinning(threads['pinned_cpus'])}; {threads['numa_nodes']} NUMA node{'s' if threads['numa_nodes'] > 1 else ''}",
+        ),
         ("memory", f"{_gib(memory['available_bytes'])} available of {_gib(memory['total_bytes'])}; {limit}"),
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in report["versions"].items())),
     ]
@@ -74,8 +83,8 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def memory(root: Path = Path("/")) -> dict[str, Any]:
-    """Bytes of memory that there are, that are free for use, and the tightest limit on this process (None: no limit), from
-    the files below `root`."""
+    """Bytes of memory that there are, that are free for use, and the tightest limit on this process (None: no limit),
+    from the files below `root`."""
     total, available = _meminfo(root)
     limit, source = min(_memory_limits(root), default=(None, None))
     if limit is not None and total is not None and limit >= total:
@@ -84,7 +93,8 @@ def memory(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def _threads(cpu: dict[str, Any]) -> dict[str, Any]:
-    """How many threads a model gets without num_threads, and where; `default` is None where a variable makes no sense."""
+    """How many threads a model gets without num_threads, and where; `default` is None where a variable makes no
+    sense."""
     from pace import _C
 
     default, reason, pinned = cpu["default_threads"], cpu["threads_reason"], None
@@ -105,12 +115,18 @@ def _instruction_set(extension) -> dict[str, Any]:
         chosen = extension.isa()
     except ValueError as error:
         return {"chosen": None, "reason": f"PACE_ISA={forced}: {error}", "available": available}
-    return {"chosen": chosen, "reason": "PACE_ISA asks for it" if forced else "the best that this CPU has", "available": available}
+    return {
+        "chosen": chosen,
+        "reason": "PACE_ISA asks for it" if forced else "the best that this CPU has",
+        "available": available,
+    }
 
 
 def _meminfo(root: Path) -> tuple[int | None, int | None]:
     fields = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    return tuple(int(fields[name].split()[0]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable"))
+    return tuple(
+        int(fields[name].split()[0]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable")
+    )
 
 
 def _memory_limits(root: Path) -> list[tuple[int, str]]:
@@ -120,9 +136,13 @@ def _memory_limits(root: Path) -> list[tuple[int, str]]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        mount, name = ("sys/fs/cgroup/memory", "memory.limit_in_bytes") if controllers else ("sys/fs/cgroup", "memory.max")
+        mount, name = (
+            ("sys/fs/cgroup/memory", "memory.limit_in_bytes") if controllers else ("sys/fs/cgroup", "memory.max")
+        )
         group = Path(path.lstrip("/"))
-        for folder in dict.fromkeys([group, *group.parents]):  # inside a container the path may be the host's: the root is there
+        for folder in dict.fromkeys(
+            [group, *group.parents]
+        ):  # inside a container the path may be the host's: the root is there
             file = root / mount / folder / name
             text = _read(file).strip()
             if text.isdigit():

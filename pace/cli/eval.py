@@ -11,12 +11,30 @@ from pace.cli.arguments import add_loading_arguments, count, load_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", default=str(TINY), help="a checkpoint, path or Hub id (default: the small model that comes with pace)")
-    parser.add_argument("--text", required=True, metavar="FILE", help='the text; of a .jsonl file each line is a text, {"text": "..."}')
-    parser.add_argument("--against", metavar="DTYPE_OR_MODEL", help="what to compare with: bf16, fp16 or fp32 for the same checkpoint in that dtype, or another one of the same tokenizer")
-    parser.add_argument("--context", type=count, metavar="N", help="tokens of a window (default: 512, or what the model takes)")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=str(TINY),
+        help="a checkpoint, path or Hub id (default: the small model that comes with pace)",
+    )
+    parser.add_argument(
+        "--text", required=True, metavar="FILE", help='the text; of a .jsonl file each line is a text, {"text": "..."}'
+    )
+    parser.add_argument(
+        "--against",
+        metavar="DTYPE_OR_MODEL",
+        help="what to compare with: bf16, fp16 or fp32 for the same checkpoint in that dtype, or another one of the same tokenizer",
+    )
+    parser.add_argument(
+        "--context", type=count, metavar="N", help="tokens of a window (default: 512, or what the model takes)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    add_loading_arguments(parser.add_argument_group("loading", "the model, not what it is compared with, is loaded with these dtypes and this quantisation"))
+    add_loading_arguments(
+        parser.add_argument_group(
+            "loading", "the model, not what it is compared with, is loaded with these dtypes and this quantisation"
+        )
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,7 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     texts = read_texts(arguments.text)
     model, reference = load_model(arguments), _load_reference(arguments)
     result = evaluate(model, texts, reference, arguments.context)
-    print(json.dumps({"model": arguments.model, "against": arguments.against, **asdict(result)}) if arguments.json else result)
+    print(
+        json.dumps({"model": arguments.model, "against": arguments.against, **asdict(result)})
+        if arguments.json
+        else result
+    )
     return 0
 
 
@@ -39,6 +61,10 @@ def _load_reference(arguments: argparse.Namespace):
     if arguments.against in DTYPES:
         reference = load_model(arguments, dtype=arguments.against, **plain)
         if is_quantized(reference):
-            raise ValueError(f"{arguments.model} is quantised as it is stored, so --against {arguments.against} would compare it with itself; give the original checkpoint")
+            raise ValueError(
+                f"{arguments.model} is quantised as it is stored, so --against {arguments.against} would compare it with itself; give the original checkpoint"
+            )
         return reference
-    return load_model(arguments, model=arguments.against, dtype="bfloat16", tokenizer_name_or_path=None, revision=None, **plain)
+    return load_model(
+        arguments, model=arguments.against, dtype="bfloat16", tokenizer_name_or_path=None, revision=None, **plain
+    )

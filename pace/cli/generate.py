@@ -16,12 +16,24 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; `-`, or nothing in a pipe, reads stdin")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a question to a chat model: put the chat template around it")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the text to continue; `-`, or nothing in a pipe, reads stdin"
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a question to a chat model: put the chat template around it"
+    )
     parser.add_argument("--system", metavar="TEXT", help="with --chat: what the model is told first")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end: texts, token ids, finish reasons, metrics")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end: texts, token ids, finish reasons, metrics",
+    )
     parser.add_argument("--metrics", action="store_true", help="print a line of times and rates on stderr at the end")
-    parser.add_argument("--operators", action="store_true", help="print on stderr what ran each operator of the model, kernels or torch (see --backend)")
+    parser.add_argument(
+        "--operators",
+        action="store_true",
+        help="print on stderr what ran each operator of the model, kernels or torch (see --backend)",
+    )
     parser.set_defaults(parser=parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -67,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class TextWriter:
-    """Writes one text as it comes. Several samples come interleaved, and several beams at the end, so they are written when all are
-    done, each below a line `[number]`."""
+    """Writes one text as it comes. Several samples come interleaved, and several beams at the end, so they are written
+    when all are done, each below a line `[number]`."""
 
     def __init__(self, num_rows: int):
         self.texts = [""] * num_rows
@@ -90,7 +102,8 @@ class TextWriter:
 
 
 class JsonWriter:
-    """Writes one JSON object when everything is done, or when the user has stopped it (then without ids and metrics)."""
+    """Writes one JSON object when everything is done, or when the user has stopped it (then without ids and
+    metrics)."""
 
     def __init__(self, prompt: str):
         self.prompt = prompt
@@ -104,7 +117,12 @@ class JsonWriter:
 
     def interrupted(self) -> None:
         rows = sorted(self.texts)
-        self._write({"texts": [self.texts[row] for row in rows], "finish_reasons": [self.finish_reasons.get(row, "cancelled") for row in rows]})
+        self._write(
+            {
+                "texts": [self.texts[row] for row in rows],
+                "finish_reasons": [self.finish_reasons.get(row, "cancelled") for row in rows],
+            }
+        )
 
     def finished(self, output: GenerateOutput) -> None:
         result = {
@@ -116,7 +134,9 @@ class JsonWriter:
         if output.logprobs is not None:
             result["logprobs"] = [[dataclasses.asdict(token) for token in row] for row in output.logprobs]
         if output.prompt_logprobs is not None:
-            result["prompt_logprobs"] = [[token and dataclasses.asdict(token) for token in row] for row in output.prompt_logprobs]
+            result["prompt_logprobs"] = [
+                [token and dataclasses.asdict(token) for token in row] for row in output.prompt_logprobs
+            ]
         if output.sequence_scores is not None:
             result["sequence_scores"] = output.sequence_scores
         self._write(result)

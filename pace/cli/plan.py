@@ -11,9 +11,21 @@ from pace.cli.arguments import add_kv_cache_dtype_argument, add_quantization_arg
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL_OR_SHAPE", help="a checkpoint (path, .gguf file or Hub id: no weights are read), or a shape of `pace bench --list`")
-    parser.add_argument("--prompt", type=count, default=512, metavar="N", help="tokens of the prompt that speeds are told for (default: 512)")
-    parser.add_argument("--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)")
+    parser.add_argument(
+        "model",
+        metavar="MODEL_OR_SHAPE",
+        help="a checkpoint (path, .gguf file or Hub id: no weights are read), or a shape of `pace bench --list`",
+    )
+    parser.add_argument(
+        "--prompt",
+        type=count,
+        default=512,
+        metavar="N",
+        help="tokens of the prompt that speeds are told for (default: 512)",
+    )
+    parser.add_argument(
+        "--context", type=count, metavar="N", help="tokens of each sequence that decodes (default: those of the prompt)"
+    )
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="sequences decoded at once (default: 1)")
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
@@ -27,27 +39,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pace.bench import plan
     from pace.bench.shapes import SHAPES, hint_of_shape
-    from pace.memory import available_memory_bytes
     from pace.llm.models.hf_utils import find_checkpoint, read_config_json
+    from pace.memory import available_memory_bytes
 
     config, found = SHAPES.get(arguments.model), None
     if config is None:
         with hint_of_shape(arguments.model):
             found = find_checkpoint(
-                arguments.model, arguments.revision, cache_dir=arguments.cache_dir, local_files_only=arguments.local_files_only, weights=False, progress=False
+                arguments.model,
+                arguments.revision,
+                cache_dir=arguments.cache_dir,
+                local_files_only=arguments.local_files_only,
+                weights=False,
+                progress=False,
             )
         config = read_config_json(found)
     elif arguments.revision is not None:
-        raise ValueError(f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions")
+        raise ValueError(
+            f"--revision {arguments.revision}: {arguments.model!r} is a shape of `pace bench --list`, which has no revisions"
+        )
     available, limits = available_memory_bytes(), plan.machine_limits(arguments.num_threads)
     with nullcontext() if found is None else plan.quantized_tensors(found, config) as tensors:
         plans = plan.plan(
-            config, limits, available, arguments.prompt, arguments.context, arguments.batch, arguments.kv_cache_dtype, arguments.quantization, tensors
+            config,
+            limits,
+            available,
+            arguments.prompt,
+            arguments.context,
+            arguments.batch,
+            arguments.kv_cache_dtype,
+            arguments.quantization,
+            tensors,
         )
     if arguments.json:
-        print(json.dumps({"model": arguments.model, "available_bytes": available, "limits": asdict(limits), "plans": [asdict(p) for p in plans]}))
+        print(
+            json.dumps(
+                {
+                    "model": arguments.model,
+                    "available_bytes": available,
+                    "limits": asdict(limits),
+                    "plans": [asdict(p) for p in plans],
+                }
+            )
+        )
         return 0
-    print(f"{arguments.model} on {limits.isa}, {limits.threads} threads: {limits.read_gb_s:.1f} GB/s read, {limits.fma_gflops:.0f} GFLOPS, {_gib(available)} available")
+    print(
+        f"{arguments.model} on {limits.isa}, {limits.threads} threads: {limits.read_gb_s:.1f} GB/s read, {limits.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
+    )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
     print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'longest text':>14}{'prefill':>13}{'decode':>13}")
     for p in plans:
@@ -57,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
         )
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
-    print(f"speeds are predictions for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them")
+    print(
+        f"speeds are predictions for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them"
+    )
     print("a model takes half of the memory that is left for texts unless it is told more (--kv-cache-bytes)")
     return 0
 

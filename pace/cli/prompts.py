@@ -11,7 +11,9 @@ def encode_chat(tokenizer, messages: list[dict[str, str]]) -> list[int]:
     Raises: ValueError where the tokenizer has no template.
     """
     if getattr(tokenizer, "chat_template", None) is None:
-        raise ValueError("this tokenizer has no chat template, so the model was not made for conversations; give it plain text with `pace generate`")
+        raise ValueError(
+            "this tokenizer has no chat template, so the model was not made for conversations; give it plain text with `pace generate`"
+        )
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 

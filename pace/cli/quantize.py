@@ -13,17 +13,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a checkpoint of floats, path or Hub id")
     parser.add_argument("out", metavar="OUT", help="the directory to write, which must not exist yet")
     parser.add_argument("--format", default="int4", metavar="NAME", help="int4 (default) or int8")
-    parser.add_argument("--group", type=count, metavar="N", help="weights that share a scale, a multiple of 16 (default: 64 of int4, a row of int8)")
-    parser.add_argument("--calibrate", metavar="FILE", help='a text like those that the model is for; of a .jsonl file each line is one, {"text": "..."}')
-    parser.add_argument("--method", metavar="NAME", help="rtn, gptq, awq, smoothquant, awq+gptq (default of int4), smoothquant+gptq; of int8: smoothquant")
-    parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, help="gptq rounds the columns with the largest inputs first (default), or in their own order")
-    parser.add_argument("--keep", dest="overrides", action="append", default=[], metavar="PATTERN", help="modules to leave as floats, as *.down_proj or lm_head; may be given several times")
-    parser.add_argument("--context", type=count, metavar="N", help="tokens of a window of the text (default: 512, or what the model takes)")
-    parser.add_argument("--tokens", dest="max_tokens", type=count, metavar="N", help="of the text to calibrate on (default: 32768)")
-    parser.add_argument("--no-report", dest="report", action="store_false", help="do not compare the result with bfloat16 on a part of the text")
+    parser.add_argument(
+        "--group",
+        type=count,
+        metavar="N",
+        help="weights that share a scale, a multiple of 16 (default: 64 of int4, a row of int8)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help='a text like those that the model is for; of a .jsonl file each line is one, {"text": "..."}',
+    )
+    parser.add_argument(
+        "--method",
+        metavar="NAME",
+        help="rtn, gptq, awq, smoothquant, awq+gptq (default of int4), smoothquant+gptq; of int8: smoothquant",
+    )
+    parser.add_argument(
+        "--act-order",
+        action=argparse.BooleanOptionalAction,
+        help="gptq rounds the columns with the largest inputs first (default), or in their own order",
+    )
+    parser.add_argument(
+        "--keep",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="modules to leave as floats, as *.down_proj or lm_head; may be given several times",
+    )
+    parser.add_argument(
+        "--context",
+        type=count,
+        metavar="N",
+        help="tokens of a window of the text (default: 512, or what the model takes)",
+    )
+    parser.add_argument(
+        "--tokens", dest="max_tokens", type=count, metavar="N", help="of the text to calibrate on (default: 32768)"
+    )
+    parser.add_argument(
+        "--no-report",
+        dest="report",
+        action="store_false",
+        help="do not compare the result with bfloat16 on a part of the text",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
-    parser.add_argument("--tokenizer", dest="tokenizer_name_or_path", metavar="PATH_OR_HUB_ID", help="where it is not with the model")
+    parser.add_argument(
+        "--tokenizer", dest="tokenizer_name_or_path", metavar="PATH_OR_HUB_ID", help="where it is not with the model"
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--cache-dir", metavar="DIR", help="where downloads are kept")
     parser.add_argument("--local-files-only", action="store_true", help="download nothing")

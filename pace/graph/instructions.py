@@ -1,7 +1,7 @@
 """What a recorded forward pass is made of: values, and instructions that read and write them.
 
-A `Value` is written by one instruction, except that instructions on heads change theirs in place. Fields named in `outputs`
-are written; every other field that holds values is read.
+A `Value` is written by one instruction, except that instructions on heads change theirs in place. Fields named in
+`outputs` are written; every other field that holds values is read.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class StoreKv(Instruction):
 
 @dataclass(frozen=True)
 class Preparation:
-    """What attention does before: normalises and rotates queries and keys, each where asked, and stores keys and values."""
+    """What attention does before: normalises and rotates queries and keys, each where asked, and stores keys and
+    values."""
 
     k: Heads
     v: Heads

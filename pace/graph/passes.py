@@ -1,11 +1,23 @@
-"""Rewrites of a recorded forward pass, each from a list of instructions to a list that computes the same bits; and the plan of its buffers."""
+"""Rewrites of a recorded forward pass, each from a list of instructions to a list that computes the same bits; and the
+plan of its buffers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from pace.graph.instructions import Attention, Heads, Instruction, Linear, Norm, NormHeads, Preparation, RotateHeads, StoreKv, Value
+from pace.graph.instructions import (
+    Attention,
+    Heads,
+    Instruction,
+    Linear,
+    Norm,
+    NormHeads,
+    Preparation,
+    RotateHeads,
+    StoreKv,
+    Value,
+)
 
 
 def optimise(instructions: list[Instruction]) -> list[Instruction]:
@@ -15,8 +27,8 @@ def optimise(instructions: list[Instruction]) -> list[Instruction]:
 def fuse_norms(instructions: list[Instruction]) -> list[Instruction]:
     """A norm that only linears read becomes part of each of them: one barrier less.
 
-    Where two linears read it (the attention and the MLP of a parallel block), it is computed twice, which costs less than waiting
-    for it once."""
+    Where two linears read it (the attention and the MLP of a parallel block), it is computed twice, which costs less
+    than waiting for it once."""
     readers = defaultdict(list)
     for instruction in instructions:
         for value in instruction.reads():
@@ -24,7 +36,9 @@ def fuse_norms(instructions: list[Instruction]) -> list[Instruction]:
     fused: dict[Value, Norm] = {}
     result: list[Instruction] = []
     for instruction in instructions:
-        if isinstance(instruction, Norm) and all(_is_input(reader, instruction.out) for reader in readers[instruction.out]):
+        if isinstance(instruction, Norm) and all(
+            _is_input(reader, instruction.out) for reader in readers[instruction.out]
+        ):
             fused[instruction.out] = instruction
         elif isinstance(instruction, Linear) and instruction.x in fused:
             norm = fused[instruction.x]
@@ -39,9 +53,11 @@ def _is_input(reader: Instruction, value: Value) -> bool:
 
 
 def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
-    """What is done to queries and keys, and storing keys and values, becomes part of the attention that follows: one barrier less.
+    """What is done to queries and keys, and storing keys and values, becomes part of the attention that follows: one
+    barrier less.
 
-    Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, in this order, each optional."""
+    Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, in this order, each
+    optional."""
     result: list[Instruction] = []
     for instruction in instructions:
         if not isinstance(instruction, Attention) or not result or not isinstance(result[-1], StoreKv):
@@ -49,7 +65,9 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
             continue
         store = result.pop()
         before: list[NormHeads | RotateHeads] = []
-        while result and isinstance(result[-1], (NormHeads, RotateHeads)) and result[-1].heads in (instruction.q, store.k):
+        while (
+            result and isinstance(result[-1], (NormHeads, RotateHeads)) and result[-1].heads in (instruction.q, store.k)
+        ):
             before.insert(0, result.pop())
         preparation = _preparation(instruction.q, store, before)
         if preparation and store.layer == instruction.layer:
@@ -73,12 +91,15 @@ def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]
     rotations = {turn and turn.rotation for turn in turns}
     if expected or len(rotations) > 1:
         return None
-    return Preparation(store.k, store.v, query_norm and query_norm.parameters, key_norm and key_norm.parameters, rotations.pop())
+    return Preparation(
+        store.k, store.v, query_norm and query_norm.parameters, key_norm and key_norm.parameters, rotations.pop()
+    )
 
 
 @dataclass(frozen=True)
 class BufferPlan:
-    """Where values live: `number[value]` is a buffer of `widths[number]` floats per token, which several values use in turn."""
+    """Where values live: `number[value]` is a buffer of `widths[number]` floats per token, which several values use in
+    turn."""
 
     widths: list[int]
     number: dict[Value, int]
@@ -120,4 +141,9 @@ def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
 
 def _may_replace_residual(linear: Linear, index: int, last_use: dict[Value, int]) -> bool:
     residual = linear.residual
-    return residual is not None and last_use[residual] == index and residual is not linear.x and residual.per_token == linear.out.per_token
+    return (
+        residual is not None
+        and last_use[residual] == index
+        and residual is not linear.x
+        and residual.per_token == linear.out.per_token
+    )

@@ -31,8 +31,8 @@ class Recordable(Protocol):
 class Program:
     """`run(batch, angles)` gives the logits that `model.compute(native, batch, angles)` would, bit for bit.
 
-    Recorded for the instruction set in use and for the weights' memory as it is: a model is recorded after it is loaded, and
-    kept alive by the program. May be called from several threads, which take turns."""
+    Recorded for the instruction set in use and for the weights' memory as it is: a model is recorded after it is
+    loaded, and kept alive by the program. May be called from several threads, which take turns."""
 
     def __init__(self, model: Recordable, num_layers: int, angles_half: int):
         """`angles_half`: pairs of each head that the model rotates; 0 for none."""
@@ -127,10 +127,27 @@ def _lower(instructions: list[ir.Instruction], result: ir.Value) -> _C.Program:
             case ir.Linear(out, x, weight, bias, activation, residual, parameters):
                 code, added = ACTIVATION_CODES[activation], None if residual is None else value(residual)
                 program.linear(
-                    value(out), value(x), norm(parameters), weight.address, weight.order_address, _address(bias), code, added
+                    value(out),
+                    value(x),
+                    norm(parameters),
+                    weight.address,
+                    weight.order_address,
+                    _address(bias),
+                    code,
+                    added,
                 )
             case ir.Attention(out, q, layer, scale, window, softcap, ir.Preparation(k, v) as before):
-                program.attention(value(out), heads(q), heads(k), heads(v), preparation(before), layer, scale, window or 0, softcap or 0.0)
+                program.attention(
+                    value(out),
+                    heads(q),
+                    heads(k),
+                    heads(v),
+                    preparation(before),
+                    layer,
+                    scale,
+                    window or 0,
+                    softcap or 0.0,
+                )
             case _:
                 raise NotImplementedError(f"a program cannot do {instruction}")
     return program

@@ -1,7 +1,7 @@
 """`Tracer`: stands in for `pace.ops.native` while a model's forward runs, and records what it is asked for.
 
-The model's code sees symbols where it would see tensors. They can do what models do to tensors outside of `ops`: be cut into
-heads, indexed by the rows whose logits are wanted, and added.
+The model's code sees symbols where it would see tensors. They can do what models do to tensors outside of `ops`: be cut
+into heads, indexed by the rows whose logits are wanted, and added.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Rows:
 
     def __getitem__(self, rows: LogitRows) -> Rows:
         if not isinstance(rows, LogitRows):
-            raise NotImplementedError(f"a recorded matrix can be indexed by the batch's logit_rows alone, not by {rows!r}")
+            raise NotImplementedError(
+                f"a recorded matrix can be indexed by the batch's logit_rows alone, not by {rows!r}"
+            )
         out = Value(self.value.columns, per_token=False)
         return self.tracer.record(GatherRows(out, self.value))
 
@@ -91,7 +93,9 @@ class Rows:
 
     def unflatten(self, dim: int, sizes: tuple[int, int]) -> HeadRows:
         if dim != 1 or sizes[0] * sizes[1] != self.value.columns:
-            raise NotImplementedError(f"{self.value.columns} columns can be cut into heads only, not along {dim} into {sizes}")
+            raise NotImplementedError(
+                f"{self.value.columns} columns can be cut into heads only, not along {dim} into {sizes}"
+            )
         return HeadRows(Heads(self.value, 0, *sizes))
 
 
@@ -121,7 +125,9 @@ class Tracer:
         return Rows(self, instruction.out)
 
     def __getattr__(self, name: str) -> Any:
-        raise NotImplementedError(f"the operation {name!r} cannot be recorded yet; load the model with backend='native-eager'")
+        raise NotImplementedError(
+            f"the operation {name!r} cannot be recorded yet; load the model with backend='native-eager'"
+        )
 
     def embedding(self, ids: Ids, weight: PackedWeight) -> Rows:
         return self.record(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
@@ -161,7 +167,13 @@ class Tracer:
         self.instructions.append(StoreKv(k.heads, v.heads, layer))
 
     def attention(
-        self, q: HeadRows, layer: int, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
+        self,
+        q: HeadRows,
+        layer: int,
+        spans: Spans,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Rows:
         out = Value(q.heads.count * q.heads.head_dim)
         return self.record(Attention(out, q.heads, layer, scale, window, softcap))

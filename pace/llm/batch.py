@@ -13,15 +13,18 @@ BLOCK_SIZE = 16
 """Positions in one key/value block; the kernels compute the scores of a block as one 16-wide product."""
 
 CACHE_WAY_BYTES = 64 << 10
-"""Blocks that are a multiple of this apart fall into the same few sets of caches and TLB, which then hold only some of them."""
+"""Blocks that are a multiple of this apart fall into the same few sets of caches and TLB, which then hold only some of
+them."""
 BLOCK_PADDING = 4096 + 64
-"""A page and a line: at 16k positions of 1B's shape attention read 14.3 GB/s with it on one thread, 10.9 without (avx2 on Zen 4)."""
+"""A page and a line: at 16k positions of 1B's shape attention read 14.3 GB/s with it on one thread, 10.9 without (avx2
+on Zen 4)."""
 
 
 @dataclass(frozen=True)
 class KVSpec:
-    """The cache that a model needs: `num_layers` times `num_kv_heads` keys and values of `head_dim` elements of `dtype`: a float
-    dtype, or int8, in which each head of each position has a float32 scale for its key and one for its value."""
+    """The cache that a model needs: `num_layers` times `num_kv_heads` keys and values of `head_dim` elements of
+    `dtype`: a float dtype, or int8, in which each head of each position has a float32 scale for its key and one for its
+    value."""
 
     num_layers: int
     num_kv_heads: int
@@ -57,17 +60,21 @@ class KVSpec:
     @property
     def _part_bytes(self) -> list[int]:
         """Of one layer's keys and values in one block, with their scales."""
-        return [self.num_kv_heads * (math.prod(shape) * self.dtype.itemsize + self._scale_bytes) for shape in self._shapes]
+        return [
+            self.num_kv_heads * (math.prod(shape) * self.dtype.itemsize + self._scale_bytes) for shape in self._shapes
+        ]
 
     def allocate(self, num_blocks: int) -> list[KVBlocks]:
         """One `KVBlocks` per layer, in memory of their own; see `reserve`."""
         return self.layers(self.reserve(num_blocks))
 
     def reserve(self, num_blocks: int) -> torch.Tensor:
-        """uint8 `[num_blocks, block_bytes]`, contents undefined (positions not yet stored are never read into a result).
+        """uint8 `[num_blocks, block_bytes]`, contents undefined (positions not yet stored are never read into a
+        result).
 
-        Memory is taken when a position is written, and a block's keys and values of all layers lie together: so the cache can be on
-        huge pages and yet grow with the text, and a block is copied at once. On pages of 4 KB decode attention took up to 1.4 times as long.
+        Memory is taken when a position is written, and a block's keys and values of all layers lie together: so the
+        cache can be on huge pages and yet grow with the text, and a block is copied at once. On pages of 4 KB decode
+        attention took up to 1.4 times as long.
         Raises OSError where there are no addresses."""
         memory = reserve(num_blocks * self.block_bytes, huge_pages=True)
         return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
@@ -82,7 +89,8 @@ class KVSpec:
         return [KVBlocks(*layer) for layer in zip(keys, values, key_scales, value_scales)]
 
     def _cut(self, part: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The heads of `shape` in one layer's bytes `[num_blocks, bytes]`, and the scales `[num_blocks, Hkv, 16]` behind each."""
+        """The heads of `shape` in one layer's bytes `[num_blocks, bytes]`, and the scales `[num_blocks, Hkv, 16]`
+        behind each."""
         heads = part.unflatten(1, (self.num_kv_heads, -1))
         num_bytes = heads.shape[2] - self._scale_bytes
         elements = heads[..., :num_bytes].view(self.dtype).unflatten(2, shape)
@@ -93,8 +101,8 @@ class KVSpec:
 class KVBlocks:
     """One layer's cache: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = D rounded up to 16.
 
-    In int8 an element stands for itself times its position's scale, in float32 `[num_blocks, Hkv, 16]`; the scales of a head of a
-    block lie right behind its elements, so that they are read with them."""
+    In int8 an element stands for itself times its position's scale, in float32 `[num_blocks, Hkv, 16]`; the scales of a
+    head of a block lie right behind its elements, so that they are read with them."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -111,8 +119,8 @@ class KVBlocks:
 class Spans:
     """Which tokens belong together, and where their past is. All int32.
 
-    Span s has the tokens `query_start[s] .. query_start[s + 1]`; its last token sits at position `kv_len[s] - 1`, and its
-    position p lives in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold anything.
+    Span s has the tokens `query_start[s] .. query_start[s + 1]`; its last token sits at position `kv_len[s] - 1`, and
+    its position p lives in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold anything.
     """
 
     query_start: torch.Tensor
@@ -132,8 +140,8 @@ class ForwardBatch:
     positions: torch.Tensor
     """int64 `[T]`, position of each token in its own sequence."""
     rope_lengths: torch.Tensor
-    """int64 `[T]`, `max(prompt length, position + 1)`: what dynamic and longrope scaling look at, so that the angle of a
-    token never depends on the chunk it came in."""
+    """int64 `[T]`, `max(prompt length, position + 1)`: what dynamic and longrope scaling look at, so that the angle of
+    a token never depends on the chunk it came in."""
     spans: Spans
     slots: torch.Tensor
     """int64 `[T]`, `block * 16 + position % 16`: where the token's key and value are stored."""

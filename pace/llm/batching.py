@@ -9,7 +9,8 @@ from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
 from pace.llm.sequence import Span
 
 _TABLE_STEP = 8
-"""The width of the block table grows in steps of this, so that decoding changes the shape every 128 tokens, not every 16."""
+"""The width of the block table grows in steps of this, so that decoding changes the shape every 128 tokens, not every
+16."""
 
 
 class BatchBuilder:

@@ -1,7 +1,7 @@
 """Beam search: several continuations of a prompt at once, of which the likeliest go on.
 
-The results are those of transformers (`GenerationMixin._beam_search`) for each prompt by itself. One round, with K beams and E
-end tokens:
+The results are those of transformers (`GenerationMixin._beam_search`) for each prompt by itself. One round, with K
+beams and E end tokens:
 
     choices     log-probabilities of what may follow each beam, as the processors leave them (not made to sum to 1 again)
     candidates  of all beams together the max(2, 1 + E) K likeliest texts, or as many drawn without replacement (do_sample)
@@ -9,13 +9,13 @@ end tokens:
                 join those of the rounds before, of which the K best stay
     running     the K likeliest candidates that do not stop are the next beams
 
-The search is over when nothing runs; when K have finished and early_stopping is True; or when K have finished and the likeliest beam
-would not be better than the worst of them: at its length now, or, with early_stopping="never" and a positive length_penalty, at
-the greatest length. Where bans leave less than K texts to go on with, the search goes on with those; transformers fills up with
-copies of log-probability -1e9.
+The search is over when nothing runs; when K have finished and early_stopping is True; or when K have finished and the
+likeliest beam would not be better than the worst of them: at its length now, or, with early_stopping="never" and a
+positive length_penalty, at the greatest length. Where bans leave less than K texts to go on with, the search goes on
+with those; transformers fills up with copies of log-probability -1e9.
 
-A beam is a sequence of the engine that is parked after every token. Beams that come of one beam share its blocks of the cache: a fork
-counts references, and only a block that is written while it is shared gets copied.
+A beam is a sequence of the engine that is parked after every token. Beams that come of one beam share its blocks of the
+cache: a fork counts references, and only a block that is written while it is shared gets copied.
 """
 
 from __future__ import annotations
@@ -70,8 +70,11 @@ class Ranking:
     wants_argmax_only = False
     takes_drafts = False
 
-    def __init__(self, processors: Processors, filters: list[Filter], num_kept: int | None, num_logprobs: int | None) -> None:
-        """`num_kept` likeliest tokens are kept, likeliest first; None for all, in the order of their ids, to draw from."""
+    def __init__(
+        self, processors: Processors, filters: list[Filter], num_kept: int | None, num_logprobs: int | None
+    ) -> None:
+        """`num_kept` likeliest tokens are kept, likeliest first; None for all, in the order of their ids, to draw
+        from."""
         self.processors = processors
         self.filters = filters
         self.num_kept = num_kept
@@ -84,7 +87,9 @@ class Ranking:
         own = None if self.num_logprobs is None else log_probabilities.numpy().copy()
         self.processors.process_(log_probabilities, tokens)
         if int(ops.argmax(log_probabilities[None])[0]) < 0:
-            raise ValueError(f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token")
+            raise ValueError(
+                f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token"
+            )
         for keep_ in self.filters:
             keep_(ops, log_probabilities)
         numbers = log_probabilities.numpy()
@@ -93,13 +98,16 @@ class Ranking:
             self.choices = Choices(len(tokens), kept, numbers[kept], own=numbers[:0], top=())
         else:
             best = largest(own, self.num_logprobs)
-            self.choices = Choices(len(tokens), kept, numbers[kept], own[kept], tuple(zip(best.tolist(), own[best].tolist())))
+            self.choices = Choices(
+                len(tokens), kept, numbers[kept], own[kept], tuple(zip(best.tolist(), own[best].tolist()))
+            )
         return []
 
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A text of the search: one that goes on as a beam, or one that has ended. To stopping criteria it looks like a `Sequence`."""
+    """A text of the search: one that goes on as a beam, or one that has ended. To stopping criteria it looks like a
+    `Sequence`."""
 
     tokens: list[int]
     num_prompt_tokens: int
@@ -138,12 +146,18 @@ class State:
 class BeamSearch:
     """The search of one prompt, by `num_beams` sequences that it keeps in the engine until it is over.
 
-    `rows` are what it returns: sequences that are never computed, and get their tokens and `finish_reason` when the search is over, or
-    an `error`. The engine's lock guards everything else.
+    `rows` are what it returns: sequences that are never computed, and get their tokens and `finish_reason` when the
+    search is over, or an `error`. The engine's lock guards everything else.
     """
 
     def __init__(
-        self, prompt: list[int], max_length: int, config: SamplingConfig, stopping: StoppingCriteria, make_policy: Callable[[], Ranking], seed: int
+        self,
+        prompt: list[int],
+        max_length: int,
+        config: SamplingConfig,
+        stopping: StoppingCriteria,
+        make_policy: Callable[[], Ranking],
+        seed: int,
     ) -> None:
         """`max_length` counts prompt and generated tokens; `make_policy` is asked once for each beam."""
         self.prompt = prompt
@@ -167,10 +181,16 @@ class BeamSearch:
     # -- what the owner does -------------------------------------------------------------------------------------------
 
     def start(self, engine: Engine) -> None:
-        """Puts the prompt into the engine. The search goes on as long as someone steps, until it is over or cancelled."""
+        """Puts the prompt into the engine. The search goes on as long as someone steps, until it is over or
+        cancelled."""
         self._engine = engine
-        self._sequences = [Sequence(self.prompt, self.make_policy(), NeverStops(), self.max_length) for _ in range(self.config.num_beams)]
-        self._state = State(self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping)], []))
+        self._sequences = [
+            Sequence(self.prompt, self.make_policy(), NeverStops(), self.max_length)
+            for _ in range(self.config.num_beams)
+        ]
+        self._state = State(
+            self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping)], [])
+        )
         first = self._sequences[0]
         if self.config.prompt_logprobs is not None:
             first.policy, first.wanted_from = PromptLogprobs(first.policy, self.config.prompt_logprobs), 0
@@ -183,8 +203,8 @@ class BeamSearch:
             engine.between_steps.append(self.advance)
 
     def cancel(self) -> None:
-        """Ends the search with what it has found, the finished texts first, and frees its blocks. Harmless when it is over, or was
-        never started."""
+        """Ends the search with what it has found, the finished texts first, and frees its blocks. Harmless when it is
+        over, or was never started."""
         with self._engine.turn if self._sequences else nullcontext():
             if not self.is_over:
                 now = self._state.now
@@ -194,7 +214,8 @@ class BeamSearch:
     # -- what the engine does, between two steps -----------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Once everything that may follow the beams is known, decides which texts go on, and lets them. An exception ends this search alone."""
+        """Once everything that may follow the beams is known, decides which texts go on, and lets them. An exception
+        ends this search alone."""
         try:
             self._advance()
         except Exception as error:
@@ -252,17 +273,22 @@ class BeamSearch:
 
     def _candidates(self, running: list[Hypothesis], choices: list[Choices]) -> list[tuple[int, int]]:
         """(rank of the beam, index of the choice): the likeliest texts, likeliest first, or draws in their order."""
-        sums = np.concatenate([beam.log_probability + those.log_probabilities.astype(np.float64) for beam, those in zip(running, choices)])
+        sums = np.concatenate(
+            [beam.log_probability + those.log_probabilities.astype(np.float64) for beam, those in zip(running, choices)]
+        )
         if self.config.do_sample:
             picked = self._draw(sums, running[0].num_generated)
         else:
             picked = np.argsort(-sums, kind="stable")[: self.num_candidates].tolist()
         ends = np.cumsum([len(those.tokens) for those in choices])
         parents = np.searchsorted(ends, picked, side="right").tolist()
-        return [(parent, index - int(ends[parent]) + len(choices[parent].tokens)) for parent, index in zip(parents, picked)]
+        return [
+            (parent, index - int(ends[parent]) + len(choices[parent].tokens)) for parent, index in zip(parents, picked)
+        ]
 
     def _draw(self, sums: np.ndarray, num_generated: int) -> list[int]:
-        """`num_candidates` different indices, one after the other by exp(sums) of those left; less where no more are possible."""
+        """`num_candidates` different indices, one after the other by exp(sums) of those left; less where no more are
+        possible."""
         if not len(sums):
             return []
         weights = np.exp(sums - sums.max())
@@ -278,8 +304,12 @@ class BeamSearch:
     def _extend(self, beam: Hypothesis, choices: Choices, parent: int, index: int) -> Hypothesis:
         token = int(choices.tokens[index])
         log_probability = beam.log_probability + float(choices.log_probabilities[index])
-        logprobs = [*beam.logprobs, TokenLogprob(token, float(choices.own[index]), choices.top)] if len(choices.own) else []
-        hypothesis = Hypothesis([*beam.tokens, token], len(self.prompt), log_probability, beam.stopping.fork(), logprobs, parent)
+        logprobs = (
+            [*beam.logprobs, TokenLogprob(token, float(choices.own[index]), choices.top)] if len(choices.own) else []
+        )
+        hypothesis = Hypothesis(
+            [*beam.tokens, token], len(self.prompt), log_probability, beam.stopping.fork(), logprobs, parent
+        )
         hypothesis.finish_reason = hypothesis.stopping.stop_now(hypothesis)
         return hypothesis
 
@@ -300,7 +330,8 @@ class BeamSearch:
         return round.running[0].log_probability / length**config.length_penalty <= self._score(round.finished[-1])
 
     def _go_on(self, next: Round) -> None:
-        """Makes the sequences be the beams of the next round. Half done, it may be done again: from `State.next`, with an empty cache."""
+        """Makes the sequences be the beams of the next round. Half done, it may be done again: from `State.next`, with
+        an empty cache."""
         cache = self._engine.cache
         placed = self._assign(next.running)
         kept = [sequence for sequence, parent in placed if sequence is parent]
@@ -317,8 +348,8 @@ class BeamSearch:
         self._state = State([sequence for sequence, _ in placed], next)
 
     def _assign(self, running: list[Hypothesis]) -> list[tuple[Sequence, Sequence]]:
-        """For each hypothesis the sequence that will hold it, and that of its parent: the same for a parent's first child, so that its
-        blocks stay where they are; else one whose text does not go on."""
+        """For each hypothesis the sequence that will hold it, and that of its parent: the same for a parent's first
+        child, so that its blocks stay where they are; else one whose text does not go on."""
         beams = self._state.beams
         parents = [beams[hypothesis.parent] for hypothesis in running]
         free = [sequence for sequence in self._sequences if sequence not in parents]
@@ -328,8 +359,9 @@ class BeamSearch:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self, hypotheses: list[Hypothesis], reason: str | None = None) -> None:
-        """Gives the rows their texts, best first. With a `reason`, the search was broken off for it: a row for which there is no text is
-        then the prompt alone. Else raises ValueError where less was found than has to be returned."""
+        """Gives the rows their texts, best first. With a `reason`, the search was broken off for it: a row for which
+        there is no text is then the prompt alone. Else raises ValueError where less was found than has to be
+        returned."""
         if reason is None and len(hypotheses) < len(self.rows):
             raise ValueError(
                 f"beam search found {len(hypotheses)} texts and has to return num_return_sequences={len(self.rows)}: no more are possible; "
@@ -361,11 +393,14 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
     except OverflowError:
         is_fine = False
     if not is_fine:
-        raise ValueError(f"{argument('length_penalty')}={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0")
+        raise ValueError(
+            f"{argument('length_penalty')}={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0"
+        )
 
 
 class BeamBatch(Batch):
-    """The rows of one call with beams: of as many searches at once as run in a step with all their beams, and of one in any case."""
+    """The rows of one call with beams: of as many searches at once as run in a step with all their beams, and of one in
+    any case."""
 
     def __init__(self, engine: Engine, searches: Iterator[BeamSearch], feed: Feed, cancel: threading.Event) -> None:
         self._searches: list[BeamSearch] = []
@@ -379,7 +414,10 @@ class BeamBatch(Batch):
     def _has_room(self) -> bool:
         self._searches = [search for search in self._searches if not search.is_over]
         num_beams = sum(search.config.num_beams for search in self._searches)
-        return not num_beams or num_beams + self._searches[0].config.num_beams <= self.engine.scheduler.max_sequences_per_step
+        return (
+            not num_beams
+            or num_beams + self._searches[0].config.num_beams <= self.engine.scheduler.max_sequences_per_step
+        )
 
     def _submit(self, group: list[Sequence]) -> None:
         self._searches[-1].start(self.engine)

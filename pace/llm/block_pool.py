@@ -17,11 +17,13 @@ def num_blocks_of(num_tokens: int) -> int:
 
 
 class BlockPool:
-    """A block is free, held by one or more sequences, or *idle*: nobody holds it, but its content is kept for whoever may want it.
+    """A block is free, held by one or more sequences, or *idle*: nobody holds it, but its content is kept for whoever
+    may want it.
 
-    The memory is one allocation for all layers, made at first use and as large as the budget; the operating system gives it pages
-    only where a block is written. Free blocks are handed out lowest first and reused last-freed first, so that what stays resident
-    is the peak of what was in use. Where none is free, the block that has been idle for longest is taken.
+    The memory is one allocation for all layers, made at first use and as large as the budget; the operating system
+    gives it pages only where a block is written. Free blocks are handed out lowest first and reused last-freed first,
+    so that what stays resident is the peak of what was in use. Where none is free, the block that has been idle for
+    longest is taken.
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int, max_idle_blocks: int = 0) -> None:
@@ -36,7 +38,9 @@ class BlockPool:
         self._kept: set[int] = set()  # blocks whose content is not to be changed, and outlives their holders
         self._idle: dict[int, None] = {}  # those of them that nobody holds, longest idle first
         self._kv: list[KVBlocks] = []
-        self._bytes = np.empty((0, 0), np.uint8)  # [num_blocks, block_bytes], the same memory; empty while nothing is written
+        self._bytes = np.empty(
+            (0, 0), np.uint8
+        )  # [num_blocks, block_bytes], the same memory; empty while nothing is written
 
     @property
     def kv(self) -> list[KVBlocks]:
@@ -46,7 +50,9 @@ class BlockPool:
                 memory = self.spec.reserve(self.num_blocks)
             except (OSError, OverflowError, ValueError) as error:
                 num_bytes = self.num_blocks * self.spec.block_bytes
-                raise MemoryError(f"could not reserve {num_bytes} bytes of address space for the cache: {error}") from None
+                raise MemoryError(
+                    f"could not reserve {num_bytes} bytes of address space for the cache: {error}"
+                ) from None
             self._bytes, self._kv = memory.numpy(), self.spec.layers(memory)
         return self._kv
 
@@ -148,20 +154,28 @@ class BlockPool:
     # -- when something went wrong -------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Frees all blocks, in whatever state an interrupted call left them. New objects: a traceback may still hold a view of the old."""
+        """Frees all blocks, in whatever state an interrupted call left them. New objects: a traceback may still hold a
+        view of the old."""
         self._kept, self._idle = set(), {}
         self._references = array("i", [0]) * self.num_touched
         self._free = list(range(self.num_touched - 1, -1, -1))
 
     def check_integrity(self, held: Counter[int]) -> None:
-        """Raises AssertionError unless each block is held as often as `held` says, and is in exactly one of its states."""
+        """Raises AssertionError unless each block is held as often as `held` says, and is in exactly one of its
+        states."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         assert len(self._references) == self.num_touched <= self.num_blocks
         for block, count in enumerate(self._references):
             assert count == held[block], f"block {block} counts {count} holders and has {held[block]}"
-            states = [name for name, is_so in (("held", count > 0), ("free", block in free), ("idle", block in self._idle)) if is_so]
+            states = [
+                name
+                for name, is_so in (("held", count > 0), ("free", block in free), ("idle", block in self._idle))
+                if is_so
+            ]
             assert len(states) == 1, f"block {block} is {' and '.join(states) or 'nowhere'}"
         assert not held or max(held) < self.num_touched, "a sequence holds a block that was never handed out"
         assert set(self._idle) <= self._kept and not self._kept & free, "a block is free whose content is kept"
-        assert len(self._idle) <= self.max_idle_blocks, f"{len(self._idle)} blocks are idle, and {self.max_idle_blocks} may be"
+        assert len(self._idle) <= self.max_idle_blocks, (
+            f"{len(self._idle)} blocks are idle, and {self.max_idle_blocks} may be"
+        )

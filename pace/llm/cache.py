@@ -1,4 +1,5 @@
-"""Keys and values in blocks of 16 positions: what sequences do with them, whatever the policy by which their room grows."""
+"""Keys and values in blocks of 16 positions: what sequences do with them, whatever the policy by which their room
+grows."""
 
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ from pace.llm.sequence import Sequence
 from pace.naming import argument
 
 PREFIX_SHARE = 0.25
-"""Of the budget, the part that the beginnings of texts which have ended may take where nobody says: the rest stays with the system until
-texts that are at work want it."""
+"""Of the budget, the part that the beginnings of texts which have ended may take where nobody says: the rest stays with
+the system until texts that are at work want it."""
 
 
 class CacheManager:
-    """The cache of all sequences of one model: a pool of blocks, a policy by which a sequence gets them, and the prefix cache.
+    """The cache of all sequences of one model: a pool of blocks, a policy by which a sequence gets them, and the prefix
+    cache.
 
-    A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager and its
-    parts alone change `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the engine calls it under its lock.
+    A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager
+    and its parts alone change `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the engine calls it
+    under its lock.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class CacheManager:
         prefix_cache_bytes: int | None = 0,
         rope_regime: Callable[[int], int] = lambda length: 0,
     ) -> None:
-        """`bmc_rows`: the r of "bmc", None for `balanced_rows`. `prefix_cache_bytes`: what the prefix cache may keep in blocks that no
-        sequence holds; 0 for no prefix cache, None for PREFIX_SHARE of the budget where the policy shares blocks. `rope_regime`: the model's.
+        """`bmc_rows`: the r of "bmc", None for `balanced_rows`. `prefix_cache_bytes`: what the prefix cache may keep in
+        blocks that no sequence holds; 0 for no prefix cache, None for PREFIX_SHARE of the budget where the policy
+        shares blocks. `rope_regime`: the model's.
 
         Raises ValueError where the budget holds no block, and for options that do not go together."""
         self.spec = spec
@@ -50,9 +54,13 @@ class CacheManager:
         if prefix_cache_bytes is None:
             prefix_cache_bytes = int(PREFIX_SHARE * budget_bytes) if kv_cache_type == KVCacheType.PAGED else 0
         elif prefix_cache_bytes > budget_bytes:
-            raise ValueError(f"{argument('prefix_cache_bytes')}={prefix_cache_bytes} is a part of {argument('kv_cache_bytes')}, which is {budget_bytes} here; lower it, or raise that")
+            raise ValueError(
+                f"{argument('prefix_cache_bytes')}={prefix_cache_bytes} is a part of {argument('kv_cache_bytes')}, which is {budget_bytes} here; lower it, or raise that"
+            )
         elif 0 < prefix_cache_bytes < spec.block_bytes:
-            raise ValueError(f"{argument('prefix_cache_bytes')}={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none")
+            raise ValueError(
+                f"{argument('prefix_cache_bytes')}={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none"
+            )
         self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
         self.policy = _policy(kv_cache_type, bmc_rows, self.pool)
         self.prefix = PrefixCache(self.pool, rope_regime) if prefix_cache_bytes else NoPrefixCache()
@@ -103,8 +111,9 @@ class CacheManager:
     # -- what sequences do ---------------------------------------------------------------------------------------------
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing changed,
-        where the pool has too few free blocks. Blocks to be written that others hold as well are copied first."""
+        """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing
+        changed, where the pool has too few free blocks. Blocks to be written that others hold as well are copied
+        first."""
         return self.policy.reserve(sequence, num_tokens)
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
@@ -112,12 +121,13 @@ class CacheManager:
         return self.policy.blocks_needed(sequence, num_tokens)
 
     def reuse(self, sequence: Sequence) -> None:
-        """Takes what is known of the sequence's tokens from the prefix cache: then more of them are computed than before. At least
-        those whose logits are wanted are left."""
+        """Takes what is known of the sequence's tokens from the prefix cache: then more of them are computed than
+        before. At least those whose logits are wanted are left."""
         self.prefix.reuse(sequence)
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
-        """Declares the first `num_tokens` positions computed. What was written beyond them (rejected drafts) is void."""
+        """Declares the first `num_tokens` positions computed. What was written beyond them (rejected drafts) is
+        void."""
         assert num_tokens <= len(sequence.block_table) * BLOCK_SIZE
         sequence.num_computed = num_tokens
 
@@ -133,7 +143,8 @@ class CacheManager:
             self.pool.give_back(sequence.block_table.pop())
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
-        """Gives `target`, which must hold no block, the first `num_tokens` computed positions of `source`; nothing is copied."""
+        """Gives `target`, which must hold no block, the first `num_tokens` computed positions of `source`; nothing is
+        copied."""
         assert not target.block_table and num_tokens <= source.num_computed
         for block in source.block_table[: num_blocks_of(num_tokens)]:
             self.pool.share(block)
@@ -147,8 +158,8 @@ class CacheManager:
     # -- when something went wrong -------------------------------------------------------------------------------------
 
     def reset(self, sequences: Iterable[Sequence]) -> None:
-        """Forgets everything, in whatever state an interrupted step left it: all blocks are free, and `sequences`, which must
-        be all that hold any, start again from their first token."""
+        """Forgets everything, in whatever state an interrupted step left it: all blocks are free, and `sequences`,
+        which must be all that hold any, start again from their first token."""
         for sequence in sequences:
             sequence.num_computed = 0
             sequence.block_table = array("i")  # a new one: the traceback may still hold a view of the old
@@ -156,32 +167,43 @@ class CacheManager:
         self.prefix.reset()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless each block is held exactly as often as `sequences` (all there are) hold it, and is in exactly one
-        state; each sequence has blocks, laid as its policy says, for what it has computed; and the prefix cache knows what it says."""
+        """Raises AssertionError unless each block is held exactly as often as `sequences` (all there are) hold it, and
+        is in exactly one state; each sequence has blocks, laid as its policy says, for what it has computed; and the
+        prefix cache knows what it says."""
         sequences = list(sequences)
         held: Counter[int] = Counter()
         for sequence in sequences:
             held.update(sequence.block_table)
-            assert 0 <= sequence.num_computed <= len(sequence.block_table) * BLOCK_SIZE, f"blocks are missing: {sequence}"
+            assert 0 <= sequence.num_computed <= len(sequence.block_table) * BLOCK_SIZE, (
+                f"blocks are missing: {sequence}"
+            )
             assert sequence.num_computed <= len(sequence.tokens), f"more computed than there are tokens: {sequence}"
             self.policy.check_layout(sequence.block_table)
         self.pool.check_integrity(held)
         self.prefix.check_integrity(sequences)
 
 
-def check_cache_options(kv_cache_type: KVCacheType | str, bmc_rows: int | None, prefix_cache_bytes: int | None) -> KVCacheType:
+def check_cache_options(
+    kv_cache_type: KVCacheType | str, bmc_rows: int | None, prefix_cache_bytes: int | None
+) -> KVCacheType:
     """The type. Raises ValueError or TypeError for one that is none, and for options that do not go with it."""
     names = [kind.value for kind in KVCacheType]
     if kv_cache_type not in names:
-        raise ValueError(f"{argument('kv_cache_type')} must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}")
+        raise ValueError(
+            f"{argument('kv_cache_type')} must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}"
+        )
     kind = KVCacheType(kv_cache_type)
     if bmc_rows is not None:
         if isinstance(bmc_rows, bool) or not isinstance(bmc_rows, int):
             raise TypeError(f"bmc_rows must be an int >= 1, or None to balance copying and memory; got {bmc_rows!r}")
         if bmc_rows < 1:
-            raise ValueError(f"{argument('bmc_rows')} must be an int >= 1, or None to balance copying and memory; got {bmc_rows}")
+            raise ValueError(
+                f"{argument('bmc_rows')} must be an int >= 1, or None to balance copying and memory; got {bmc_rows}"
+            )
         if kind != KVCacheType.BMC:
-            raise ValueError(f"{argument('bmc_rows')}={bmc_rows} is for {argument('kv_cache_type')}='bmc', and this is {kind.value!r}; leave it out")
+            raise ValueError(
+                f"{argument('bmc_rows')}={bmc_rows} is for {argument('kv_cache_type')}='bmc', and this is {kind.value!r}; leave it out"
+            )
     if prefix_cache_bytes and kind != KVCacheType.PAGED:
         raise ValueError(
             f"a prefix cache ({argument('prefix_cache_bytes')}={prefix_cache_bytes}) needs {argument('kv_cache_type')}='paged', where texts share blocks; "

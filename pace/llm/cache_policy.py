@@ -1,7 +1,8 @@
-"""How a sequence's room in the cache grows: block by block from anywhere, or as one run that moves when it is too short.
+"""How a sequence's room in the cache grows: block by block from anywhere, or as one run that moves when it is too
+short.
 
-Attention looks at blocks through a table and reads no position beyond a text's length, so the policies differ in what is copied and how much
-room is spare, and in nothing else: docs/cache.md has the costs.
+Attention looks at blocks through a table and reads no position beyond a text's length, so the policies differ in what
+is copied and how much room is spare, and in nothing else: docs/cache.md has the costs.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from pace.llm.block_pool import BlockPool, num_blocks_of
 from pace.llm.sequence import Sequence
 
 COPY_COST = 3.0
-"""Seconds to copy a byte of the cache over seconds in which decode attention reads one: copying reads and writes, on one thread.
-`benchmarks/cache.py` measures it."""
+"""Seconds to copy a byte of the cache over seconds in which decode attention reads one: copying reads and writes, on
+one thread. `benchmarks/cache.py` measures it."""
 
 
 class CachePolicy(Protocol):
-    """Decides which blocks of the pool a sequence gets. Changes `sequence.block_table`, and content only where it moves."""
+    """Decides which blocks of the pool a sequence gets. Changes `sequence.block_table`, and content only where it
+    moves."""
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
         """Free blocks without which `reserve` fails."""
         ...
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing changed, where
-        there is none. What others hold as well is left to them, and copied. A sequence that is alone in the pool can have all of it."""
+        """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing
+        changed, where there is none. What others hold as well is left to them, and copied. A sequence that is alone in
+        the pool can have all of it."""
         ...
 
     def check_layout(self, block_table: array) -> None:
@@ -45,7 +48,9 @@ class Paged:
         self.pool = pool
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        return max(0, num_blocks_of(num_tokens) - len(sequence.block_table)) + len(shared_and_written(self.pool, sequence))
+        return max(0, num_blocks_of(num_tokens) - len(sequence.block_table)) + len(
+            shared_and_written(self.pool, sequence)
+        )
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         pool, table = self.pool, sequence.block_table
@@ -68,11 +73,11 @@ class Paged:
 
 
 class Contiguous:
-    """Every sequence has one run of adjacent blocks. Where that is too short, or its end is shared, the text is copied once into a new
-    run, with rows to spare for what comes; until these are used up it grows in place, drafts included.
+    """Every sequence has one run of adjacent blocks. Where that is too short, or its end is shared, the text is copied
+    once into a new run, with rows to spare for what comes; until these are used up it grows in place, drafts included.
 
-    Balancing Memory and Compute (BMC, arXiv 2511.12031) with r spare rows; with r = 1 it is the growing by what is needed that it
-    is compared to ("dynamic"), where a row is a block of 16 positions at the least.
+    Balancing Memory and Compute (BMC, arXiv 2511.12031) with r spare rows; with r = 1 it is the growing by what is
+    needed that it is compared to ("dynamic"), where a row is a block of 16 positions at the least.
     """
 
     def __init__(self, pool: BlockPool, spare_rows: Callable[[int], int]) -> None:
@@ -91,10 +96,15 @@ class Contiguous:
             return True
         longest = max(num_tokens, min(sequence.max_length, num_tokens - 1 + self.spare_rows(num_tokens)))
         # Spare rows are a convenience: where there is no room for them, what is needed will do.
-        return any(self._move(sequence, size) or self._widen(sequence, size) for size in (num_blocks_of(longest), num_blocks_of(num_tokens)))
+        return any(
+            self._move(sequence, size) or self._widen(sequence, size)
+            for size in (num_blocks_of(longest), num_blocks_of(num_tokens))
+        )
 
     def check_layout(self, block_table: array) -> None:
-        assert all(after == before + 1 for before, after in itertools.pairwise(block_table)), f"blocks do not lie side by side: {list(block_table)}"
+        assert all(after == before + 1 for before, after in itertools.pairwise(block_table)), (
+            f"blocks do not lie side by side: {list(block_table)}"
+        )
 
     def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
         return num_blocks_of(num_tokens) <= len(sequence.block_table) and not shared_and_written(self.pool, sequence)
@@ -117,7 +127,8 @@ class Contiguous:
         return True
 
     def _widen(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Makes the run so long by taking free blocks next to it, those above first; if it needs some below, the text slides down."""
+        """Makes the run so long by taking free blocks next to it, those above first; if it needs some below, the text
+        slides down."""
         pool, old = self.pool, sequence.block_table
         if not old or self._is_shared(sequence):
             return False
@@ -127,7 +138,9 @@ class Contiguous:
         first = min(old[0], stop - num_blocks)
         pool.take_these(range(first, old[0]))
         pool.take_these(range(old[-1] + 1, first + num_blocks))
-        for index in range(num_blocks_of(sequence.num_computed) if first < old[0] else 0):  # upwards: a block's new place was left before
+        for index in range(
+            num_blocks_of(sequence.num_computed) if first < old[0] else 0
+        ):  # upwards: a block's new place was left before
             pool.copy(old[index], first + index)
         sequence.block_table = array("i", range(first, first + num_blocks))
         return True
@@ -136,8 +149,8 @@ class Contiguous:
 def balanced_rows(num_tokens: int) -> int:
     """The r of BMC for a text of n tokens: `sqrt(2 c n)`, with c = COPY_COST, in whole blocks.
 
-    A copy of n rows every r tokens costs c / r of the time that attention reads these rows in; r / 2 rows are spare on average, which is
-    r / 2n of the text's own. Their sum is least there. Derived in docs/cache.md."""
+    A copy of n rows every r tokens costs c / r of the time that attention reads these rows in; r / 2 rows are spare on
+    average, which is r / 2n of the text's own. Their sum is least there. Derived in docs/cache.md."""
     return BLOCK_SIZE * num_blocks_of(math.isqrt(int(2 * COPY_COST * num_tokens)))
 
 

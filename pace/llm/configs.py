@@ -21,8 +21,9 @@ logger = logging.getLogger("pace")
 
 
 class KVCacheType(str, enum.Enum):
-    """How a text's room for keys and values grows: as a run that moves whenever it is too short, as one with spare rows, or in blocks
-    of 16 positions from anywhere, which texts share. The results are the same; docs/cache.md compares them."""
+    """How a text's room for keys and values grows: as a run that moves whenever it is too short, as one with spare
+    rows, or in blocks of 16 positions from anywhere, which texts share. The results are the same; docs/cache.md
+    compares them."""
 
     DYNAMIC = "dynamic"
     BMC = "bmc"
@@ -30,7 +31,8 @@ class KVCacheType(str, enum.Enum):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Checks: each takes (what messages call the field, value) and returns the value in its canonical form, or raises an error that teaches.
+# Checks: each takes (what messages call the field, value) and returns the value in its canonical form, or raises an
+# error that teaches.
 
 
 def _integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callable[[str, Any], int]:
@@ -46,7 +48,9 @@ def _integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callab
     return check
 
 
-def _number(minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = "") -> Callable[[str, Any], float]:
+def _number(
+    minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = ""
+) -> Callable[[str, Any], float]:
     bracket = "(" if exclusive else "["
     bounds = "" if minimum == -math.inf and maximum == math.inf else f" in {bracket}{minimum:g}, {maximum:g}]"
     if maximum == math.inf and minimum != -math.inf:
@@ -87,7 +91,9 @@ def _token_list(name: str, value: Any) -> list[int]:
         value = value.tolist()
     ids = list(value) if isinstance(value, (list, tuple, set)) else [value]
     if not ids:
-        raise ValueError(f"{name} must name at least one token; leave it out for the model's own, or set {argument('ignore_eos', True)} for none")
+        raise ValueError(
+            f"{name} must name at least one token; leave it out for the model's own, or set {argument('ignore_eos', True)} for none"
+        )
     check = _integer(0, hint=f"; set {argument('ignore_eos', True)} to generate past the end token")
     return list(dict.fromkeys(check(name, token) for token in ids))
 
@@ -116,7 +122,9 @@ def _logit_bias(name: str, value: Any) -> dict[int, float]:
     for token, bias in value.items():
         token = _integer(0)(f"a token id in {name}", token)
         banned = isinstance(bias, float) and bias == -math.inf
-        checked[token] = bias if banned else _number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
+        checked[token] = (
+            bias if banned else _number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
+        )
     return checked
 
 
@@ -175,7 +183,8 @@ _NOT_IMPLEMENTED = (
     "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "num_beam_groups", "diversity_penalty", "constraints",
     "force_words_ids", "watermarking_config", "max_time", "dola_layers",
 )  # fmt: skip
-"""Fields of HF's GenerationConfig that change the text and that we do not have: named in a warning when a file sets them."""
+"""Fields of HF's GenerationConfig that change the text and that we do not have: named in a warning when a file sets
+them."""
 _NEUTRAL = (None, False, 0, 1, [], {})
 
 
@@ -183,21 +192,23 @@ _NEUTRAL = (None, False, 0, 1, [], {})
 class SamplingConfig:
     """How to pick tokens and when to stop: the names and meanings of HF's GenerationConfig, and of OpenAI's API.
 
-    Every field is checked when it is set, also by plain assignment (`config.top_k = 5`). `None` means "not set". A field
-    set by the caller beats the checkpoint's generation_config.json, which beats the default given here.
+    Every field is checked when it is set, also by plain assignment (`config.top_k = 5`). `None` means "not set". A
+    field set by the caller beats the checkpoint's generation_config.json, which beats the default given here.
 
     Raises: TypeError for an unknown field (naming the nearest known one) or a value of the wrong type, ValueError for a
     value out of range.
     """
 
     max_new_tokens: int | None = None
-    """Tokens to generate at most. Where nobody sets it or max_length: 256, or what the context still holds if that is less."""
+    """Tokens to generate at most. Where nobody sets it or max_length: 256, or what the context still holds if that is
+    less."""
     max_length: int | None = None
     """Prompt and generated tokens together; max_new_tokens beats it."""
     min_new_tokens: int = 0
     """End tokens are forbidden before this many."""
     do_sample: bool = False
-    """False takes the most likely token each time; temperature, top_k, top_p, min_p and typical_p then have no effect."""
+    """False takes the most likely token each time; temperature, top_k, top_p, min_p and typical_p then have no
+    effect."""
     temperature: float = 1.0
     """Divides the logits. 0 is accepted with do_sample=False only (it means greedy)."""
     top_k: int = 50
@@ -217,12 +228,14 @@ class SamplingConfig:
     no_repeat_ngram_size: int = 0
     """No run of this many tokens occurs twice in prompt and output; 0 is off."""
     num_beams: int = 1
-    """Texts that beam search follows at once; 1 is no beam search. With do_sample, candidates are drawn instead of the likeliest taken."""
+    """Texts that beam search follows at once; 1 is no beam search. With do_sample, candidates are drawn instead of the
+    likeliest taken."""
     length_penalty: float = 1.0
-    """In beam search, the log-probability of a text is divided by this power of its generated length: above 0 favours long
-    texts, below 0 short ones."""
+    """In beam search, the log-probability of a text is divided by this power of its generated length: above 0 favours
+    long texts, below 0 short ones."""
     early_stopping: bool | str = False
-    """In beam search, True ends it with num_beams finished texts, False when a better one is unlikely, "never" when none is possible."""
+    """In beam search, True ends it with num_beams finished texts, False when a better one is unlikely, "never" when
+    none is possible."""
     num_return_sequences: int = 1
     """Samples per prompt; with num_beams, so many of the best texts."""
     eos_token_id: int | list[int] | None = None
@@ -236,7 +249,8 @@ class SamplingConfig:
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these tokens; -inf bans."""
     seed: int | None = None
-    """Draws depend on the seed and the position alone, not on the batch. None takes one from torch's default generator."""
+    """Draws depend on the seed and the position alone, not on the batch. None takes one from torch's default
+    generator."""
     logprobs: int | bool | None = None
     """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
     They are of the model's own distribution: before temperature, penalties and filters."""
@@ -245,8 +259,8 @@ class SamplingConfig:
     ignore_eos: bool = False
     """Generate past end tokens."""
     logits_processors: list[Callable] | None = None
-    """Of `pace.llm.LogitsProcessor`, copied for every sequence, or callables as transformers' own: (input_ids LongTensor [1, S],
-    logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
+    """Of `pace.llm.LogitsProcessor`, copied for every sequence, or callables as transformers' own: (input_ids
+    LongTensor [1, S], logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())
@@ -255,8 +269,12 @@ class SamplingConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _CHECKS:
-            nearest = [known for known in _CHECKS if known.startswith(name)] or difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.0)
-            raise TypeError(f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}")
+            nearest = [known for known in _CHECKS if known.startswith(name)] or difflib.get_close_matches(
+                name, _CHECKS, n=1, cutoff=0.0
+            )
+            raise TypeError(
+                f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}"
+            )
         self._set(name, argument(name), value)
 
     def _set(self, name: str, called: str, value: Any) -> None:
@@ -293,7 +311,9 @@ class SamplingConfig:
     def merge_from(self, other: SamplingConfig) -> SamplingConfig:
         """Takes from `other` what is set there and not here; modifies and returns self. What is set here wins."""
         if not isinstance(other, SamplingConfig):
-            raise TypeError(f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of a dict")
+            raise TypeError(
+                f"merge_from takes a SamplingConfig, got {type(other).__name__}; SamplingConfig.from_dict makes one of a dict"
+            )
         for name in [name for name in _CHECKS if name in other.explicit_fields - self.explicit_fields]:
             if name in ("max_length", "max_new_tokens") and self.explicit_fields & {"max_length", "max_new_tokens"}:
                 continue  # the two are one wish
@@ -302,8 +322,9 @@ class SamplingConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "generation_config.json") -> SamplingConfig:
-        """A config from the fields of HF's GenerationConfig. Fields unknown to us are left out; those that would change the
-        text are named in one warning. Raises ValueError or TypeError that names `source` for values out of range."""
+        """A config from the fields of HF's GenerationConfig. Fields unknown to us are left out; those that would change
+        the text are named in one warning. Raises ValueError or TypeError that names `source` for values out of
+        range."""
         if not isinstance(values, Mapping):
             raise ValueError(f"{source} must hold a JSON object of fields, got {type(values).__name__}")
         config = cls()
@@ -313,7 +334,9 @@ class SamplingConfig:
             config._set(name, f"{source}: {name}", value)
         asked = [name for name in _NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
         if asked:
-            logger.warning("%s sets %s, which pace does not implement: generation goes without", source, ", ".join(asked))
+            logger.warning(
+                "%s sets %s, which pace does not implement: generation goes without", source, ", ".join(asked)
+            )
         return config
 
     @classmethod
@@ -324,7 +347,9 @@ class SamplingConfig:
         """
         file = os.path.join(path, "generation_config.json") if os.path.isdir(path) else os.fspath(path)
         if not os.path.isfile(file):
-            raise FileNotFoundError(f"no generation config at {file}; give a checkpoint directory that holds generation_config.json")
+            raise FileNotFoundError(
+                f"no generation config at {file}; give a checkpoint directory that holds generation_config.json"
+            )
         try:
             with open(file, encoding="utf-8") as stream:
                 values = json.load(stream)
@@ -333,29 +358,44 @@ class SamplingConfig:
         return cls.from_dict(values, source=file)
 
     def check_consistent(self, asked: Collection[str] | None = None) -> None:
-        """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without effect, of
-        the fields `asked` for by the caller (by default all that are set)."""
+        """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without
+        effect, of the fields `asked` for by the caller (by default all that are set)."""
         asked = self.explicit_fields if asked is None else asked
         if self.do_sample and self.temperature < _LEAST_TEMPERATURE:
-            raise ValueError(f"{argument('temperature')}={self.temperature:g} with {argument('do_sample', True)} divides by zero, or nearly; for the most likely token set {argument('do_sample', False)}")
+            raise ValueError(
+                f"{argument('temperature')}={self.temperature:g} with {argument('do_sample', True)} divides by zero, or nearly; for the most likely token set {argument('do_sample', False)}"
+            )
         if self.num_return_sequences > self.num_beams > 1:
-            raise ValueError(f"{argument('num_return_sequences')}={self.num_return_sequences} exceeds {argument('num_beams')}={self.num_beams}: beam search returns the best of its beams")
+            raise ValueError(
+                f"{argument('num_return_sequences')}={self.num_return_sequences} exceeds {argument('num_beams')}={self.num_beams}: beam search returns the best of its beams"
+            )
         if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
             raise ValueError(
                 f"{argument('num_return_sequences')}={self.num_return_sequences} without sampling would return the same text each time; "
                 f"set {argument('do_sample', True)}, or {argument('num_beams')}"
             )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(f"{argument('min_new_tokens')}={self.min_new_tokens} exceeds {argument('max_new_tokens')}={self.max_new_tokens}")
+            raise ValueError(
+                f"{argument('min_new_tokens')}={self.min_new_tokens} exceeds {argument('max_new_tokens')}={self.max_new_tokens}"
+            )
         idle = ["length_penalty", "early_stopping"] if self.num_beams == 1 else []
         if not self.do_sample and "do_sample" not in asked:
             idle += ["temperature", "top_k", "top_p", "min_p", "typical_p"]
         idle = [name for name in idle if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
         if idle:
-            logger.warning("%s set, but without effect: nothing looks at them with %s and %s=%d", ", ".join(map(argument, idle)), argument("do_sample", self.do_sample), argument("num_beams"), self.num_beams)
+            logger.warning(
+                "%s set, but without effect: nothing looks at them with %s and %s=%d",
+                ", ".join(map(argument, idle)),
+                argument("do_sample", self.do_sample),
+                argument("num_beams"),
+                self.num_beams,
+            )
 
 
 assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"
 SamplingConfig.__signature__ = inspect.Signature(
-    [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type) for field in fields(SamplingConfig)]
+    [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(SamplingConfig)
+    ]
 )

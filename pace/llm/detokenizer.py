@@ -18,11 +18,11 @@ class Detokenizer:
     """Follows one sequence of tokens; `text` only grows.
 
     A new token is decoded together with those of the piece before it, so that a space that belongs to it is kept, and a
-    character is held back until all of its bytes are there. What cannot become a character stays a replacement character,
-    given out once a later token ends it, or by `flush`.
+    character is held back until all of its bytes are there. What cannot become a character stays a replacement
+    character, given out once a later token ends it, or by `flush`.
 
-    Tokens that stand for one byte, `<0x0A>`, are held back as long as they follow each other: where one of a run is no part of
-    a character, such tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
+    Tokens that stand for one byte, `<0x0A>`, are held back as long as they follow each other: where one of a run is no
+    part of a character, such tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -22,9 +22,9 @@ class DraftMemory:
 class Drafter(Protocol):
     """Extends spans with proposed tokens before the step runs, and hears of what came of them.
 
-    A drafter may set `span.drafts` of spans that reach the end of their sequence's tokens and want one row of logits, after
-    `cache.reserve(sequence, end)` said that there is room, and as long as `sequence.max_length` is not passed. The sampler
-    keeps the proposals that agree with what it would have picked; the cache drops the rest.
+    A drafter may set `span.drafts` of spans that reach the end of their sequence's tokens and want one row of logits,
+    after `cache.reserve(sequence, end)` said that there is room, and as long as `sequence.max_length` is not passed.
+    The sampler keeps the proposals that agree with what it would have picked; the cache drops the rest.
     """
 
     def extend(self, spans: list[Span], cache: Any) -> None: ...

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pace.memory import format_bytes
 from pace.llm.batch import BLOCK_SIZE
 from pace.llm.batching import BatchBuilder
 from pace.llm.cache import CacheManager
@@ -16,8 +15,8 @@ from pace.llm.sampler import Sampler
 from pace.llm.scheduler import Scheduler
 from pace.llm.sequence import Sequence, Span
 from pace.llm.turns import TurnLock
+from pace.memory import format_bytes
 from pace.naming import argument
-
 
 MOST_PRIORITY = 100
 """Either way: how many may pass a sequence is bounded."""
@@ -26,15 +25,21 @@ MOST_PRIORITY = 100
 class Engine:
     """Composes the parts, and holds the lock that serialises them.
 
-    Any number of threads may submit sequences and call `step` until their own are done; each step advances the sequences of
-    all. The lock is held for one step at a time, in order of asking.
+    Any number of threads may submit sequences and call `step` until their own are done; each step advances the
+    sequences of all. The lock is held for one step at a time, in order of asking.
     """
 
     def __init__(
-        self, model: Any, ops: Any, cache: CacheManager, scheduler: Scheduler, drafter: Drafter | None = None, max_seq_len: int | None = None
+        self,
+        model: Any,
+        ops: Any,
+        cache: CacheManager,
+        scheduler: Scheduler,
+        drafter: Drafter | None = None,
+        max_seq_len: int | None = None,
     ) -> None:
-        """`model` has `forward(ops, batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and `rope_regime`; `scheduler` works on `cache`;
-        `max_seq_len` is at most the model's."""
+        """`model` has `forward(ops, batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and
+        `rope_regime`; `scheduler` works on `cache`; `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -45,7 +50,8 @@ class Engine:
         self.turn = TurnLock()
         self.max_seq_len = max_seq_len
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
-        """Tokens that one sequence may have: `max_seq_len` or the model's positions, or what the whole cache holds if that is less."""
+        """Tokens that one sequence may have: `max_seq_len` or the model's positions, or what the whole cache holds if
+        that is less."""
         self.between_steps: list[Callable[[], None]] = []
         """Called before each step, under the lock: what moves several sequences at once does it there (beam search)."""
         self._discarded: deque[Sequence] = deque()
@@ -61,7 +67,8 @@ class Engine:
         cache_options: dict[str, Any] | None = None,
         **limits: int,
     ) -> Engine:
-        """An engine with a cache of at most `cache_bytes`; `cache_options` are those of `CacheManager`, `limits` those of `Scheduler`."""
+        """An engine with a cache of at most `cache_bytes`; `cache_options` are those of `CacheManager`, `limits` those
+        of `Scheduler`."""
         cache = CacheManager(model.kv_spec, cache_bytes, rope_regime=model.rope_regime, **(cache_options or {}))
         return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
 
@@ -71,7 +78,9 @@ class Engine:
         if num_tokens > positions:
             return f"this model has no more positions (max_position_embeddings={positions}); shorten the text"
         if self.max_seq_len is not None and num_tokens > self.max_seq_len:
-            return f"the model was loaded with {argument('max_seq_len')}={self.max_seq_len}; raise it, or shorten the text"
+            return (
+                f"the model was loaded with {argument('max_seq_len')}={self.max_seq_len}; raise it, or shorten the text"
+            )
         wanted = cache.bytes_for(num_tokens) + self.drafter.bytes_for(num_tokens)
         return (
             f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at {format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
@@ -83,8 +92,9 @@ class Engine:
     def step(self) -> bool:
         """Advances the scheduled sequences by one model call; False where there was nothing to do.
 
-        An exception, KeyboardInterrupt included, leaves all sequences as they were before or after the step, with an empty
-        cache: they go on with the next step, computing again what was dropped. Whoever called is expected to `abort` its own.
+        An exception, KeyboardInterrupt included, leaves all sequences as they were before or after the step, with an
+        empty cache: they go on with the next step, computing again what was dropped. Whoever called is expected to
+        `abort` its own.
         """
         with self.turn:
             self.turn.is_inside = True
@@ -116,7 +126,8 @@ class Engine:
         return True
 
     def _advance(self, span: Span, tokens: list[int]) -> None:
-        """Keeps what the span computed for accepted tokens, drops the rest, appends `tokens` up to the one that stops."""
+        """Keeps what the span computed for accepted tokens, drops the rest, appends `tokens` up to the one that
+        stops."""
         sequence, length = span.sequence, len(span.sequence.tokens)
         for token in tokens:
             sequence.append(token)
@@ -132,8 +143,8 @@ class Engine:
         self.scheduler.settle(sequence)
 
     def _recompute_if_grown(self, sequence: Sequence) -> None:
-        """Drops the cache of a sequence that has generated its way to where the model changes the angles of all its tokens.
-        A session's tokens, which its caller gives, are not generated: it keeps what it has."""
+        """Drops the cache of a sequence that has generated its way to where the model changes the angles of all its
+        tokens. A session's tokens, which its caller gives, are not generated: it keeps what it has."""
         length = self.model.recompute_length
         has_generated = sequence.times.first_token is not None
         if length and has_generated and sequence.rope_length < length <= len(sequence.tokens):
@@ -156,7 +167,8 @@ class Engine:
         sequence.finish_reason = reason
 
     def _recover(self) -> None:
-        """After an interrupted step nothing about the cache is believed: all is dropped, and computed again when needed."""
+        """After an interrupted step nothing about the cache is believed: all is dropped, and computed again when
+        needed."""
         live = list(dict.fromkeys(self.scheduler.sequences()))
         self.cache.reset(live)
         self.drafter.reset()
@@ -168,27 +180,35 @@ class Engine:
             if sequence.is_finished:
                 self.scheduler.remove(sequence)
 
-    # -- what the owners of sequences do ---------------------------------------------------------------------------------
+    # -- what the owners of sequences do
+    # ---------------------------------------------------------------------------------
 
     def add_request(self, sequence: Sequence, priority: int = 0) -> None:
-        """Queues one sequence, as `submit` does, from any thread, also while others run. `priority` is its head start among those
-        that wait and run (`Scheduler` says how much). Raises TypeError or ValueError for a priority that is none."""
+        """Queues one sequence, as `submit` does, from any thread, also while others run. `priority` is its head start
+        among those that wait and run (`Scheduler` says how much). Raises TypeError or ValueError for a priority that is
+        none."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority!r}")
         if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-            raise ValueError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, higher is earlier; got {priority}")
+            raise ValueError(
+                f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, higher is earlier; got {priority}"
+            )
         sequence.priority = priority
         self.submit([sequence])
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the engine's."""
+        """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the
+        engine's."""
         with self.turn:
             for sequence in sequences:
-                assert 0 < len(sequence.tokens) <= sequence.max_length <= self.max_length, f"the engine cannot hold {sequence}"
+                assert 0 < len(sequence.tokens) <= sequence.max_length <= self.max_length, (
+                    f"the engine cannot hold {sequence}"
+                )
                 self.scheduler.add(sequence)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Takes sequences out and frees their blocks; those not finished finish as "cancelled". Harmless for finished ones."""
+        """Takes sequences out and frees their blocks; those not finished finish as "cancelled". Harmless for finished
+        ones."""
         with self.turn:
             for sequence in sequences:
                 self._cancel(sequence)
@@ -199,7 +219,8 @@ class Engine:
             self._finish(sequence, "cancelled")
 
     def discard_later(self, sequence: Sequence) -> None:
-        """Has a sequence removed, now or before the next step. Waits for nothing, so a finaliser may call it at any moment."""
+        """Has a sequence removed, now or before the next step. Waits for nothing, so a finaliser may call it at any
+        moment."""
         self._discarded.append(sequence)
         self.turn.call_if_free(self._discard)
 

@@ -27,7 +27,8 @@ from pace.naming import argument
 logger = logging.getLogger("pace")
 
 DEFAULT_MAX_NEW_TOKENS = 256
-"""Where neither the caller nor the checkpoint says: enough for an answer, short enough to wait for on a slow machine."""
+"""Where neither the caller nor the checkpoint says: enough for an answer, short enough to wait for on a slow
+machine."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,12 @@ class Prepared:
 class Generator:
     """Drives an engine for one call at a time; any number of threads may use one generator."""
 
-    def __init__(self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None, progress: bool = False) -> None:
-        """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer prompts are
-        token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows, on a terminal only."""
+    def __init__(
+        self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None, progress: bool = False
+    ) -> None:
+        """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer
+        prompts are token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows, on a
+        terminal only."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
@@ -62,7 +66,8 @@ class Generator:
     # -- before --------------------------------------------------------------------------------------------------------
 
     def prepare_for_generate(self, inputs: Any, sampling_config: SamplingConfig | None = None) -> Prepared:
-        """Checks everything that can be checked before any work is done. Raises TypeError, ValueError, NotImplementedError."""
+        """Checks everything that can be checked before any work is done. Raises TypeError, ValueError,
+        NotImplementedError."""
         if sampling_config is not None and not isinstance(sampling_config, SamplingConfig):
             raise TypeError(f"sampling_config must be a SamplingConfig, got {type(sampling_config).__name__}")
         asked = sampling_config or SamplingConfig()
@@ -72,7 +77,9 @@ class Generator:
         prompts = read_prompts(inputs, self.tokenizer, self.engine.model.vocab_size)
         limits = [self._max_length(config, len(row), index) for index, row in enumerate(prompts.rows)]
         if config.num_beams > 1:
-            check_length_penalty(config.length_penalty, max(limit - len(row) for row, limit in zip(prompts.rows, limits)))
+            check_length_penalty(
+                config.length_penalty, max(limit - len(row) for row, limit in zip(prompts.rows, limits))
+            )
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
         # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
@@ -80,7 +87,12 @@ class Generator:
 
     def _sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
         """One sequence per sample of a prompt; the later ones wait to share the first one's prompt."""
-        config, row, limit, seed = prepared.config, prepared.prompts.rows[index], prepared.limits[index], prepared.seeds[index]
+        config, row, limit, seed = (
+            prepared.config,
+            prepared.prompts.rows[index],
+            prepared.limits[index],
+            prepared.seeds[index],
+        )
         end_tokens = self._end_tokens(config)
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
@@ -103,12 +115,21 @@ class Generator:
 
         def make_policy() -> Ranking:
             processors = Processors(lambda: build_processors(config, len(row), end_tokens))
-            return Ranking(processors, build_filters(config, num_spared), None if config.do_sample else num_spared * config.num_beams, config.logprobs)
+            return Ranking(
+                processors,
+                build_filters(config, num_spared),
+                None if config.do_sample else num_spared * config.num_beams,
+                config.logprobs,
+            )
 
-        return BeamSearch(row, limit, config, self._stopping(config, limit, end_tokens), make_policy, prepared.seeds[index])
+        return BeamSearch(
+            row, limit, config, self._stopping(config, limit, end_tokens), make_policy, prepared.seeds[index]
+        )
 
     def _stopping(self, config: SamplingConfig, limit: int, end_tokens: list[int]) -> StoppingCriteria:
-        return StoppingCriteria(limit, end_tokens, StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None)
+        return StoppingCriteria(
+            limit, end_tokens, StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None
+        )
 
     def _policy(self, config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int], seed: int) -> Policy:
         processors = Processors(lambda: build_processors(config, num_prompt_tokens, end_tokens))
@@ -120,7 +141,8 @@ class Generator:
         return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id
 
     def _max_length(self, config: SamplingConfig, num_prompt_tokens: int, index: int) -> int:
-        """Tokens, prompt included, at which a row ends. Raises ValueError where the prompt leaves no room for one more."""
+        """Tokens, prompt included, at which a row ends. Raises ValueError where the prompt leaves no room for one
+        more."""
         most = self.engine.max_length
         if num_prompt_tokens >= most:
             raise ValueError(
@@ -132,12 +154,20 @@ class Generator:
         elif config.max_length is not None:
             wanted = config.max_length
             if wanted <= num_prompt_tokens:
-                raise ValueError(f"prompt {index} has {num_prompt_tokens} tokens, which {argument('max_length')}={wanted} leaves nothing of; set {argument('max_new_tokens')}")
+                raise ValueError(
+                    f"prompt {index} has {num_prompt_tokens} tokens, which {argument('max_length')}={wanted} leaves nothing of; set {argument('max_new_tokens')}"
+                )
         else:
             return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
         if wanted > most:
             why = self.engine.what_bounds(wanted)
-            logger.warning("prompt %d with its new tokens may reach %d tokens; it ends with 'length' at %d: %s", index, wanted, most, why)
+            logger.warning(
+                "prompt %d with its new tokens may reach %d tokens; it ends with 'length' at %d: %s",
+                index,
+                wanted,
+                most,
+                why,
+            )
         return min(most, wanted)
 
     def _check_against_model(self, config: SamplingConfig) -> None:
@@ -156,19 +186,32 @@ class Generator:
             if (num_top := getattr(config, name)) is not None and num_top > vocab_size:
                 raise ValueError(f"{name}={num_top} asks for more tokens than the vocabulary's {vocab_size}")
         if config.stop_strings and self.tokenizer is None:
-            raise ValueError(f"{argument('stop_strings')} need text, and this model has no tokenizer; give {argument('eos_token_id')}, or a tokenizer")
+            raise ValueError(
+                f"{argument('stop_strings')} need text, and this model has no tokenizer; give {argument('eos_token_id')}, or a tokenizer"
+            )
         if any([token] in (config.bad_words_ids or ()) for token in self._end_tokens(config)):
-            logger.warning("%s holds an end token, which is not banned (as in transformers); use %s or %s for that", argument("bad_words_ids"), argument("ignore_eos"), argument("min_new_tokens"))
+            logger.warning(
+                "%s holds an end token, which is not banned (as in transformers); use %s or %s for that",
+                argument("bad_words_ids"),
+                argument("ignore_eos"),
+                argument("min_new_tokens"),
+            )
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def generate(
-        self, inputs: Any, sampling_config: SamplingConfig | None = None, streamer: Any = None, cancel: threading.Event | None = None
+        self,
+        inputs: Any,
+        sampling_config: SamplingConfig | None = None,
+        streamer: Any = None,
+        cancel: threading.Event | None = None,
     ) -> GenerateOutput:
-        """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the streamer's
-        frees what this call held and leaves the calls of other threads running."""
+        """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the
+        streamer's frees what this call held and leaves the calls of other threads running."""
         if cancel is not None and not callable(getattr(cancel, "is_set", None)):
-            raise TypeError(f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}")
+            raise TypeError(
+                f"cancel must be a threading.Event, which another thread sets to end this call; got {cancel!r}"
+            )
         told = streamer
         try:
             prepared = self.prepare_for_generate(inputs, sampling_config)
@@ -188,10 +231,12 @@ class Generator:
         return Batch(self.engine, (self._sequences_of(prepared, index) for index in indices), feed, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
-        """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. The model
-        works when the next piece is asked for; closing the iterator ends the generation."""
+        """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. The
+        model works when the next piece is asked for; closing the iterator ends the generation."""
         if self.tokenizer is None:
-            raise ValueError("streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer")
+            raise ValueError(
+                "streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer"
+            )
         prepared = self._prepare_one("stream", prompt, sampling_config)
         return Stream(lambda: self._request(prepared))
 
@@ -202,19 +247,29 @@ class Generator:
     def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None) -> Prepared:
         prepared = self.prepare_for_generate(prompt, sampling_config)
         if prepared.config.num_beams > 1:
-            raise ValueError(f"{caller} tells tokens as they come, and beam search knows none for certain before its end: use generate, or num_beams=1")
+            raise ValueError(
+                f"{caller} tells tokens as they come, and beam search knows none for certain before its end: use generate, or num_beams=1"
+            )
         if prepared.num_rows != 1:
-            raise ValueError(f"{caller} continues one prompt once, and this call makes {prepared.num_rows} texts; use generate, with a CallbackStreamer to follow them")
+            raise ValueError(
+                f"{caller} continues one prompt once, and this call makes {prepared.num_rows} texts; use generate, with a CallbackStreamer to follow them"
+            )
         return prepared
 
     def _request(self, prepared: Prepared, priority: int = 0) -> Request:
         (sequence,) = self._sequences_of(prepared, 0)
         return Request(
-            self.engine, sequence, priority, self.tokenizer, prepared.config.stop_strings, lambda sequence: self._output(prepared, [sequence])
+            self.engine,
+            sequence,
+            priority,
+            self.tokenizer,
+            prepared.config.stop_strings,
+            lambda sequence: self._output(prepared, [sequence]),
         )
 
     def _end_quietly(self, told: Any) -> None:
-        """Lets whoever reads from a streamer know that nothing more comes; the generation's own error is the one to tell."""
+        """Lets whoever reads from a streamer know that nothing more comes; the generation's own error is the one to
+        tell."""
         try:
             if told is not None:
                 told.end()
@@ -228,15 +283,21 @@ class Generator:
         generated = [row.generated for row in rows]
         pad = self._pad_token(config)
         longest = max(map(len, generated))
-        continuation = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens in generated], dtype=torch.int64)
+        continuation = torch.tensor(
+            [tokens + [pad] * (longest - len(tokens)) for tokens in generated], dtype=torch.int64
+        )
         prompts = prepared.prompts.padded(pad).repeat_interleave(config.num_return_sequences, dim=0)
         return GenerateOutput(
             output_token_ids=torch.cat([prompts, continuation], dim=1),
             generated_token_ids=generated,
-            texts=[row.stopping.trim(decode(self.tokenizer, tokens)) for row, tokens in zip(rows, generated)] if self.tokenizer else [],
+            texts=[row.stopping.trim(decode(self.tokenizer, tokens)) for row, tokens in zip(rows, generated)]
+            if self.tokenizer
+            else [],
             finish_reasons=[row.finish_reason for row in rows],
             # Drafts may have been looked at beyond the token that ended the row.
-            logprobs=None if config.logprobs is None else [row.logprobs[: len(tokens)] for row, tokens in zip(rows, generated)],
+            logprobs=None
+            if config.logprobs is None
+            else [row.logprobs[: len(tokens)] for row, tokens in zip(rows, generated)],
             prompt_logprobs=None if config.prompt_logprobs is None else [list(row.prompt_logprobs) for row in rows],
             metrics=Metrics.of(rows),
             request_metrics=[Metrics.of([row]) for row in rows],

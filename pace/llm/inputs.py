@@ -12,7 +12,9 @@ from torch import Tensor
 
 from pace.naming import argument
 
-_IGNORED_KEYS = frozenset({"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"})
+_IGNORED_KEYS = frozenset(
+    {"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"}
+)
 """What tokenizers may return beside ids and mask; none of it changes what a causal model computes for these tokens."""
 _KINDS = (
     "a string, a list of strings, a list of token ids, a list of such lists, an integer tensor [S] or [B, S], "
@@ -27,7 +29,8 @@ class Prompts:
     rows: list[list[int]]
     """Token ids without padding."""
     given: Tensor | None
-    """int64 `[B, S]` where the caller gave a tensor, padding included; None where the rows are to be padded on the left."""
+    """int64 `[B, S]` where the caller gave a tensor, padding included; None where the rows are to be padded on the
+    left."""
 
     def padded(self, pad_token: int) -> Tensor:
         """int64 `[B, S]`: as given, or the rows padded on the left to the longest."""
@@ -40,8 +43,8 @@ class Prompts:
 def read_prompts(inputs: Any, tokenizer: Any, vocab_size: int) -> Prompts:
     """The prompts in any of the forms of `LLMModel.generate`.
 
-    Raises TypeError for another kind of object, ValueError for an empty batch or prompt, ids outside `0 .. vocab_size - 1`,
-    a mask of another shape, with a hole, or with nothing kept, and for text without a tokenizer.
+    Raises TypeError for another kind of object, ValueError for an empty batch or prompt, ids outside
+    `0 .. vocab_size - 1`, a mask of another shape, with a hole, or with nothing kept, and for text without a tokenizer.
     """
     if isinstance(inputs, Mapping):
         prompts = _from_mapping(inputs)
@@ -76,7 +79,9 @@ def _from_mapping(inputs: Mapping) -> Prompts:
         raise ValueError(f"a mapping of inputs must hold input_ids; got {', '.join(map(str, inputs)) or 'nothing'}")
     unknown = [str(key) for key in inputs if key not in _IGNORED_KEYS | {"input_ids", "attention_mask"}]
     if unknown:
-        raise ValueError(f"inputs hold {', '.join(unknown)}, which pace does not take; give input_ids and attention_mask alone")
+        raise ValueError(
+            f"inputs hold {', '.join(unknown)}, which pace does not take; give input_ids and attention_mask alone"
+        )
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     if _is_array(ids):
         return _from_tensor(_tensor(ids), None if mask is None else _tensor(mask))
@@ -98,12 +103,17 @@ def _masked(rows: list[list[int]], mask: Any) -> Prompts:
         raise ValueError("attention_mask must have the shape of input_ids: their rows have different lengths")
     if len({len(row) for row in rows}) == 1:
         return _from_tensor(torch.tensor(rows), torch.tensor(masks))
-    return Prompts([_keep(torch.tensor(row), torch.tensor(kept), index) for index, (row, kept) in enumerate(zip(rows, masks))], None)
+    return Prompts(
+        [_keep(torch.tensor(row), torch.tensor(kept), index) for index, (row, kept) in enumerate(zip(rows, masks))],
+        None,
+    )
 
 
 def _from_tensor(ids: Tensor, mask: Tensor | None) -> Prompts:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"token ids must be integers, got a tensor of {ids.dtype}; convert it with .long() if it holds whole ids")
+        raise TypeError(
+            f"token ids must be integers, got a tensor of {ids.dtype}; convert it with .long() if it holds whole ids"
+        )
     if ids.dim() not in (1, 2):
         raise ValueError(f"token ids must have the shape [S] or [B, S], got {list(ids.shape)}")
     if mask is not None and mask.shape != ids.shape:
@@ -125,17 +135,23 @@ def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
     if not kept:
         raise ValueError(f"attention_mask of row {index} is all 0: the prompt is empty")
     if kept[-1] - kept[0] + 1 != len(kept):
-        raise ValueError(f"attention_mask of row {index} has a hole: 1s must be one run, with padding to its left or right")
+        raise ValueError(
+            f"attention_mask of row {index} has a hole: 1s must be one run, with padding to its left or right"
+        )
     return ids[kept[0] : kept[-1] + 1].tolist()
 
 
 def _encode(text: str, tokenizer: Any) -> list[int]:
     if tokenizer is None:
-        raise ValueError(f"this model has no tokenizer, so it takes token ids; give {argument('tokenizer_name_or_path')} to use text")
+        raise ValueError(
+            f"this model has no tokenizer, so it takes token ids; give {argument('tokenizer_name_or_path')} to use text"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"the prompt is no valid text: it holds half a character, a lone surrogate, at {error.start}") from None
+        raise ValueError(
+            f"the prompt is no valid text: it holds half a character, a lone surrogate, at {error.start}"
+        ) from None
     return list(tokenizer(text)["input_ids"])
 
 
@@ -158,7 +174,9 @@ def _tensor(array: Any) -> Tensor:
 def _check_rows(rows: list[list[int]], vocab_size: int) -> None:
     for index, row in enumerate(rows):
         if not row:
-            raise ValueError(f"prompt {index} is empty: the model needs at least one token to continue; give it a beginning-of-text token")
+            raise ValueError(
+                f"prompt {index} is empty: the model needs at least one token to continue; give it a beginning-of-text token"
+            )
         worst = min(row) if min(row) < 0 else max(row)
         if not 0 <= worst < vocab_size:
             raise ValueError(f"prompt {index} holds the token id {worst}; this model's ids are 0 to {vocab_size - 1}")

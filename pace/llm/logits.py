@@ -1,7 +1,7 @@
 """What changes a sequence's logits before a token is picked: penalties and bans, then the filters of sampling.
 
-Order and meaning are those of transformers (`generation/logits_process.py`), one sequence at a time: a row `[V]` of fp32,
-changed in place. OpenAI's penalties stand beside the repetition penalty, where transformers would have them.
+Order and meaning are those of transformers (`generation/logits_process.py`), one sequence at a time: a row `[V]` of
+fp32, changed in place. OpenAI's penalties stand beside the repetition penalty, where transformers would have them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pace.llm.configs import SamplingConfig
 class LogitsProcessor:
     """Changes logits in the light of the tokens so far: a penalty, a ban, a grammar.
 
-    One object serves one sequence: each gets a deep copy of what `SamplingConfig(logits_processors=[...])` names. Before every
-    token it is told what is new of prompt and output by `accept`, then `apply` changes the logits. Where a proposed token is
-    verified and dropped, `rollback` takes it back. Subclasses define `apply`, and, where they keep state, the other two: after
-    `rollback(n)` the state must be what it was before the last n calls of `accept`.
+    One object serves one sequence: each gets a deep copy of what `SamplingConfig(logits_processors=[...])` names.
+    Before every token it is told what is new of prompt and output by `accept`, then `apply` changes the logits. Where a
+    proposed token is verified and dropped, `rollback` takes it back. Subclasses define `apply`, and, where they keep
+    state, the other two: after `rollback(n)` the state must be what it was before the last n calls of `accept`.
     """
 
     seen: list[int]
@@ -53,14 +53,19 @@ class LogitsProcessor:
     # -- the side of the engine ----------------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
-        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new. Raises RuntimeError where that
-        was broken off before, by Ctrl-C say, so that the state is unknown."""
+        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new. Raises RuntimeError
+        where that was broken off before, by Ctrl-C say, so that the state is unknown."""
         if self._is_torn:
-            raise RuntimeError(f"{type(self).__name__} was interrupted while it followed its tokens; give the prompt again")
+            raise RuntimeError(
+                f"{type(self).__name__} was interrupted while it followed its tokens; give the prompt again"
+            )
         self._is_torn = True
         num_kept = len(self.seen)
         if tokens[:num_kept] != self.seen:
-            num_kept = next((index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]), min(len(tokens), num_kept))
+            num_kept = next(
+                (index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]),
+                min(len(tokens), num_kept),
+            )
             self.rollback(len(self.seen) - num_kept)
             del self.seen[num_kept:]
         for token in tokens[num_kept:]:
@@ -69,14 +74,18 @@ class LogitsProcessor:
         self._is_torn = False
 
     def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        """Changes `logits [V]` in place after `tokens`, prompt and output. Raises TypeError where `apply` returns its result."""
+        """Changes `logits [V]` in place after `tokens`, prompt and output. Raises TypeError where `apply` returns its
+        result."""
         self.sync(tokens)
         result = self.apply(logits)
         if result is not None and result is not logits:
-            raise TypeError(f"{type(self).__name__}.apply must change the logits in place and return None, got {type(result).__name__}; use logits.copy_(...)")
+            raise TypeError(
+                f"{type(self).__name__}.apply must change the logits in place and return None, got {type(result).__name__}; use logits.copy_(...)"
+            )
 
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
-        """As transformers calls a processor, for one sequence: ids `[1, S]` and logits `[1, V]`, which are changed and returned."""
+        """As transformers calls a processor, for one sequence: ids `[1, S]` and logits `[1, V]`, which are changed and
+        returned."""
         self.process_(logits[0], input_ids[0].tolist())
         return logits
 
@@ -111,7 +120,8 @@ class _Occurrences(LogitsProcessor):
 
 
 class RepetitionPenalty(_Occurrences):
-    """`x / penalty` for positive and `x * penalty` for negative logits of every token in prompt or output (arXiv:1909.05858)."""
+    """`x / penalty` for positive and `x * penalty` for negative logits of every token in prompt or output
+    (arXiv:1909.05858)."""
 
     def __init__(self, penalty: float) -> None:
         super().__init__(start=0)
@@ -155,7 +165,9 @@ class NoRepeatNgram(LogitsProcessor):
 
     def apply(self, logits: Tensor) -> None:
         if len(self.seen) >= self.size - 1:
-            logits[[token for token in self.followers.get(self._prefix(len(self.seen)), ()) if token < logits.shape[0]]] = -math.inf
+            logits[
+                [token for token in self.followers.get(self._prefix(len(self.seen)), ()) if token < logits.shape[0]]
+            ] = -math.inf
 
     def _prefix(self, end: int) -> tuple[int, ...]:
         """The first `size - 1` tokens of the run whose last token stands at position `end`."""
@@ -187,9 +199,11 @@ class MinNewTokens(LogitsProcessor):
 
 
 class CallableProcessor(LogitsProcessor):
-    """A callable in the place of a processor, called as transformers calls its own: (input_ids [1, S], logits [1, V]) -> logits [1, V].
+    """A callable in the place of a processor, called as transformers calls its own: (input_ids [1, S], logits [1, V])
+    -> logits [1, V].
 
-    It keeps no state here, so verifying drafts calls it again with other ids: its answer must depend on what it is given alone.
+    It keeps no state here, so verifying drafts calls it again with other ids: its answer must depend on what it is
+    given alone.
     """
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -211,23 +225,29 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
     if config.repetition_penalty != 1.0:
         processors.append(RepetitionPenalty(config.repetition_penalty))
     if config.frequency_penalty or config.presence_penalty:
-        processors.append(FrequencyPresencePenalty(config.frequency_penalty, config.presence_penalty, num_prompt_tokens))
+        processors.append(
+            FrequencyPresencePenalty(config.frequency_penalty, config.presence_penalty, num_prompt_tokens)
+        )
     if config.no_repeat_ngram_size:
         processors.append(NoRepeatNgram(config.no_repeat_ngram_size))
     if config.bad_words_ids:
-        processors.append(BadWords([word for word in config.bad_words_ids if word not in [[token] for token in end_tokens]]))
+        processors.append(
+            BadWords([word for word in config.bad_words_ids if word not in [[token] for token in end_tokens]])
+        )
     if config.min_new_tokens and end_tokens:
         processors.append(MinNewTokens(config.min_new_tokens, end_tokens, num_prompt_tokens))
     for function in config.logits_processors or ():
-        processors.append(copy.deepcopy(function) if isinstance(function, LogitsProcessor) else CallableProcessor(function))
+        processors.append(
+            copy.deepcopy(function) if isinstance(function, LogitsProcessor) else CallableProcessor(function)
+        )
     for processor in processors:
         processor.num_prompt_tokens = num_prompt_tokens
     return processors
 
 
 class Processors:
-    """The processors of one sequence, in their order. Where one is broken off while it follows its tokens, by Ctrl-C in whichever
-    thread steps, nobody knows their states: then all are made anew."""
+    """The processors of one sequence, in their order. Where one is broken off while it follows its tokens, by Ctrl-C in
+    whichever thread steps, nobody knows their states: then all are made anew."""
 
     def __init__(self, make: Callable[[], list[LogitsProcessor]]) -> None:
         self._make = make
@@ -253,8 +273,8 @@ Filter = Callable[[Any, Tensor], None]
 
 
 def build_filters(config: SamplingConfig, num_spared: int = 1) -> list[Filter]:
-    """Temperature, top_k and top_p, min_p, typical_p, in this order, as far as `config` asks for them; none for greedy. Each leaves
-    at least `num_spared` tokens: beam search wants one more than there are end tokens."""
+    """Temperature, top_k and top_p, min_p, typical_p, in this order, as far as `config` asks for them; none for greedy.
+    Each leaves at least `num_spared` tokens: beam search wants one more than there are end tokens."""
     filters: list[Filter] = []
     if not config.do_sample:
         return filters
@@ -287,17 +307,20 @@ def sparing(count: int, filter_: Filter) -> Filter:
 
 
 _PIECE = 64
-"""Numbers of which only the largest is looked at, to find a bound for the largest of all: 152k of them in 0.1 ms, sorted in 10."""
+"""Numbers of which only the largest is looked at, to find a bound for the largest of all: 152k of them in 0.1 ms,
+sorted in 10."""
 
 
 def largest(numbers: np.ndarray, count: int) -> np.ndarray:
-    """int64: where the `count` largest of `numbers [V]` are, largest first, the lower index first among equals; fewer where fewer
-    are above -inf. There is no NaN among them."""
+    """int64: where the `count` largest of `numbers [V]` are, largest first, the lower index first among equals; fewer
+    where fewer are above -inf. There is no NaN among them."""
     num_pieces = len(numbers) // _PIECE
     candidates = np.arange(len(numbers))
     if num_pieces > count:
         maxima = numbers[: num_pieces * _PIECE].reshape(_PIECE, num_pieces).max(axis=0)
-        candidates = np.flatnonzero(numbers >= np.partition(maxima, -count)[-count])  # at least `count`: one in each of the best pieces
+        candidates = np.flatnonzero(
+            numbers >= np.partition(maxima, -count)[-count]
+        )  # at least `count`: one in each of the best pieces
     candidates = candidates[numbers[candidates] > -math.inf]
     return candidates[np.argsort(-numbers[candidates], kind="stable")[:count]]
 
@@ -320,8 +343,8 @@ def keep_min_p_(ops: Any, logits: Tensor, min_p: float) -> None:
 
 
 def keep_typical_(ops: Any, logits: Tensor, mass: float, num_spared: int = 1) -> None:
-    """Keeps the tokens whose information is closest to the entropy, up to `mass` of the probability (arXiv:2202.00666), and at
-    least `num_spared`."""
+    """Keeps the tokens whose information is closest to the entropy, up to `mass` of the probability (arXiv:2202.00666),
+    and at least `num_spared`."""
     log_probabilities = ops.log_softmax(logits[None])[0]
     probabilities = log_probabilities.exp()
     entropy = -(log_probabilities * probabilities).nansum()

@@ -14,14 +14,14 @@ IMPLEMENTATIONS = ("native", "torch")
 
 @dataclass(frozen=True, init=False)
 class OperatorConfig:
-    """For each operator of a model's forward pass the implementation that runs it: "native", the C++ kernels, or "torch", their
-    specification in plain torch. What is not said is native.
+    """For each operator of a model's forward pass the implementation that runs it: "native", the C++ kernels, or
+    "torch", their specification in plain torch. What is not said is native.
 
         LLMModel(path, backend=OperatorConfig(attention="torch", norm="torch"))
 
-    tells a wrong kernel from a wrong model: with the guilty operator on torch, the text is right again. With any operator on
-    torch the model runs op by op, as a program is native throughout. Raises ValueError for what is neither operator nor
-    implementation."""
+    tells a wrong kernel from a wrong model: with the guilty operator on torch, the text is right again. With any
+    operator on torch the model runs op by op, as a program is native throughout. Raises ValueError for what is neither
+    operator nor implementation."""
 
     embedding: str = "native"
     """Rows of the tables of tokens and, in OPT, positions."""
@@ -41,9 +41,13 @@ class OperatorConfig:
         for operator, implementation in choices.items():
             if operator not in OPERATORS:
                 nearest = difflib.get_close_matches(operator.lower(), OPERATORS, n=1, cutoff=0.0)[0]
-                raise ValueError(f"there is no operator {operator!r}; did you mean {nearest!r}? Known: {', '.join(OPERATORS)}")
+                raise ValueError(
+                    f"there is no operator {operator!r}; did you mean {nearest!r}? Known: {', '.join(OPERATORS)}"
+                )
             if implementation not in IMPLEMENTATIONS:
-                raise ValueError(f"{operator} can be run by {' or '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
+                raise ValueError(
+                    f"{operator} can be run by {' or '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}"
+                )
             object.__setattr__(self, operator, implementation)
 
     @classmethod
@@ -71,7 +75,9 @@ def read_backend(backend: str | OperatorConfig) -> str | OperatorConfig:
     if isinstance(backend, str) and "=" in backend:
         return OperatorConfig.parse(backend)
     names = ", ".join(map(repr, BACKENDS))
-    raise ValueError(f"backend must be one of {names}, or say what runs each operator, as 'attention=torch,mlp=torch'; got {backend!r}")
+    raise ValueError(
+        f"backend must be one of {names}, or say what runs each operator, as 'attention=torch,mlp=torch'; got {backend!r}"
+    )
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,9 @@ class OperatorReport:
         for operator in OPERATORS:
             for run in self.runs:
                 if run.operator == operator:
-                    lines.append(f"{operator:<12}{run.implementation:<20}{run.calls:>10}{'-' if run.seconds is None else f'{run.seconds:.3f}':>10}")
+                    lines.append(
+                        f"{operator:<12}{run.implementation:<20}{run.calls:>10}{'-' if run.seconds is None else f'{run.seconds:.3f}':>10}"
+                    )
             if operator not in ran:
                 lines.append(f"{operator:<12}{'did not run':<20}{0:>10}{'-':>10}")
         return "\n".join(lines)

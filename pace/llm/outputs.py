@@ -11,7 +11,8 @@ from pace.llm.sequence import Sequence, TokenLogprob
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counts and speeds of one call, over all its sequences, or of one of them. `print(metrics)` shows them in a line."""
+    """Counts and speeds of one call, over all its sequences, or of one of them. `print(metrics)` shows them in a
+    line."""
 
     num_prompt_tokens: int
     """Of every sequence, also where several share a prompt."""
@@ -26,22 +27,27 @@ class Metrics:
     prefill_tokens_per_second: float
     """Prompt tokens that were not reused, by the seconds until every sequence had its first token."""
     decode_tokens_per_second: float
-    """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there are none."""
+    """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there
+    are none."""
     num_preemptions: int
-    """How often one of its sequences gave way to others, and went on later; of a beam search all its beams, told with its first row."""
+    """How often one of its sequences gave way to others, and went on later; of a beam search all its beams, told with
+    its first row."""
     num_drafted_tokens: int
     num_accepted_tokens: int
     """Of the drafted tokens, those that were kept."""
     draft_speedup: float | None
-    """Of the decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in between, by the
-    seconds that they took, drafting included. None where nothing was drafted, or no plain step was measured."""
+    """Of the decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in
+    between, by the seconds that they took, drafting included. None where nothing was drafted, or no plain step was
+    measured."""
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Metrics:
         """Raises nothing; speeds are 0.0 where there is nothing to divide."""
         begin = min(sequence.times.submitted for sequence in sequences)
         end = max(sequence.times.finished or begin for sequence in sequences)
-        admitted = min((sequence.times.admitted for sequence in sequences if sequence.times.admitted is not None), default=end)
+        admitted = min(
+            (sequence.times.admitted for sequence in sequences if sequence.times.admitted is not None), default=end
+        )
         firsts = [sequence.times.first_token for sequence in sequences if sequence.times.first_token is not None]
         first, last_first = min(firsts, default=end), max(firsts, default=end)
         num_prompt = sum(sequence.num_prompt_tokens for sequence in sequences)
@@ -65,7 +71,11 @@ class Metrics:
 
     def __str__(self) -> str:
         reused = f" ({self.num_reused_tokens} of them reused)" if self.num_reused_tokens else ""
-        drafted = f", {self.num_accepted_tokens} of {self.num_drafted_tokens} drafted tokens accepted" if self.num_drafted_tokens else ""
+        drafted = (
+            f", {self.num_accepted_tokens} of {self.num_drafted_tokens} drafted tokens accepted"
+            if self.num_drafted_tokens
+            else ""
+        )
         drafted += f" ({self.draft_speedup:.2f} times as fast as without)" if self.draft_speedup else ""
         waited = f", waited {self.seconds_waiting:.2f} s" if self.seconds_waiting >= 0.05 else ""
         preempted = f", preemptions: {self.num_preemptions}" if self.num_preemptions else ""
@@ -84,28 +94,30 @@ def _draft_speedup(sequences: list[Sequence]) -> float | None:
 
 @dataclass(frozen=True)
 class GenerateOutput:
-    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best texts of its beam search."""
+    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best texts of its
+    beam search."""
 
     output_token_ids: Tensor
-    """int64 `[rows, S + T]`: the prompt as given (lists and strings of several lengths are padded on the left to the longest,
-    S), then the generated tokens, then pad up to the longest, T."""
+    """int64 `[rows, S + T]`: the prompt as given (lists and strings of several lengths are padded on the left to the
+    longest, S), then the generated tokens, then pad up to the longest, T."""
     generated_token_ids: list[list[int]]
     """Without pad; with the end token or the tokens of the stop string that ended the row."""
     texts: list[str]
-    """Generated text only, without special tokens, cut before a stop string. Empty list where the model has no tokenizer."""
+    """Generated text only, without special tokens, cut before a stop string. Empty list where the model has no
+    tokenizer."""
     finish_reasons: list[str]
     """"stop" (end token or stop string), "length", or "cancelled"."""
     logprobs: list[list[TokenLogprob]] | None
     """Per row and generated token, where `SamplingConfig.logprobs` asked for them."""
     prompt_logprobs: list[list[TokenLogprob | None]] | None
-    """Per row and token of its prompt, where `SamplingConfig.prompt_logprobs` asked for them; None for the first token, which
-    has nothing before it, and for those that a cancelled row had not read."""
+    """Per row and token of its prompt, where `SamplingConfig.prompt_logprobs` asked for them; None for the first token,
+    which has nothing before it, and for those that a cancelled row had not read."""
     metrics: Metrics
     request_metrics: list[Metrics]
     """Of each row alone. A later sample of a prompt waits while the first one reads it."""
     sequence_scores: list[float] | None = None
-    """Of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave them, by their number
-    to the power of `length_penalty`."""
+    """Of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave them,
+    by their number to the power of `length_penalty`."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +147,8 @@ class MemoryReport:
         return sum(self.weights.values()) + self.cache_touched
 
     def compression(self, part: str | None = None, bits: int = 16) -> float:
-        """How many times the bytes of these weights as many of so many bits each would take: 16 are those of bfloat16, 32 of float32. Of a
-        part, or all; 1.0 where there are none."""
+        """How many times the bytes of these weights as many of so many bits each would take: 16 are those of bfloat16,
+        32 of float32. Of a part, or all; 1.0 where there are none."""
         parts = self.weights if part is None else [part]
         taken, count = (sum(sizes[part] for part in parts) for sizes in (self.weights, self.weight_counts))
         return count * bits / 8 / taken if taken else 1.0
@@ -144,9 +156,19 @@ class MemoryReport:
     def __str__(self) -> str:
         lines = [f"{'times smaller than':>75}\n{'':<56}{'float32':>10}{'bfloat16':>10}"]
         for part in [*sorted(self.weights, key=lambda part: -self.weights[part]), None]:
-            name, size = ("all weights", sum(self.weights.values())) if part is None else (f"weights: {part}", self.weights[part])
-            lines.append(f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}")
-        rows = [("cache, in use", self.cache_used), ("cache, kept prefixes", self.cache_kept), ("cache, touched", self.cache_touched)]
+            name, size = (
+                ("all weights", sum(self.weights.values()))
+                if part is None
+                else (f"weights: {part}", self.weights[part])
+            )
+            lines.append(
+                f"{name:<40}{size / 2**20:>12,.1f} MiB{self.compression(part, 32):>10.2f}{self.compression(part, 16):>10.2f}"
+            )
+        rows = [
+            ("cache, in use", self.cache_used),
+            ("cache, kept prefixes", self.cache_kept),
+            ("cache, touched", self.cache_touched),
+        ]
         rows += [(f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
         return "\n".join(lines + [f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows])

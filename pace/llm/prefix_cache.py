@@ -16,8 +16,9 @@ Tokens = tuple[int, ...]
 class Node:
     """A block whose keys and values are known, and what is known to follow it.
 
-    Its path from the root spells the text that they were computed from. Python's dict finds a child by the hash of its 16 tokens and then compares
-    them one by one: the path is the chained hash, and what merely has the same hash is another child."""
+    Its path from the root spells the text that they were computed from. Python's dict finds a child by the hash of its
+    16 tokens and then compares them one by one: the path is the chained hash, and what merely has the same hash is
+    another child."""
 
     parent: Node | None
     """None for a root, which has no tokens and no block."""
@@ -29,10 +30,10 @@ class Node:
 class PrefixCache:
     """The blocks that sequences have filled, by the tokens in them and before them.
 
-    A block enters when it is full (`publish`) and is not written again: a sequence that cuts its text back and goes on differently
-    copies it first. When nobody holds it any more it is idle, until the pool wants it for something else. Sequences give
-    blocks back from the last to the first and hold a block only together with all before it, so the one that has been idle for longest
-    never has a known block behind it.
+    A block enters when it is full (`publish`) and is not written again: a sequence that cuts its text back and goes on
+    differently copies it first. When nobody holds it any more it is idle, until the pool wants it for something else.
+    Sequences give blocks back from the last to the first and hold a block only together with all before it, so the one
+    that has been idle for longest never has a known block behind it.
     """
 
     def __init__(self, pool: BlockPool, rope_regime: Callable[[int], int]) -> None:
@@ -48,8 +49,8 @@ class PrefixCache:
         self._nodes: dict[int, Node] = {}  # by block
 
     def reuse(self, sequence: Sequence) -> None:
-        """Gives the sequence the known blocks that its next tokens are in, in place of what it has there. At least the tokens
-        whose logits are wanted remain to be computed."""
+        """Gives the sequence the known blocks that its next tokens are in, in place of what it has there. At least the
+        tokens whose logits are wanted remain to be computed."""
         index, end = sequence.num_computed // BLOCK_SIZE, sequence.logits_from // BLOCK_SIZE
         if index >= end:
             return
@@ -63,16 +64,18 @@ class PrefixCache:
             times.num_reused = (times.num_reused if num_before else 0) + sequence.num_computed - num_before
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes the sequence's full blocks known. Where the same text is known already, the sequence takes the known block, which
-        holds the same bits, and gives its own back."""
+        """Makes the sequence's full blocks known. Where the same text is known already, the sequence takes the known
+        block, which holds the same bits, and gives its own back."""
         table = sequence.block_table
-        end = index = min(sequence.num_computed, len(sequence.tokens)) // BLOCK_SIZE
-        while index and table[index - 1] not in self._nodes:
-            index -= 1
-        if index == end:
+        end = first = min(sequence.num_computed, len(sequence.tokens)) // BLOCK_SIZE
+        while first and table[first - 1] not in self._nodes:
+            first -= 1
+        if first == end:
             return
-        node = self._node_before(sequence, index) or self._roots.setdefault(self.rope_regime(sequence.rope_length), Node(None, (), -1))
-        for index in range(index, end):
+        node = self._node_before(sequence, first) or self._roots.setdefault(
+            self.rope_regime(sequence.rope_length), Node(None, (), -1)
+        )
+        for index in range(first, end):
             tokens = tokens_of(sequence, index)
             known = node.children.get(tokens)
             if known is None:
@@ -82,24 +85,36 @@ class PrefixCache:
             node = known
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless every known block is reached from a root and kept by the pool, holders hold what their tokens
-        say, and what is idle can be dropped in order."""
+        """Raises AssertionError unless every known block is reached from a root and kept by the pool, holders hold what
+        their tokens say, and what is idle can be dropped in order."""
         for block, node in self._nodes.items():
             assert node.block == block and self.pool.is_kept(block), f"block {block} is known and not kept"
-            assert node.parent and node.parent.children.get(node.tokens) is node, f"block {block} is known and cannot be found"
-            assert node.parent.block in self._nodes or node.parent in self._roots.values(), f"block {block} follows one that is not known"
+            assert node.parent and node.parent.children.get(node.tokens) is node, (
+                f"block {block} is known and cannot be found"
+            )
+            assert node.parent.block in self._nodes or node.parent in self._roots.values(), (
+                f"block {block} follows one that is not known"
+            )
         assert len(self._nodes) == self.pool.num_kept, "a block is kept and not known"
         dropped: set[int] = set()
         for block in self.pool.idle_blocks:
-            assert all(child.block in dropped for child in self._nodes[block].children.values()), f"block {block} would be dropped before what follows it"
+            assert all(child.block in dropped for child in self._nodes[block].children.values()), (
+                f"block {block} would be dropped before what follows it"
+            )
             dropped.add(block)
         for sequence in sequences:
             for index, block in enumerate(sequence.block_table[: sequence.num_computed // BLOCK_SIZE]):
-                assert block not in self._nodes or self._nodes[block].tokens == tokens_of(sequence, index), f"{sequence} holds other tokens in block {block}"
+                assert block not in self._nodes or self._nodes[block].tokens == tokens_of(sequence, index), (
+                    f"{sequence} holds other tokens in block {block}"
+                )
 
     def _node_before(self, sequence: Sequence, index: int) -> Node | None:
         """What is known of the text before a block of the table; None where that is nothing."""
-        return self._nodes.get(sequence.block_table[index - 1]) if index else self._roots.get(self.rope_regime(sequence.rope_length))
+        return (
+            self._nodes.get(sequence.block_table[index - 1])
+            if index
+            else self._roots.get(self.rope_regime(sequence.rope_length))
+        )
 
     def _hold(self, sequence: Sequence, index: int, block: int) -> None:
         """Puts a known block into the sequence's table."""

@@ -18,15 +18,21 @@ from pace.llm.streamer import Feed
 class Request:
     """One prompt among those that the engine works on; made by `LLMModel.add_request`.
 
-    It advances with every step of the engine, whoever asks for it: a thread that waits for this request (by `result`, or by
-    iterating), or one that generates something else. Without any it stands still. Any thread may look, wait, iterate and
-    cancel, several at once. A request that nobody holds any more is cancelled.
+    It advances with every step of the engine, whoever asks for it: a thread that waits for this request (by `result`,
+    or by iterating), or one that generates something else. Without any it stands still. Any thread may look, wait,
+    iterate and cancel, several at once. A request that nobody holds any more is cancelled.
     """
 
     _engine: Engine | None = None  # where Ctrl-C strikes before it has one
 
     def __init__(
-        self, engine: Engine, sequence: Sequence, priority: int, tokenizer: Any, stop_strings: list[str] | None, output_of: Callable[[Sequence], GenerateOutput]
+        self,
+        engine: Engine,
+        sequence: Sequence,
+        priority: int,
+        tokenizer: Any,
+        stop_strings: list[str] | None,
+        output_of: Callable[[Sequence], GenerateOutput],
     ) -> None:
         self._sequence = sequence
         self._engine = engine
@@ -42,7 +48,8 @@ class Request:
 
     @property
     def text(self) -> str:
-        """The text of the tokens so far; "" without a tokenizer. What may become a stop string is only cut off at the end."""
+        """The text of the tokens so far; "" without a tokenizer. What may become a stop string is only cut off at the
+        end."""
         if self._tokenizer is None:
             return ""
         is_done = self.done  # before the tokens
@@ -56,21 +63,24 @@ class Request:
 
     @property
     def finish_reason(self) -> str | None:
-        """"stop", "length", "cancelled", "error" (which `result` raises), or None while it goes on."""
+        """ "stop", "length", "cancelled", "error" (which `result` raises), or None while it goes on."""
         return self._sequence.finish_reason
 
     def cancel(self) -> None:
-        """Ends it with the tokens it has, and gives its memory back. Waits for the step under way; harmless where it is done."""
+        """Ends it with the tokens it has, and gives its memory back. Waits for the step under way; harmless where it is
+        done."""
         self._engine.abort([self._sequence])
 
     def result(self, timeout: float | None = None) -> GenerateOutput:
         """Steps the engine until this request is done; its output, as of `generate`, of one row.
 
-        Raises TimeoutError after `timeout` seconds, looked at between steps (the request goes on, and may be asked again), and
-        what went wrong with the request itself.
+        Raises TimeoutError after `timeout` seconds, looked at between steps (the request goes on, and may be asked
+        again), and what went wrong with the request itself.
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
-            raise TypeError(f"timeout must be a number of seconds, or None to wait for as long as it takes; got {timeout!r}")
+            raise TypeError(
+                f"timeout must be a number of seconds, or None to wait for as long as it takes; got {timeout!r}"
+            )
         deadline = math.inf if timeout is None else time.perf_counter() + timeout
         self._wait(self._sequence.max_length, deadline)
         return self._output_of(self._sequence)
@@ -78,7 +88,9 @@ class Request:
     def __iter__(self) -> Iterator[str]:
         """The text in pieces, from its beginning, as they come. Leaving the loop early leaves the request running."""
         if self._tokenizer is None:
-            raise ValueError("pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()")
+            raise ValueError(
+                "pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()"
+            )
         return self._pieces()
 
     def _pieces(self) -> Iterator[str]:
@@ -101,7 +113,9 @@ class Request:
                     raise sequence.error
                 return False
             if time.perf_counter() >= deadline:
-                raise TimeoutError(f"the request is not done in time: {sequence.num_generated} tokens so far; ask again, or cancel it")
+                raise TimeoutError(
+                    f"the request is not done in time: {sequence.num_generated} tokens so far; ask again, or cancel it"
+                )
             self._engine.step()
         return True
 
@@ -114,8 +128,8 @@ class Request:
 class Stream:
     """The text of one generation, piece by piece. It starts with the first piece; closing or dropping it ends it.
 
-    No generator function: one that is dropped in a reference cycle is closed wherever the garbage collector strikes, be it in
-    the middle of a step, and there it must not wait for the engine's lock.
+    No generator function: one that is dropped in a reference cycle is closed wherever the garbage collector strikes, be
+    it in the middle of a step, and there it must not wait for the engine's lock.
     """
 
     def __init__(self, start: Callable[[], Request]) -> None:
@@ -150,12 +164,14 @@ class Stream:
 class Batch:
     """The rows of one call of `generate`.
 
-    However many they are, the engine has only about as many of them at a time as run in a step, so that neither what sequences
-    keep beside their tokens (processors' states, say) nor the wait of other calls' requests grows with the batch.
+    However many they are, the engine has only about as many of them at a time as run in a step, so that neither what
+    sequences keep beside their tokens (processors' states, say) nor the wait of other calls' requests grows with the
+    batch.
     """
 
     def __init__(self, engine: Engine, groups: Iterator[list[Sequence]], feed: Feed, cancel: threading.Event) -> None:
-        """`groups` makes the sequences of the next prompt when it is asked; the first of them shares its prompt with the others."""
+        """`groups` makes the sequences of the next prompt when it is asked; the first of them shares its prompt with
+        the others."""
         self.engine = engine
         self.groups = groups
         self.feed = feed
@@ -166,8 +182,8 @@ class Batch:
         self._num_told: list[int] = []
 
     def run(self, prompts: list[list[int]]) -> None:
-        """Steps the engine until all rows have ended; tells the feed the `prompts` of all and how they go. However it ends, nothing
-        of them stays in the engine."""
+        """Steps the engine until all rows have ended; tells the feed the `prompts` of all and how they go. However it
+        ends, nothing of them stays in the engine."""
         is_cancelled = self.feed.start(prompts) is False
         try:
             while True:
@@ -184,7 +200,8 @@ class Batch:
             self._abort()
 
     def _refill(self, is_cancelled: bool) -> None:
-        """Makes and submits sequences while there are fewer than run in a step; in a cancelled batch makes all that are left."""
+        """Makes and submits sequences while there are fewer than run in a step; in a cancelled batch makes all that are
+        left."""
         while is_cancelled or self._has_room():
             group = next(self.groups, None)
             if group is None:
@@ -192,7 +209,9 @@ class Batch:
             first = len(self.rows)
             self._num_told += [len(sequence.tokens) for sequence in group]
             self.rows += group
-            self._live += range(first, len(self.rows))  # once they are there: Ctrl-C may strike in between, and `_abort` looks them up
+            self._live += range(
+                first, len(self.rows)
+            )  # once they are there: Ctrl-C may strike in between, and `_abort` looks them up
             if not is_cancelled:
                 self._submit(group)
 
@@ -219,7 +238,8 @@ class Batch:
         return not is_finished
 
     def _cut(self, sequence: Sequence, num_tokens: int) -> None:
-        """Ends a row with the last token that was told. A step may have brought more, several by drafts or other threads' steps."""
+        """Ends a row with the last token that was told. A step may have brought more, several by drafts or other
+        threads' steps."""
         self.engine.abort([sequence])
         if len(sequence.tokens) > num_tokens:
             del sequence.tokens[num_tokens:]

@@ -1,7 +1,8 @@
 """Logits in, accepted tokens out. Each sequence brings a policy; those that only want the largest are done in one call.
 
-What goes over a whole vocabulary is a kernel of `pace.ops` or numpy's: torch would share it among threads of its own, and where these must be waited
-for (2 cores, 8 processes that want them, 152k words, temperature, top-k and top-p) a token took 33 to 65 ms, which is 0.8 without.
+What goes over a whole vocabulary is a kernel of `pace.ops` or numpy's: torch would share it among threads of its own,
+and where these must be waited for (2 cores, 8 processes that want them, 152k words, temperature, top-k and top-p) a
+token took 33 to 65 ms, which is 0.8 without.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ class Policy(Protocol):
     """What becomes of the logits of one sequence. Made anew for each sequence."""
 
     wants_argmax_only: bool
-    """True where `choose` would do nothing but take the largest logit; the sampler then does that for all such rows at once."""
+    """True where `choose` would do nothing but take the largest logit; the sampler then does that for all such rows at
+    once."""
     takes_drafts: bool
-    """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` is then there, too."""
+    """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` is then there,
+    too."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        """Takes `logits [rows, V]` of the span's wanted rows, which it must not keep or change, and returns the tokens that
-        the sequence goes on with: none, one, or one more than the drafts it accepts. Changes no token list."""
+        """Takes `logits [rows, V]` of the span's wanted rows, which it must not keep or change, and returns the tokens
+        that the sequence goes on with: none, one, or one more than the drafts it accepts. Changes no token list."""
         ...
 
 
@@ -47,17 +50,18 @@ class Greedy:
 class Sampling:
     """Processors, then filters and a draw, or the largest where nothing is to be drawn; log-probabilities where asked.
 
-    A draw depends on the seed and on how many tokens were generated before, on nothing else. Drafts are verified by drawing
-    the token of each row and going on while it is the drafted one: the tokens are those that would have been drawn without.
-    A row that fails after others ends there: the sequence may be done by then, and else it fails in the next step's first row.
+    A draw depends on the seed and on how many tokens were generated before, on nothing else. Drafts are verified by
+    drawing the token of each row and going on while it is the drafted one: the tokens are those that would have been
+    drawn without. A row that fails after others ends there: the sequence may be done by then, and else it fails in the
+    next step's first row.
     """
 
     wants_argmax_only = False
     takes_drafts = True
 
     def __init__(self, processors: Any, filters: list[Any], seed: int | None, num_logprobs: int | None) -> None:
-        """`processors`, with `process_`, and `filters` are those of `logits.py`; without a seed the largest logit is taken; `num_logprobs` most
-        likely tokens are recorded beside the chosen one, None for no record."""
+        """`processors`, with `process_`, and `filters` are those of `logits.py`; without a seed the largest logit is
+        taken; `num_logprobs` most likely tokens are recorded beside the chosen one, None for no record."""
         self.processors = processors
         self.filters = filters
         self.seed = seed
@@ -96,8 +100,8 @@ class Sampling:
         return token
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
-        """The token after `num_generated` others if `logits [V]`, which are a draft model's and are not changed, were the model's. Processors are
-        not asked: they hear of each token once, and of none that does not come true."""
+        """The token after `num_generated` others if `logits [V]`, which are a draft model's and are not changed, were
+        the model's. Processors are not asked: they hear of each token once, and of none that does not come true."""
         return self._draw(ops, torch.from_numpy(logits.numpy().copy()), num_generated)
 
     def _draw(self, ops: Any, logits: Tensor, num_generated: int) -> int:
@@ -110,7 +114,8 @@ class Sampling:
 
 
 class PromptLogprobs:
-    """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to `policy`."""
+    """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to
+    `policy`."""
 
     wants_argmax_only = False
     takes_drafts = False
@@ -123,7 +128,9 @@ class PromptLogprobs:
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         sequence = span.sequence
         first = span.end - logits.shape[0]
-        num_known = min(logits.shape[0], len(sequence.tokens) - 1 - first)  # rows that a token of the prompt comes after
+        num_known = min(
+            logits.shape[0], len(sequence.tokens) - 1 - first
+        )  # rows that a token of the prompt comes after
         for row, token in enumerate(sequence.tokens[first + 1 : first + 1 + num_known]):
             sequence.prompt_logprobs[first + 1 + row] = token_logprob(ops, logits[row], token, self.num_top)
         if num_known == logits.shape[0]:
@@ -139,9 +146,11 @@ class Sampler:
         self.ops = ops
 
     def sample(self, logits: Tensor, spans: list[Span]) -> list[list[int]]:
-        """For each span the tokens accepted; `logits [R, V]` holds the wanted rows of the spans, one span after the other.
+        """For each span the tokens accepted; `logits [R, V]` holds the wanted rows of the spans, one span after the
+        other.
 
-        A sequence whose logits are not finite, or whose policy raises, fails alone: its `error` is set and it gets no tokens.
+        A sequence whose logits are not finite, or whose policy raises, fails alone: its `error` is set and it gets no
+        tokens.
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
@@ -174,8 +183,8 @@ class Sampler:
 
 
 def accept_drafts(chosen: list[int], drafts: list[int]) -> list[int]:
-    """The tokens up to and including the first that differs from its draft; one per row, and one row more than drafts. A row after
-    the first that is not finite (-1) has none: the next step, if there is one, begins with it."""
+    """The tokens up to and including the first that differs from its draft; one per row, and one row more than drafts.
+    A row after the first that is not finite (-1) has none: the next step, if there is one, begins with it."""
     num_accepted = 0
     while num_accepted < len(drafts) and chosen[num_accepted] == drafts[num_accepted]:
         num_accepted += 1
@@ -213,13 +222,14 @@ def mix(value: int) -> int:
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1), the index-th of the seed's stream, computed from the two alone: nothing to rewind or to keep."""
+    """A number in [0, 1), the index-th of the seed's stream, computed from the two alone: nothing to rewind or to
+    keep."""
     return (mix((mix((seed + 1) & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
 
 
 def draw(probabilities: Tensor, threshold: float) -> int:
-    """The first token at which the cumulative probability exceeds `threshold` (in [0, 1)) of the total. In float64, over the
-    tokens of nonzero probability in rising order of their ids."""
+    """The first token at which the cumulative probability exceeds `threshold` (in [0, 1)) of the total. In float64,
+    over the tokens of nonzero probability in rising order of their ids."""
     numbers = probabilities.numpy()
     candidates = np.flatnonzero(numbers > 0)
     cumulative = np.cumsum(numbers[candidates], dtype=np.float64)

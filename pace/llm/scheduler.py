@@ -18,28 +18,36 @@ _place = attrgetter("place")
 
 
 class Scheduler:
-    """First come, first served, with a head start for priority, and prefill cut into chunks so that decoding goes on beside it.
+    """First come, first served, with a head start for priority, and prefill cut into chunks so that decoding goes on
+    beside it.
 
-    A sequence is `waiting`, `running` (gets spans), or `parked` (everything computed, nothing asked: an idle session; least
-    recently used first).
+    A sequence is `waiting`, `running` (gets spans), or `parked` (everything computed, nothing asked: an idle session;
+    least recently used first).
 
-    The order is by arrival, 0, 1, 2, ..., less HEAD_START for each unit of priority; among equals the earlier arrival is first. So
-    one of priority p is passed by fewer than `HEAD_START * (q - p)` of those that arrive after it, where q is the highest
-    priority among them, however many come: no one starves. A session has a new arrival with every append.
+    The order is by arrival, 0, 1, 2, ..., less HEAD_START for each unit of priority; among equals the earlier arrival
+    is first. So one of priority p is passed by fewer than `HEAD_START * (q - p)` of those that arrive after it, where q
+    is the highest priority among them, however many come: no one starves. A session has a new arrival with every
+    append.
 
     When the pool runs out, the cached blocks of parked sequences go first, then those that waiting sequences hold, then
-    those of the running sequence that is last in the order, which waits again, at its old place. A sequence that arrives ahead
-    of running ones takes from them in the same way. What was dropped is computed again later, with bit-identical results; no
-    tokens are lost. The first in the order can always take from all others, and the engine admits none that the whole pool
-    could not hold, so every step makes progress.
+    those of the running sequence that is last in the order, which waits again, at its old place. A sequence that
+    arrives ahead of running ones takes from them in the same way. What was dropped is computed again later, with
+    bit-identical results; no tokens are lost. The first in the order can always take from all others, and the engine
+    admits none that the whole pool could not hold, so every step makes progress.
 
     Not thread-safe: the engine calls it under its lock.
     """
 
-    def __init__(self, cache: Any, max_tokens_per_step: int = 512, max_sequences_per_step: int = 64, max_logit_rows_per_step: int = 128) -> None:
-        """`max_tokens_per_step` bounds the tokens of one model call: larger prefills faster, smaller keeps decoding smoother.
-        512 is where a GEMM no longer gains from more rows. `max_logit_rows_per_step` bounds the rows of logits of sequences
-        that want one for every token (scoring), which are `4 * vocabulary` bytes each."""
+    def __init__(
+        self,
+        cache: Any,
+        max_tokens_per_step: int = 512,
+        max_sequences_per_step: int = 64,
+        max_logit_rows_per_step: int = 128,
+    ) -> None:
+        """`max_tokens_per_step` bounds the tokens of one model call: larger prefills faster, smaller keeps decoding
+        smoother. 512 is where a GEMM no longer gains from more rows. `max_logit_rows_per_step` bounds the rows of
+        logits of sequences that want one for every token (scoring), which are `4 * vocabulary` bytes each."""
         for name, value in (
             ("max_tokens_per_step", max_tokens_per_step),
             ("max_sequences_per_step", max_sequences_per_step),
@@ -77,8 +85,8 @@ class Scheduler:
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence, place: tuple[int, int]) -> None:
-        """Lets a parked sequence that got a token go on, at `place` in the order: at once where the cache still holds the rest of it, else
-        when there is room again. Does nothing for one that is not parked."""
+        """Lets a parked sequence that got a token go on, at `place` in the order: at once where the cache still holds
+        the rest of it, else when there is room again. Does nothing for one that is not parked."""
         if sequence not in self.parked:
             return
         sequence.place = place
@@ -89,7 +97,8 @@ class Scheduler:
         self.parked.pop(sequence)
 
     def settle(self, sequence: Sequence) -> None:
-        """After its span: hands its prompt to those that wait for it, removes it if finished, parks it if nothing is pending."""
+        """After its span: hands its prompt to those that wait for it, removes it if finished, parks it if nothing is
+        pending."""
         if sequence.prompt_sharers:
             self._share_prompt(sequence)
         if sequence.is_finished:
@@ -100,8 +109,8 @@ class Scheduler:
             sequence.place = None
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees its blocks and takes it out, wherever it is, in this order: interrupted, it is still there to be removed. Does
-        nothing for one that is gone already."""
+        """Frees its blocks and takes it out, wherever it is, in this order: interrupted, it is still there to be
+        removed. Does nothing for one that is gone already."""
         self.cache.free(sequence)
         self.running.pop(sequence, None)
         self.parked.pop(sequence, None)
@@ -113,8 +122,8 @@ class Scheduler:
         sequence.prompt_sharers.clear()
 
     def restart(self) -> None:
-        """Sends all running sequences back to the queue, in order, after the cache was reset. Tolerates a sequence that an
-        interrupted move left in two places; every move enters the new place before it leaves the old one."""
+        """Sends all running sequences back to the queue, in order, after the cache was reset. Tolerates a sequence that
+        an interrupted move left in two places; every move enters the new place before it leaves the old one."""
         self.waiting = sorted(dict.fromkeys((*self.running, *self.waiting)), key=_place)
         self.running.clear()
         for sequence in self.waiting:
@@ -125,8 +134,8 @@ class Scheduler:
     def schedule(self) -> list[Span]:
         """The spans of the next step, with room reserved in the cache; empty where nothing is to be done.
 
-        Sequences that decode come first, one token each, then prefill chunks share what is left of `max_tokens_per_step`; both
-        in order.
+        Sequences that decode come first, one token each, then prefill chunks share what is left of
+        `max_tokens_per_step`; both in order.
         """
         if self.waiting:
             self._admit()
@@ -152,8 +161,8 @@ class Scheduler:
         return list(spans.values())
 
     def _admit(self) -> None:
-        """Moves waiting sequences to running while there is room. Those that wait for another's prompt are passed over; otherwise
-        no one overtakes."""
+        """Moves waiting sequences to running while there is room. Those that wait for another's prompt are passed over;
+        otherwise no one overtakes."""
         for sequence in list(self.waiting):
             if sequence.waits_for_prompt:
                 continue
@@ -164,8 +173,8 @@ class Scheduler:
             sequence.times.admitted = sequence.times.admitted or time.perf_counter()
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """One of the `max_sequences_per_step` and room for all tokens of a waiting sequence, at the cost of idle ones and then, if
-        that is enough, of running ones behind it in the order; else False."""
+        """One of the `max_sequences_per_step` and room for all tokens of a waiting sequence, at the cost of idle ones
+        and then, if that is enough, of running ones behind it in the order; else False."""
         behind = sorted((other for other in self.running if other.place > sequence.place), key=_place)
         while True:
             may_run = len(self.running) < self.max_sequences_per_step
@@ -178,20 +187,22 @@ class Scheduler:
             self._preempt(behind.pop())
 
     def _would_have_room(self, sequence: Sequence, behind: list[Sequence]) -> bool:
-        """Whether `_has_room` once those behind it and all idle ones have given up their blocks, as far as these are not shared."""
+        """Whether `_has_room` once those behind it and all idle ones have given up their blocks, as far as these are
+        not shared."""
         others = [other for other in (*self.parked, *self.waiting, *behind) if other is not sequence]
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running) - len(behind)
         return num_needed <= self.cache.num_free_blocks + sum(len(other.block_table) for other in others)
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Reserves blocks for all tokens that the prefix cache does not have, if a block to grow is then left for each that runs."""
+        """Reserves blocks for all tokens that the prefix cache does not have, if a block to grow is then left for each
+        that runs."""
         self.cache.reuse(sequence)
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running)
         return num_needed <= self.cache.num_free_blocks and self.cache.reserve(sequence, len(sequence.tokens))
 
     def _reserve(self, sequence: Sequence, num_tokens: int, spans: dict[Sequence, Span]) -> bool:
-        """Room for the sequence up to `num_tokens`, at the cost of others that have no span in this step yet. False where that
-        is not enough, or where the sequence has lost its own place."""
+        """Room for the sequence up to `num_tokens`, at the cost of others that have no span in this step yet. False
+        where that is not enough, or where the sequence has lost its own place."""
         if sequence not in self.running:
             return False
         while not self.cache.reserve(sequence, num_tokens):
@@ -208,7 +219,8 @@ class Scheduler:
         return False
 
     def _preempt_last(self, spared: Sequence, spans: dict[Sequence, Span]) -> bool:
-        """Preempts the running sequence that is last in the order, of those without a span; False where there is none."""
+        """Preempts the running sequence that is last in the order, of those without a span; False where there is
+        none."""
         others = [other for other in self.running if other not in spans and other is not spared]
         if others:
             self._preempt(max(others, key=_place))
@@ -221,7 +233,8 @@ class Scheduler:
         sequence.times.num_preemptions += 1
 
     def _share_prompt(self, sequence: Sequence) -> None:
-        """Once all of the prompt but its last token is computed, the sharers get those blocks and compute that token themselves."""
+        """Once all of the prompt but its last token is computed, the sharers get those blocks and compute that token
+        themselves."""
         num_shared = sequence.num_prompt_tokens - 1
         if sequence.num_computed < num_shared:
             return

@@ -15,9 +15,9 @@ _ids = itertools.count()
 class Sequence:
     """One row of tokens on its way through the engine.
 
-    Who changes what: the engine appends to `tokens` and sets `finish_reason`; the cache manager alone changes `block_table`
-    and `num_computed`; the scheduler moves the sequence between its queues. `tokens` only grows while the sequence is in the
-    engine, so its owner may read new ones from another thread.
+    Who changes what: the engine appends to `tokens` and sets `finish_reason`; the cache manager alone changes
+    `block_table` and `num_computed`; the scheduler moves the sequence between its queues. `tokens` only grows while the
+    sequence is in the engine, so its owner may read new ones from another thread.
 
     `policy` decides what becomes of the sequence's logits (see `sampler.py`), `stopping` when it ends (see
     `stopping_criteria.py`); both are made anew for each sequence.
@@ -30,7 +30,8 @@ class Sequence:
         self.policy = policy
         self.stopping = stopping
         self.max_length = max_length
-        """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to hold."""
+        """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to
+        hold."""
         self.wanted_from: int | None = None
         """Position of the first token whose logits are wanted; None for the last token, whichever it is at the time."""
         self.priority = 0
@@ -54,7 +55,8 @@ class Sequence:
         """True while this one is in another's `prompt_sharers`."""
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        """Of each prompt token after those before it, where asked for; None for the first, and for what is not yet computed."""
+        """Of each prompt token after those before it, where asked for; None for the first, and for what is not yet
+        computed."""
         self.score: float | None = None
         """Of a text that beam search found."""
         self.times = Times()
@@ -66,7 +68,8 @@ class Sequence:
 
     @property
     def rope_length(self) -> int:
-        """The least length that rope scaling looks at: the prompt's, or that of the text which was computed again as one."""
+        """The least length that rope scaling looks at: the prompt's, or that of the text which was computed again as
+        one."""
         return max(self.num_prompt_tokens, self.recomputed_length)
 
     @property

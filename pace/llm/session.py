@@ -1,4 +1,5 @@
-"""A sequence in the caller's hands: append tokens, see logits, take tokens back, branch. And scoring, which is built of it."""
+"""A sequence in the caller's hands: append tokens, see logits, take tokens back, branch. And scoring, which is built of
+it."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.memory import available_memory_bytes, format_bytes
 from pace.llm.engine import Engine
 from pace.llm.sequence import Sequence, Span
 from pace.llm.stopping_criteria import NeverStops
+from pace.memory import available_memory_bytes, format_bytes
 
 MANY_BYTES = 64 << 20
 """Below, nobody asks how much memory is left: that takes as long as a decode step of a small model."""
@@ -30,14 +31,17 @@ class CollectLogits:
         self.is_complete = False
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        begin = span.end - logits.shape[0] - self.first  # a dropped cache may bring rows a second time, with equal content
+        begin = (
+            span.end - logits.shape[0] - self.first
+        )  # a dropped cache may bring rows a second time, with equal content
         self.rows[begin : begin + logits.shape[0]] = logits
         self.is_complete = begin + logits.shape[0] == self.rows.shape[0]
         return []
 
 
 class ScoreTokens:
-    """A policy that keeps the log-probability of each token given those before it; no more logits than one step's are held."""
+    """A policy that keeps the log-probability of each token given those before it; no more logits than one step's are
+    held."""
 
     wants_argmax_only = False
     takes_drafts = False
@@ -58,9 +62,9 @@ class ScoreTokens:
 class Session:
     """Tokens whose keys and values are kept between calls.
 
-    Made by `LLMModel.session()`; `close` it, or use it in a `with` block, to give its memory back. When memory is short the
-    cached part of an idle session may be dropped; it is computed again at the next `append`, with the same result. One
-    session belongs to one thread at a time; different sessions, and generations, may run at once.
+    Made by `LLMModel.session()`; `close` it, or use it in a `with` block, to give its memory back. When memory is short
+    the cached part of an idle session may be dropped; it is computed again at the next `append`, with the same result.
+    One session belongs to one thread at a time; different sessions, and generations, may run at once.
     """
 
     _is_closed = True  # until it is made, which Ctrl-C may prevent
@@ -81,13 +85,15 @@ class Session:
         return len(self._sequence.tokens)
 
     def append(self, ids: Iterable[int] | Tensor, logits: str | int = "last") -> Tensor:
-        """Adds tokens and returns fp32 `[rows, vocab]`: row i holds the logits of what follows the i-th of the wanted tokens.
+        """Adds tokens and returns fp32 `[rows, vocab]`: row i holds the logits of what follows the i-th of the wanted
+        tokens.
 
-        `logits`: "last" wants the last token (1 row), "all" every token of `ids`, an int k the last k of them. The first
-        append's length counts as the prompt's for rope scaling that looks at it (dynamic, longrope).
+        `logits`: "last" wants the last token (1 row), "all" every token of `ids`, an int k the last k of them. The
+        first append's length counts as the prompt's for rope scaling that looks at it (dynamic, longrope).
 
-        Raises ValueError for no ids, ids outside the vocabulary, more tokens than the context holds, k out of `1 .. len(ids)`,
-        or logits that are not finite; MemoryError for more rows of logits than memory holds. After an error or Ctrl-C the session is as it was before.
+        Raises ValueError for no ids, ids outside the vocabulary, more tokens than the context holds, k out of
+        `1 .. len(ids)`, or logits that are not finite; MemoryError for more rows of logits than memory holds. After an
+        error or Ctrl-C the session is as it was before.
         """
         self._check_open()
         ids = self._checked_ids(ids)
@@ -145,7 +151,8 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        # No lock here: a collection may happen inside a step of this very thread. The engine closes it before its next step.
+        # No lock here: a collection may happen inside a step of this very thread. The engine closes it before its next
+        # step.
         if not self._is_closed:
             self._engine.discard_later(self._sequence)
 
@@ -162,18 +169,26 @@ class Session:
             ids = ids.tolist()
         if not isinstance(ids, (Iterable, numbers.Integral)):
             raise TypeError(f"append takes token ids, a list of ints or an integer tensor [S]; got {ids!r:.100}")
-        ids = [ids] if isinstance(ids, numbers.Integral) else [token.tolist() if hasattr(token, "tolist") else token for token in ids]
+        ids = (
+            [ids]
+            if isinstance(ids, numbers.Integral)
+            else [token.tolist() if hasattr(token, "tolist") else token for token in ids]
+        )
         vocab_size = self._engine.model.vocab_size
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-                raise TypeError(f"append takes token ids, a list of ints or an integer tensor [S]; got {token!r:.100} among them")
+                raise TypeError(
+                    f"append takes token ids, a list of ints or an integer tensor [S]; got {token!r:.100} among them"
+                )
             if not 0 <= token < vocab_size:
                 raise ValueError(f"append got the token id {token}; this model's ids are 0 to {vocab_size - 1}")
         if not ids:
             raise ValueError("append got no token; give at least one")
         length, most = len(self) + len(ids), self._sequence.max_length
         if length > most:
-            raise ValueError(f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._engine.what_bounds(length)}")
+            raise ValueError(
+                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._engine.what_bounds(length)}"
+            )
         return [int(token) for token in ids]
 
     def _num_rows(self, logits: str | int, num_ids: int) -> int:
@@ -181,7 +196,9 @@ class Session:
         if isinstance(logits, str) and logits in named:
             return named[logits]
         if isinstance(logits, bool) or not isinstance(logits, numbers.Integral) or not 1 <= logits <= num_ids:
-            raise ValueError(f'logits must be "last", "all", or an int from 1 to the {num_ids} tokens appended; got {logits!r}')
+            raise ValueError(
+                f'logits must be "last", "all", or an int from 1 to the {num_ids} tokens appended; got {logits!r}'
+            )
         return int(logits)
 
     def _check_room(self, num_rows: int) -> None:
@@ -212,14 +229,17 @@ class Session:
 
 
 def score(engine: Engine, rows: list[list[int]]) -> list[Tensor]:
-    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has none.
+    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has
+    none.
 
-    Computed in chunks: the logits of a long row are never in memory all at once. Raises ValueError for rows longer than the
-    engine holds.
+    Computed in chunks: the logits of a long row are never in memory all at once. Raises ValueError for rows longer than
+    the engine holds.
     """
     for index, row in enumerate(rows):
         if len(row) > engine.max_length:
-            raise ValueError(f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: {engine.what_bounds(len(row))}")
+            raise ValueError(
+                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: {engine.what_bounds(len(row))}"
+            )
     policies = [ScoreTokens(row) for row in rows]
     sequences = [Sequence(row, policy, NeverStops(), engine.max_length) for row, policy in zip(rows, policies)]
     for sequence in sequences:

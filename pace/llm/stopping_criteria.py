@@ -20,8 +20,8 @@ class StoppingCriteria:
         self.stop_strings: TextStop = stop_strings or NoStopStrings()
 
     def stop_now(self, sequence: Sequence) -> str | None:
-        """"stop" where the last token ends the sequence or completes a stop string, "length" where it was the last allowed,
-        else None. To be asked after every generated token; asking again changes nothing."""
+        """ "stop" where the last token ends the sequence or completes a stop string, "length" where it was the last
+        allowed, else None. To be asked after every generated token; asking again changes nothing."""
         if sequence.tokens[-1] in self.end_tokens or self.stop_strings.found(sequence):
             return "stop"
         return "length" if len(sequence.tokens) >= self.max_length else None
@@ -66,7 +66,8 @@ class NoStopStrings:
 class StopStrings:
     """Finds the first of some strings in the generated text, also across tokens or within one.
 
-    The tokens of a match stay in the output; the text is cut before it. What follows a match within the same token is cut too.
+    The tokens of a match stay in the output; the text is cut before it. What follows a match within the same token is
+    cut too.
     """
 
     def __init__(self, tokenizer: Any, strings: list[str]) -> None:

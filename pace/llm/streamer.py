@@ -15,8 +15,9 @@ from pace.llm.detokenizer import TextPieces
 
 
 class BaseStreamer:
-    """One sequence's tokens as they come. `put` gets the prompt first, `[1, S]`, then each generated token, `[1]`; `end` comes
-    last. An exception from either ends the generation and reaches its caller. A `put` that returns False cancels it."""
+    """One sequence's tokens as they come. `put` gets the prompt first, `[1, S]`, then each generated token, `[1]`;
+    `end` comes last. An exception from either ends the generation and reaches its caller. A `put` that returns False
+    cancels it."""
 
     def begin(self, config: SamplingConfig) -> None:
         """Called before the first `put`, with the config that holds."""
@@ -29,7 +30,8 @@ class BaseStreamer:
 
 
 class TextStreamer(BaseStreamer):
-    """Writes text as soon as its characters are complete, without waiting for the end of a word, and a newline at the end.
+    """Writes text as soon as its characters are complete, without waiting for the end of a word, and a newline at the
+    end.
 
     Subclasses may override `on_text`. Stop strings of the config are not written, nor what follows them.
     """
@@ -47,7 +49,9 @@ class TextStreamer(BaseStreamer):
 
     def put(self, value: Tensor) -> None:
         if value.dim() > 1 and value.shape[0] > 1:
-            raise ValueError(f"TextStreamer takes one sequence, got a batch of {value.shape[0]}; CallbackStreamer takes any number")
+            raise ValueError(
+                f"TextStreamer takes one sequence, got a batch of {value.shape[0]}; CallbackStreamer takes any number"
+            )
         tokens = value.reshape(-1).tolist()
         if self._prompt_is_next:
             self._prompt_is_next = False
@@ -83,8 +87,8 @@ class StreamEvent:
 
 
 class CallbackStreamer(BaseStreamer):
-    """Calls `callback(StreamEvent)` for every token of every row, for batches of any size. A callback that returns False cancels
-    the row, with this token as its last."""
+    """Calls `callback(StreamEvent)` for every token of every row, for batches of any size. A callback that returns
+    False cancels the row, with this token as its last."""
 
     def __init__(self, callback: Callable[[StreamEvent], bool | None], tokenizer: Any = None) -> None:
         if not callable(callback):
@@ -130,8 +134,8 @@ class NoPieces:
 
 
 class Feed(Protocol):
-    """What the generator tells about a batch: all prompts, then the tokens and the end of each row, then the end of all. False
-    from `start` cancels the batch, and from `token` the row."""
+    """What the generator tells about a batch: all prompts, then the tokens and the end of each row, then the end of
+    all. False from `start` cancels the batch, and from `token` the row."""
 
     def start(self, prompts: list[list[int]]) -> bool | None: ...
 
@@ -198,18 +202,23 @@ class PutFeed:
 
 
 def make_feed(streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False) -> Feed:
-    """What tells the streamer; without one, a bar for several rows, where wanted and stderr is a terminal. Raises TypeError for
-    what is no streamer, ValueError for a streamer of one sequence and a batch of several, or with beams."""
+    """What tells the streamer; without one, a bar for several rows, where wanted and stderr is a terminal. Raises
+    TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of several, or with
+    beams."""
     if streamer is None:
         return ProgressFeed() if progress and num_rows > 1 and sys.stderr.isatty() else NullFeed()
     if config.num_beams > 1:
-        raise ValueError(f"beam search knows no token for certain before its end: a streamer goes with num_beams=1 only, got num_beams={config.num_beams}")
+        raise ValueError(
+            f"beam search knows no token for certain before its end: a streamer goes with num_beams=1 only, got num_beams={config.num_beams}"
+        )
     if isinstance(streamer, BaseStreamer):
         streamer.begin(config)
     if isinstance(streamer, CallbackStreamer):
         return streamer
     if not callable(getattr(streamer, "put", None)) or not callable(getattr(streamer, "end", None)):
-        raise TypeError(f"a streamer has put(tokens) and end(), got {streamer!r}; pace.llm.CallbackStreamer makes one of a function")
+        raise TypeError(
+            f"a streamer has put(tokens) and end(), got {streamer!r}; pace.llm.CallbackStreamer makes one of a function"
+        )
     if num_rows > 1:
         raise ValueError(
             f"{type(streamer).__name__} streams one sequence, and this call makes {num_rows}; use pace.llm.CallbackStreamer, or generate one by one"

@@ -18,16 +18,18 @@ _WAKE_SECONDS = 0.1
 class TurnLock:
     """Threads that step one engine take turns.
 
-    A plain lock lets a thread that steps in a tight loop take it again before a waiting one wakes up, so that the waiting
-    thread would learn of its finished sequences only at the end of the other's. Here a release hands the lock to the thread
-    that has waited longest.
+    A plain lock lets a thread that steps in a tight loop take it again before a waiting one wakes up, so that the
+    waiting thread would learn of its finished sequences only at the end of the other's. Here a release hands the lock
+    to the thread that has waited longest.
 
-    Ctrl-C may strike between any two instructions of this file: a waiting thread leaves the queue, and a holder that could
-    not release is taken to have released when the same thread asks again, as `Engine.abort` then does. Not re-entrant: a
-    holder says with `is_inside` that it truly is inside, until it leaves; asking again is then a ValueError.
+    Ctrl-C may strike between any two instructions of this file: a waiting thread leaves the queue, and a holder that
+    could not release is taken to have released when the same thread asks again, as `Engine.abort` then does. Not
+    re-entrant: a holder says with `is_inside` that it truly is inside, until it leaves; asking again is then a
+    ValueError.
 
-    A fork while another thread holds the lock leaves the child a free one, with `was_abandoned` set. When the interpreter
-    exits, daemon threads get no more turns: one that came back from C++ to an interpreter that is gone would abort the process.
+    A fork while another thread holds the lock leaves the child a free one, with `was_abandoned` set. When the
+    interpreter exits, daemon threads get no more turns: one that came back from C++ to an interpreter that is gone
+    would abort the process.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,9 @@ class TurnLock:
         while _exiting_thread not in (None, me):
             time.sleep(_EXIT_SECONDS)
         if self.is_inside and self._owner == me:
-            raise ValueError("the model was called from within its own step (by a logits processor, say), where it cannot run; call it after generate")
+            raise ValueError(
+                "the model was called from within its own step (by a logits processor, say), where it cannot run; call it after generate"
+            )
         ticket = threading.Lock()
         ticket.acquire()
         try:
@@ -59,13 +63,15 @@ class TurnLock:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.is_inside = False
         self._release()
 
     def call_if_free(self, action: Callable[[], None]) -> bool:
-        """Calls `action` with the lock held if nobody has it, without waiting for a turn; whether it did. A finaliser may ask, wherever
-        it strikes: in the middle of a step, or of this file, of the same thread."""
+        """Calls `action` with the lock held if nobody has it, without waiting for a turn; whether it did. A finaliser
+        may ask, wherever it strikes: in the middle of a step, or of this file, of the same thread."""
         me, is_mine = threading.get_ident(), False
         try:
             if not self._mutex.locked():

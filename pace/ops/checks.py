@@ -1,4 +1,5 @@
-"""Checks that the native operations share: each returns what the C++ call needs, or raises an error that says what was wrong."""
+"""Checks that the native operations share: each returns what the C++ call needs, or raises an error that says what was
+wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def check_rows(name: str, tensor: Tensor) -> tuple[int, int]:
 
 
 def check_heads(name: str, tensor: Tensor) -> tuple[int, int, int]:
-    """`(tokens, heads, head_dim)` of a float32 `[T, H, D]` whose heads are contiguous; tokens and heads may be strided."""
+    """`(tokens, heads, head_dim)` of a float32 `[T, H, D]` whose heads are contiguous; tokens and heads may be
+    strided."""
     if tensor.dtype != torch.float32 or tensor.ndim != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
         raise ValueError(f"{name} must be float32 [T, H, D] with contiguous D; got {describe(tensor)}")
     tokens, heads, head_dim = tensor.shape
@@ -60,7 +62,9 @@ def check_quantized_rows(
 ) -> None:
     """Raises unless `rows` can be rows `row ..` of a weight `[n, k]`."""
     if rows.storage != storage:
-        raise ValueError(f"cannot write rows of {rows.storage} into a weight of {storage}; QuantizedRows.as_storage may help")
+        raise ValueError(
+            f"cannot write rows of {rows.storage} into a weight of {storage}; QuantizedRows.as_storage may help"
+        )
     if rows.shape[1] != k or row < 0 or row + rows.shape[0] > n:
         raise ValueError(f"cannot write {rows.shape} at row {row} of a weight of shape ({n}, {k})")
     if (order is None) != (rows.order is None) or (order is not None and not torch.equal(order, rows.order)):

@@ -1,7 +1,7 @@
 """Every operation on the C++ kernels: the native twin of `pace.ops.reference`, function by function.
 
-Activations are float32; weights are `PackedWeight` in float32, bfloat16, float16 or quantised. The functions check shapes and dtypes and make
-one call, which releases the GIL and shares its work among the threads of the pool.
+Activations are float32; weights are `PackedWeight` in float32, bfloat16, float16 or quantised. The functions check
+shapes and dtypes and make one call, which releases the GIL and shares its work among the threads of the pool.
 """
 
 from pace.ops.native_attention import attention, rotary_, store_kv

@@ -29,19 +29,24 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     half = cos.shape[-1]
     for name, table in (("cos", cos), ("sin", sin)):
         if table.dtype != torch.float32 or table.shape != (tokens, half) or not table.is_contiguous():
-            raise ValueError(f"{name} must be contiguous float32 [{tokens}, R / 2], as the other; got {describe(table)}")
+            raise ValueError(
+                f"{name} must be contiguous float32 [{tokens}, R / 2], as the other; got {describe(table)}"
+            )
     if 2 * half > head_dim:
         raise ValueError(f"cos and sin rotate {2 * half} elements of a head, but x has heads of {head_dim}")
     _C.rotary(x.data_ptr(), tokens, heads, x.stride(0), x.stride(1), cos.data_ptr(), sin.data_ptr(), half, interleaved)
 
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounded to nearest even in the cache's dtype.
+    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounded to nearest even in the cache's
+    dtype.
 
-    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0 where the scale is
+    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0
+    where the scale is
     0. A head with an element that is not finite is stored as zeros times NaN, and spoils all that sees it.
 
-    k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError for a slot outside."""
+    k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError for a slot
+    outside."""
     view, kv_heads, head_dim = kv_view(kv)
     for name, tensor in (("k", k), ("v", v)):
         if check_heads(name, tensor)[1:] != (kv_heads, head_dim):
@@ -60,12 +65,14 @@ def attention(
 ) -> Tensor:
     """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and blocks that no
-    token sees may be unmapped (any number in the table). With `softcap = c`, scores become `c tanh(score / c)`. What lies at or
-    beyond `kv_len` is never read into a result, whatever it holds. q may be a strided view with contiguous heads.
+    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and blocks
+    that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become `c tanh(score / c)`.
+    What lies at or beyond `kv_len` is never read into a result, whatever it holds. q may be a strided view with
+    contiguous heads.
 
-    Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it came in, the
-    other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own lengths or the cache."""
+    Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it
+    came in, the other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own
+    lengths or the cache."""
     view, kv_heads, head_dim = kv_view(kv)
     tokens, heads, query_dim = check_heads("q", q)
     if query_dim != head_dim or heads == 0 or heads % kv_heads:
@@ -102,22 +109,33 @@ def attention(
 
 
 def kv_view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
-    """The cache as C++ sees it, its heads and their size; raises unless k and v have the layout of docs/architecture.md."""
+    """The cache as C++ sees it, its heads and their size; raises unless k and v have the layout of
+    docs/architecture.md."""
     k, v = kv.k, kv.v
     if k.dtype not in CACHE_DTYPES or v.dtype != k.dtype:
-        raise TypeError(f"a cache is float32, bfloat16, float16 or int8, keys and values alike; got {k.dtype} and {v.dtype}")
+        raise TypeError(
+            f"a cache is float32, bfloat16, float16 or int8, keys and values alike; got {k.dtype} and {v.dtype}"
+        )
     for name, blocks, scales in (("keys", k, kv.k_scales), ("values", v, kv.v_scales)):
         if (scales is not None) != (k.dtype == torch.int8):
-            raise ValueError(f"cache {name} have scales where they are int8, and only there; got {blocks.dtype} {'without' if scales is None else 'with'} scales")
+            raise ValueError(
+                f"cache {name} have scales where they are int8, and only there; got {blocks.dtype} {'without' if scales is None else 'with'} scales"
+            )
     if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not _has_contiguous_heads(k, kv.k_scales):
         raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_POSITIONS}], {_LAYOUT}; got {describe(k)}")
     num_blocks, kv_heads, head_dim, _ = k.shape
     if not 1 <= head_dim <= MAX_HEAD_DIM or kv_heads < 1:
-        raise ValueError(f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache is {describe(k)}")
+        raise ValueError(
+            f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache is {describe(k)}"
+        )
     padded_dim = -(-head_dim // BLOCK_POSITIONS) * BLOCK_POSITIONS
     if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not _has_contiguous_heads(v, kv.v_scales):
-        raise ValueError(f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}], {_LAYOUT}; got {describe(v)}")
-    view = _C.KvView(k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), CACHE_DTYPES[k.dtype], num_blocks, kv_heads, head_dim)
+        raise ValueError(
+            f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}], {_LAYOUT}; got {describe(v)}"
+        )
+    view = _C.KvView(
+        k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), CACHE_DTYPES[k.dtype], num_blocks, kv_heads, head_dim
+    )
     return view, kv_heads, head_dim
 
 
@@ -125,8 +143,8 @@ _LAYOUT = "each block contiguous, or in int8 each head with its scales right beh
 
 
 def _has_contiguous_heads(blocks: Tensor, scales: Tensor | None) -> bool:
-    """The heads of a block lie one after the other, each followed by its scales if it has any. Blocks may stand apart, other
-    layers' between them, but not overlap."""
+    """The heads of a block lie one after the other, each followed by its scales if it has any. Blocks may stand apart,
+    other layers' between them, but not overlap."""
     if blocks.numel() == 0:
         return True
     num_blocks, heads, rows, columns = blocks.shape
@@ -135,7 +153,9 @@ def _has_contiguous_heads(blocks: Tensor, scales: Tensor | None) -> bool:
     block = max(blocks.stride(0), heads * head)
     if scales is not None:
         lies_behind = scales.dtype == torch.float32 and scales.data_ptr() == blocks.data_ptr() + elements
-        fits = scales.shape == (num_blocks, heads, BLOCK_POSITIONS) and _has_strides(scales, block // scales.itemsize, head // scales.itemsize, 1)
+        fits = scales.shape == (num_blocks, heads, BLOCK_POSITIONS) and _has_strides(
+            scales, block // scales.itemsize, head // scales.itemsize, 1
+        )
         if not lies_behind or not fits:
             return False
     return _has_strides(blocks, block, head, columns, 1)

@@ -8,7 +8,8 @@ from torch import Tensor
 from pace import _C
 from pace.ops.weight import PackedWeight
 
-# Numbers of Activation in csrc/include/pace/types.h. `gelu_new`, `gelu_tanh` and `gelu_fast` are one function, written three ways.
+# Numbers of Activation in csrc/include/pace/types.h. `gelu_new`, `gelu_tanh` and `gelu_fast` are one function, written
+# three ways.
 ACTIVATION_CODES = {
     None: 0,
     "silu": 1,
@@ -32,13 +33,18 @@ def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def linear(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None = None, activation: str | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`, each part optional.
 
-    x may have any row stride. Numerics: fp32 accumulation in ascending k; where the instruction set multiplies bf16 pairs and the
-    weight is bf16, x is rounded to bf16 first; where the weight's codes are integers, x is quantised to int8 in groups, and products of
-    a group are exact (csrc/kernels/linear_quantized.inl). A row's result does not depend on the other rows (csrc/kernels/linear.inl)."""
+    x may have any row stride. Numerics: fp32 accumulation in ascending k; where the instruction set multiplies bf16
+    pairs and the weight is bf16, x is rounded to bf16 first; where the weight's codes are integers, x is quantised to
+    int8 in groups, and products of a group are exact (csrc/kernels/linear_quantized.inl). A row's result does not
+    depend on the other rows (csrc/kernels/linear.inl)."""
     if weight.glu:
         raise ValueError("this weight holds gate and up rows; use linear_glu")
     rows = _check_input(x, weight)
@@ -60,16 +66,21 @@ def linear(
 
 
 def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
-    """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are `[gate; up]`.
+    """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
+    `[gate; up]`.
 
     Numerics as `linear`."""
     if not weight.glu:
-        raise ValueError("linear_glu needs a weight made with glu=True, whose rows are [gate; up]; use linear for others")
+        raise ValueError(
+            "linear_glu needs a weight made with glu=True, whose rows are [gate; up]; use linear for others"
+        )
     rows = _check_input(x, weight)
     out = torch.empty(rows, weight.n_out)
     bias_address = 0 if bias is None else _check_bias(bias, weight)
     code = _activation_code(activation)
-    _C.linear(x.data_ptr(), x.stride(0), rows, weight.address, weight.order_address, bias_address, code, 0, out.data_ptr())
+    _C.linear(
+        x.data_ptr(), x.stride(0), rows, weight.address, weight.order_address, bias_address, code, 0, out.data_ptr()
+    )
     return out
 
 

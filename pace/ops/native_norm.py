@@ -10,7 +10,8 @@ from pace.ops.checks import check_heads, check_rows, check_same_shape, check_vec
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """`y [T, K] = s / sqrt(mean(s^2) + eps) * weight [K]` with `s = x`; given a residual, `s = x + residual` and `(y, s)`.
+    """`y [T, K] = s / sqrt(mean(s^2) + eps) * weight [K]` with `s = x`; given a residual, `s = x + residual` and
+    `(y, s)`.
 
     x may have any row stride. Numerics: fp32, an order of summation that depends on K and the instruction set alone."""
     return _norm(False, x, weight, None, eps, residual)
@@ -19,7 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`y [T, K] = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias`, population variance; residual as in `rms_norm`."""
+    """`y [T, K] = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias`, population variance; residual as in
+    `rms_norm`."""
     return _norm(True, x, weight, bias, eps, residual)
 
 

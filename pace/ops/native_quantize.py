@@ -15,8 +15,8 @@ QUANTIZER_CODES = {"int8": 0, "int4": 1, "affine int4": 2, "codebook": 3, "mxfp4
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
-    """`rows [R, K]` of any float dtype in a format: the values of `format.quantize`, bit for bit; codes of int4 come in pairs where the
-    format has a kernel.
+    """`rows [R, K]` of any float dtype in a format: the values of `format.quantize`, bit for bit; codes of int4 come in
+    pairs where the format has a kernel.
 
     Raises ValueError that says `name` where an element is NaN or infinite."""
     storage, kernel, (num_rows, k) = format.storage, format.kernel, rows.shape

@@ -10,8 +10,8 @@ from pace.ops.checks import check_rows, check_vector
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds NaN or +inf,
-    so that whoever chooses from it can refuse without looking at the row once more."""
+    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
+    NaN or +inf, so that whoever chooses from it can refuse without looking at the row once more."""
     rows, vocab_size = _check_logits(logits)
     indices = torch.empty(rows, dtype=torch.int64)
     _C.argmax(logits.data_ptr(), logits.stride(0), rows, vocab_size, indices.data_ptr())
@@ -29,11 +29,13 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among those.
+    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
+    those.
 
-    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and then by
-    rising index, before which less than p of the probability lies; the first is always in it. `top_k` int64 `[R]`, `top_p`
-    float32 `[R]`. A row with NaN is left as it is, and one with +inf gets no nucleus (`argmax` tells both by -1)."""
+    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and
+    then by rising index, before which less than p of the probability lies; the first is always in it. `top_k` int64
+    `[R]`, `top_p` float32 `[R]`. A row with NaN is left as it is, and one with +inf gets no nucleus (`argmax` tells
+    both by -1)."""
     rows, vocab_size = _check_logits(logits)
     top_k_address = check_vector("top_k", top_k, rows, torch.int64)
     top_p_address = check_vector("top_p", top_p, rows)

@@ -1,8 +1,9 @@
-"""Every operation in plain torch: the specification of `pace.ops.native`, and the backend that tells a model bug from a kernel bug.
+"""Every operation in plain torch: the specification of `pace.ops.native`, and the backend that tells a model bug from a
+kernel bug.
 
-Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are in float32, or
-in float64 where the weights are; weights in any float dtype are widened to the activations' dtype before they are used, so
-that the only rounding is that of the stored weights. Names that end in `_` work in place.
+Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are in
+float32, or in float64 where the weights are; weights in any float dtype are widened to the activations' dtype before
+they are used, so that the only rounding is that of the stored weights. Names that end in `_` work in place.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ ACTIVATIONS = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------- weights
+# ----------------------------------------------------------------------------------------------------------------
+# weights
 
 
 @dataclass(frozen=True)
 class DenseWeight:
     """A matrix `[n, k]` as it is. With `glu`, its rows are `[gate; up]`, n / 2 each.
 
-    A quantised one holds its values in float32, and says by `quantized` what they come from. So that products with it have no
-    rounding but that of the stored weights, activations are not quantised here, which those of `pace.ops.native` are."""
+    A quantised one holds its values in float32, and says by `quantized` what they come from. So that products with it
+    have no rounding but that of the stored weights, activations are not quantised here, which those of
+    `pace.ops.native` are."""
 
     matrix: Tensor
     glu: bool = False
@@ -95,12 +98,15 @@ def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
     checks.check_float_weight(weight.storage)
     rows = source.shape[0]
     if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + rows > weight.n:
-        raise ValueError(f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
+        raise ValueError(
+            f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})"
+        )
     weight.matrix[row : row + rows].copy_(source)
 
 
 def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
-    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for others.
+    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for
+    others.
 
     Disjoint rows may be written from several threads."""
     checks.check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
@@ -108,27 +114,35 @@ def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
 
 
 def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
-    """`rows [R, K]` of any float dtype in a format. Raises ValueError that says `name` where an element is NaN or infinite."""
+    """`rows [R, K]` of any float dtype in a format. Raises ValueError that says `name` where an element is NaN or
+    infinite."""
     return format.quantize(rows, name)
 
 
 def unpack(weight: DenseWeight) -> Tensor:
-    """The logical matrix `[N, K]` in `weight.dtype`, which is float32 of a quantised one; columns in the order of the input."""
+    """The logical matrix `[N, K]` in `weight.dtype`, which is float32 of a quantised one; columns in the order of the
+    input."""
     return weight.matrix
 
 
-# ---------------------------------------------------------------------------------------------------- linear, activations
+# ---------------------------------------------------------------------------------------------------- linear,
+# activations
 
 
 def embedding(ids: Tensor, weight: DenseWeight) -> Tensor:
-    """`[T, K]`: row `ids[t]` of the weight, widened to float32 (float64 stays). Raises ValueError on ids out of range."""
+    """`[T, K]`: row `ids[t]` of the weight, widened to float32 (float64 stays). Raises ValueError on ids out of
+    range."""
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids must be in 0..{weight.n - 1}; got {int(ids.min())}..{int(ids.max())}")
     return weight.matrix[ids].to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def linear(
-    x: Tensor, weight: DenseWeight, bias: Tensor | None = None, activation: str | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: DenseWeight,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`[T, N]`: `residual + activation(x [T, K] W' + bias [N])`, each part optional."""
     y = functional.linear(x, weight.matrix.to(x.dtype), _like(bias, x))
@@ -138,7 +152,8 @@ def linear(
 
 
 def linear_glu(x: Tensor, weight: DenseWeight, activation: str, bias: Tensor | None = None) -> Tensor:
-    """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are `[gate; up]`."""
+    """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
+    `[gate; up]`."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
 
@@ -148,11 +163,13 @@ def activation(x: Tensor, name: str) -> Tensor:
     return ACTIVATIONS[name](x)
 
 
-# ------------------------------------------------------------------------------------------------------------------ norms
+# ------------------------------------------------------------------------------------------------------------------
+# norms
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """`y [T, K] = s / sqrt(mean(s^2) + eps) * weight [K]` with `s = x`; given a residual, `s = x + residual` and `(y, s)`."""
+    """`y [T, K] = s / sqrt(mean(s^2) + eps) * weight [K]` with `s = x`; given a residual, `s = x + residual` and
+    `(y, s)`."""
     total = x if residual is None else x + residual
     y = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
     return y if residual is None else (y, total)
@@ -161,7 +178,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`y [T, K] = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias`, population variance; residual as in `rms_norm`."""
+    """`y [T, K] = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias`, population variance; residual as in
+    `rms_norm`."""
     total = x if residual is None else x + residual
     y = functional.layer_norm(total, total.shape[-1:], _like(weight, x), _like(bias, x), eps)
     return y if residual is None else (y, total)
@@ -172,7 +190,8 @@ def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     x.copy_(rms_norm(x, weight, eps))
 
 
-# -------------------------------------------------------------------------------------------------------------- attention
+# --------------------------------------------------------------------------------------------------------------
+# attention
 
 
 def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
@@ -180,7 +199,9 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
     Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`."""
     half = cos.shape[-1]
-    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    )
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     a, b = x[..., first], x[..., second]
     rotated_a, rotated_b = a * cos - b * sin, b * cos + a * sin
@@ -191,7 +212,8 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
     """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounding to the cache's dtype.
 
-    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0 where the scale is
+    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0
+    where the scale is
     0. A head with an element that is not finite is stored as zeros times NaN, and spoils all that sees it."""
     block_size = kv.k.shape[-1]
     block, offset = slots // block_size, slots % block_size
@@ -203,7 +225,8 @@ def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
 
 
 def _scaled_to_127(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of -127 to 127 in float32 and their scales `[T, Hkv]`. (A subnormal scale is rounded so much that more could come.)"""
+    """Integers of -127 to 127 in float32 and their scales `[T, Hkv]`. (A subnormal scale is rounded so much that more
+    could come.)"""
     x = x.float()
     scales = x.abs().amax(-1) / 127
     scales = scales.where(scales.isfinite(), math.nan)
@@ -215,8 +238,9 @@ def attention(
 ) -> Tensor:
     """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`. With `softcap = c`,
-    scores become `c tanh(score / c)`. What lies at or beyond `kv_len` is never read into a result, whatever it holds."""
+    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`. With
+    `softcap = c`, scores become `c tanh(score / c)`. What lies at or beyond `kv_len` is never read into a result,
+    whatever it holds."""
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
     starts = spans.query_start.tolist()
@@ -249,11 +273,13 @@ def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, head_dim: int, dtype: 
     return keys, values
 
 
-# --------------------------------------------------------------------------------------------------------------- sampling
+# ---------------------------------------------------------------------------------------------------------------
+# sampling
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds NaN or +inf."""
+    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
+    NaN or +inf."""
     return logits.argmax(-1).where(logits.amax(-1) < torch.inf, -1)
 
 
@@ -268,10 +294,11 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among those.
+    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
+    those.
 
-    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and then by
-    rising index, before which less than p of the probability lies; the first is always in it."""
+    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and
+    then by rising index, before which less than p of the probability lies; the first is always in it."""
     vocab_size = logits.shape[-1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()

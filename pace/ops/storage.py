@@ -1,5 +1,5 @@
-"""How a quantised matrix is stored: codes, and scales of groups of them. `QuantizedRows` is what every format is reduced to,
-and `QuantizedRows.dequantize` the definition of what it means."""
+"""How a quantised matrix is stored: codes, and scales of groups of them. `QuantizedRows` is what every format is
+reduced to, and `QuantizedRows.dequantize` the definition of what it means."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Storage:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
 
-    where level(c) is c for int8, c - 8 or `codebook[c]` for int4, and the float's value for float8. A zero point z is such a
-    minimum: s (c - z) = s (c - 8) + s (8 - z). Raises ValueError for what no kernel knows."""
+    where level(c) is c for int8, c - 8 or `codebook[c]` for int4, and the float's value for float8. A zero point z is
+    such a minimum: s (c - z) = s (c - 8) + s (8 - z). Raises ValueError for what no kernel knows."""
 
     code: str
     """A name of `CODES`."""
@@ -58,7 +58,9 @@ class Storage:
         if self.group is not None and (self.group < MIN_GROUP or self.group % MIN_GROUP):
             raise ValueError(f"a group is a multiple of {MIN_GROUP} weights, or None for a whole row; got {self.group}")
         if self.codebook is not None and (self.code != "int4" or self.codebook not in CODEBOOKS):
-            raise ValueError(f"int4 codes may have one of the codebooks {', '.join(CODEBOOKS)}; got {self.codebook!r} for {self.code}")
+            raise ValueError(
+                f"int4 codes may have one of the codebooks {', '.join(CODEBOOKS)}; got {self.codebook!r} for {self.code}"
+            )
         if self.has_mins and (self.code == "float8" or self.codebook or self.group is None):
             raise ValueError("integer codes in groups alone have minima")
 
@@ -82,10 +84,11 @@ class Storage:
 class QuantizedRows:
     """Rows of a quantised matrix, one code an element: what readers and quantisers make, and `pack_quantized_` takes.
 
-    codes `[rows, K]` of `CODES[storage.code]`; scales, and mins where the storage has them, float32 `[rows, groups]`. `order`, an
-    int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input; None: j. With `paired_k` = K,
-    codes of int4 come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low bits: as most files have them, so that nobody
-    need take them apart. Raises ValueError where shapes, dtypes or codes do not fit."""
+    codes `[rows, K]` of `CODES[storage.code]`; scales, and mins where the storage has them, float32 `[rows, groups]`.
+    `order`, an int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input; None:
+    j. With `paired_k` = K, codes of int4 come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low bits: as
+    most files have them, so that nobody need take them apart. Raises ValueError where shapes, dtypes or codes do not
+    fit."""
 
     storage: Storage
     codes: Tensor
@@ -97,13 +100,19 @@ class QuantizedRows:
     def __post_init__(self) -> None:
         codes, storage = self.codes, self.storage
         if codes.ndim != 2 or codes.dtype != CODES[storage.code]:
-            raise ValueError(f"{storage.code} codes are a matrix of {CODES[storage.code]}; got {codes.dtype} of shape {tuple(codes.shape)}")
+            raise ValueError(
+                f"{storage.code} codes are a matrix of {CODES[storage.code]}; got {codes.dtype} of shape {tuple(codes.shape)}"
+            )
         if self.paired_k is not None and (storage.code != "int4" or codes.shape[1] != -(-self.paired_k // 2)):
-            raise ValueError(f"codes of int4 alone come in pairs, ceil(K / 2) bytes a row; got {storage.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}")
+            raise ValueError(
+                f"codes of int4 alone come in pairs, ceil(K / 2) bytes a row; got {storage.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}"
+            )
         k = self.shape[1]
         groups = (codes.shape[0], storage.num_groups(k))
         if (self.mins is not None) != storage.has_mins:
-            raise ValueError(f"a storage {'with' if storage.has_mins else 'without'} minima was given {'none' if storage.has_mins else 'some'}")
+            raise ValueError(
+                f"a storage {'with' if storage.has_mins else 'without'} minima was given {'none' if storage.has_mins else 'some'}"
+            )
         for name, values in (("scales", self.scales), ("mins", self.mins)):
             if values is not None and (tuple(values.shape) != groups or values.dtype != torch.float32):
                 raise ValueError(f"{name} are float32 {groups}; got {values.dtype} of shape {tuple(values.shape)}")
@@ -130,7 +139,7 @@ class QuantizedRows:
             return self
         if storage.code != self.storage.code and self.paired_k is not None:
             return self.unpaired().as_storage(storage)
-        k, groups = self.shape[1], storage.num_groups(self.shape[1])
+        groups = storage.num_groups(self.shape[1])
         repeats = groups if self.storage.group is None else self.storage.group // storage.group
 
         def spread(values: Tensor) -> Tensor:
@@ -140,13 +149,21 @@ class QuantizedRows:
         if self.storage.code != storage.code:  # from int4 to int8
             factor = INT8_FACTORS[self.storage.codebook]
             codes, scales = (self.storage.levels * factor).to(torch.int8)[codes.int()], scales / factor
-        mins = spread(self.mins) if self.mins is not None else torch.zeros(codes.shape[0], groups) if storage.has_mins else None
+        mins = (
+            spread(self.mins)
+            if self.mins is not None
+            else torch.zeros(codes.shape[0], groups)
+            if storage.has_mins
+            else None
+        )
         return QuantizedRows(storage, codes, spread(scales), mins, self.order, self.paired_k)
 
     @property
     def nbytes(self) -> int:
         """Of what it holds, a byte for each code."""
-        return math.prod(self.shape) + sum(part.nbytes for part in (self.scales, self.mins, self.order) if part is not None)
+        return math.prod(self.shape) + sum(
+            part.nbytes for part in (self.scales, self.mins, self.order) if part is not None
+        )
 
     def dequantize(self) -> Tensor:
         """float32 `[rows, K]`, columns in the order of the input: the definition."""
@@ -168,8 +185,8 @@ class QuantizedRows:
 
 
 def common_storage(storages: Iterable[Storage]) -> Storage | None:
-    """The smallest storage in which rows of all of these have the same values, so that one product serves them; None where there is
-    none: floats beside integers, or codebooks that int8 does not hold."""
+    """The smallest storage in which rows of all of these have the same values, so that one product serves them; None
+    where there is none: floats beside integers, or codebooks that int8 does not hold."""
     storages = set(storages)
     if len(storages) == 1:
         return storages.pop()

@@ -1,4 +1,5 @@
-"""`PackedWeight`: a matrix in the panel layout that the native kernels read, in memory that is zero until it is packed."""
+"""`PackedWeight`: a matrix in the panel layout that the native kernels read, in memory that is zero until it is
+packed."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 STORAGE_CODES = {"int8": 1, "int4": 2, "float8": 3}
 
 LEVEL_FACTORS = {"nf4": 123.25, "fp4": 120.0, "mxfp4": 2.0, "iq4_nl": 1.0}
-"""Codebooks are multiplied as int8: round(level * factor), which scales are divided by. Exact for mxfp4 and iq4_nl; nf4 is off by at
-most 0.0029 and fp4 by 0.0032 of a group's largest, with the best factors up to 127."""
+"""Codebooks are multiplied as int8: round(level * factor), which scales are divided by. Exact for mxfp4 and iq4_nl; nf4
+is off by at most 0.0029 and fp4 by 0.0032 of a group's largest, with the best factors up to 127."""
 
 CACHE_LINE = 64
 
 
 class Slabs:
-    """Memory for weights, cut from large pieces so that small weights lie on huge pages too: with pages of 4 KB, reading a
-    weight of 2 MB spent a quarter of its time in page-table walks (a virtual machine on Zen 4)."""
+    """Memory for weights, cut from large pieces so that small weights lie on huge pages too: with pages of 4 KB,
+    reading a weight of 2 MB spent a quarter of its time in page-table walks (a virtual machine on Zen 4)."""
 
     SLAB_BYTES = 256 << 20
 
@@ -38,7 +39,8 @@ class Slabs:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> Tensor:
-        """uint8 zeros at a cache line. A slab goes when nothing of it is in use any more; what was taken is not taken again."""
+        """uint8 zeros at a cache line. A slab goes when nothing of it is in use any more; what was taken is not taken
+        again."""
         with self._lock:
             if self._used + num_bytes > len(self._slab):
                 memory = reserve(max(self.SLAB_BYTES, num_bytes), huge_pages=True)
@@ -52,13 +54,15 @@ _slabs = Slabs()
 
 
 class PackedWeight:
-    """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use, or quantised (`Storage`).
+    """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use, or quantised
+    (`Storage`).
 
     `dtype` is what `unpack` gives: the storage itself, or float32 of a quantised weight.
 
-    With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts header and
-    padding. The memory is private and untouched at first: pages become resident as rows are packed into them, and are given back
-    when the weight goes. Where there are several NUMA nodes they become so at once, each next to the thread that will read it.
+    With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts
+    header and padding. The memory is private and untouched at first: pages become resident as rows are packed into
+    them, and are given back when the weight goes. Where there are several NUMA nodes they become so at once, each next
+    to the thread that will read it.
 
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
@@ -100,7 +104,9 @@ def weight_nbytes(n: int, k: int, storage: torch.dtype | Storage, glu: bool = Fa
 
 def _format(storage: torch.dtype | Storage, levels: int = 0) -> _C.PackedFormat:
     if isinstance(storage, Storage):
-        return _C.PackedFormat(DTYPE_CODES[torch.float32], STORAGE_CODES[storage.code], storage.group or 0, storage.has_mins, levels)
+        return _C.PackedFormat(
+            DTYPE_CODES[torch.float32], STORAGE_CODES[storage.code], storage.group or 0, storage.has_mins, levels
+        )
     return _C.PackedFormat(DTYPE_CODES[storage])
 
 
@@ -121,13 +127,17 @@ def empty_weight(
 
 
 def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
-    """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype like `.to()`.
+    """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype like
+    `.to()`.
 
-    source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be written from
-    several threads. Raises ValueError on a wrong shape or a quantised weight, TypeError on another dtype."""
+    source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be
+    written from several threads. Raises ValueError on a wrong shape or a quantised weight, TypeError on another
+    dtype."""
     check_float_weight(weight.storage)
     if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + source.shape[0] > weight.n:
-        raise ValueError(f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
+        raise ValueError(
+            f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})"
+        )
     if source.dtype not in DTYPE_CODES:
         if source.dtype != torch.float64:
             raise TypeError(f"weights are packed from floating point tensors; got {source.dtype}")
@@ -140,7 +150,8 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
 
 
 def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None:
-    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for others.
+    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for
+    others.
 
     Disjoint rows may be written from several threads."""
     check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
@@ -154,14 +165,24 @@ def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None
     if mins is not None:
         mins = mins.contiguous()
     mins_address = 0 if mins is None else mins.data_ptr()
-    _C.pack_codes(weight.address, row, rows.shape[0], codes.data_ptr(), codes.stride(0), scales.data_ptr(), mins_address, rows.paired_k is not None)
+    _C.pack_codes(
+        weight.address,
+        row,
+        rows.shape[0],
+        codes.data_ptr(),
+        codes.stride(0),
+        scales.data_ptr(),
+        mins_address,
+        rows.paired_k is not None,
+    )
 
 
 def unpack(weight: PackedWeight) -> Tensor:
     """The logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed.
 
-    Of a quantised weight the values that products multiply, in float32, columns in the order of the input. They differ from
-    `QuantizedRows.dequantize` where scales and minima of groups were rounded (by 2^-11) and by what `LEVEL_FACTORS` says."""
+    Of a quantised weight the values that products multiply, in float32, columns in the order of the input. They differ
+    from `QuantizedRows.dequantize` where scales and minima of groups were rounded (by 2^-11) and by what
+    `LEVEL_FACTORS` says."""
     out = torch.empty(weight.n, weight.k, dtype=weight.dtype)
     _C.gather_rows(weight.address, weight.order_address, 0, weight.n, out.data_ptr(), False)
     return out

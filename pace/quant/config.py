@@ -21,34 +21,49 @@ class QuantizationConfig:
         QuantizationConfig("int4", lm_head=None, overrides={"*.down_proj": "int8", "model.layers.0.*": None})
 
     `format`: a name of `pace.quant.FORMATS`, whose options may follow, or a format.
-    `embedding`, `lm_head`: the same for these two, with options as a dict {"format": "int4", "group": 32}; None leaves them as floats.
-    "auto" is int8 beside a format of 4 bits, else the format itself. Where a model has one matrix for both, what is said of one
-    holds for it.
-    `overrides`: the same by pattern (`*`, `?`, `[...]`) of module names, which are those of the checkpoint's tensors without `.weight`. Of several
-    patterns that match a module the last one counts.
+    `embedding`, `lm_head`: the same for these two, with options as a dict {"format": "int4", "group": 32}; None leaves
+    them as floats. "auto" is int8 beside a format of 4 bits, else the format itself. Where a model has one matrix for
+    both, what is said of one holds for it.
+    `overrides`: the same by pattern (`*`, `?`, `[...]`) of module names, which are those of the checkpoint's tensors
+    without `.weight`. Of several patterns that match a module the last one counts.
 
     Raises ValueError or TypeError for unknown formats and options."""
 
     def __init__(
-        self, format: str | Format = "int4", *, embedding: Any = AUTO, lm_head: Any = AUTO, overrides: Mapping[str, Any] | None = None, **options: Any
+        self,
+        format: str | Format = "int4",
+        *,
+        embedding: Any = AUTO,
+        lm_head: Any = AUTO,
+        overrides: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         self.format = read_format(format, **options)
         self.embedding = embedding if embedding == AUTO else _read_choice("embedding", embedding)
         self.lm_head = lm_head if lm_head == AUTO else _read_choice("lm_head", lm_head)
-        if overrides is not None and not (isinstance(overrides, Mapping) and all(isinstance(pattern, str) for pattern in overrides)):
-            raise TypeError(f'overrides must be a dict of module patterns and formats, as {{"*.down_proj": "int8"}}; got {overrides!r:.200}')
-        self.overrides = {pattern: _read_choice(f"overrides[{pattern!r}]", value) for pattern, value in (overrides or {}).items()}
+        if overrides is not None and not (
+            isinstance(overrides, Mapping) and all(isinstance(pattern, str) for pattern in overrides)
+        ):
+            raise TypeError(
+                f'overrides must be a dict of module patterns and formats, as {{"*.down_proj": "int8"}}; got {overrides!r:.200}'
+            )
+        self.overrides = {
+            pattern: _read_choice(f"overrides[{pattern!r}]", value) for pattern, value in (overrides or {}).items()
+        }
 
     def for_modules(self, modules: Mapping[str, str], tied: bool) -> dict[str, Format | None]:
-        """The format of each module, None for floats. `modules`: name -> "embedding", "lm_head", or "format" for all others. With `tied`, the
-        embedding is the LM head's matrix, under either name.
+        """The format of each module, None for floats. `modules`: name -> "embedding", "lm_head", or "format" for all
+        others. With `tied`, the embedding is the LM head's matrix, under either name.
 
         Raises ValueError for a pattern that matches no module, and where embedding and head are tied and told apart."""
         known = dict.fromkeys([*modules, "lm_head"])
         for pattern in self.overrides:
             if not any(fnmatchcase(name, pattern) for name in known):
                 raise ValueError(f"{argument('overrides')}: no module matches {pattern!r}; {_near(pattern, known)}")
-        return {name: self._tied(name) if tied and kind == "embedding" else self._of(name, kind) for name, kind in modules.items()}
+        return {
+            name: self._tied(name) if tied and kind == "embedding" else self._of(name, kind)
+            for name, kind in modules.items()
+        }
 
     def _of(self, name: str, kind: str) -> Format | None:
         said = self._said_of(name, kind)
@@ -66,7 +81,9 @@ class QuantizationConfig:
         formats = {name: format for name, format in said.items() if format != AUTO}
         if len(set(formats.values())) > 1:
             choices = " and ".join(f"{format or 'floats'} for {name}" for name, format in formats.items())
-            raise ValueError(f"this model's embedding is its LM head too, one matrix, which cannot have {choices}; say the same of both, or speak of one")
+            raise ValueError(
+                f"this model's embedding is its LM head too, one matrix, which cannot have {choices}; say the same of both, or speak of one"
+            )
         return next(iter(formats.values())) if formats else self._of(embedding, "embedding")
 
     def without_overrides(self) -> QuantizationConfig:
@@ -76,7 +93,11 @@ class QuantizationConfig:
     def to_dict(self) -> dict[str, Any]:
         """What `read_quantization` makes this of again."""
         choices = {name: _as_dict(getattr(self, name)) for name in ("embedding", "lm_head")}
-        return {**self.format.to_dict(), **choices, "overrides": {pattern: _as_dict(format) for pattern, format in self.overrides.items()}}
+        return {
+            **self.format.to_dict(),
+            **choices,
+            "overrides": {pattern: _as_dict(format) for pattern, format in self.overrides.items()},
+        }
 
     def __repr__(self) -> str:
         return f"QuantizationConfig({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
@@ -87,15 +108,22 @@ class QuantizationConfig:
     __hash__ = None
 
 
-def read_quantization(quantization: Any, load_in_4bit: bool = False, load_in_8bit: bool = False) -> QuantizationConfig | None:
+def read_quantization(
+    quantization: Any, load_in_4bit: bool = False, load_in_8bit: bool = False
+) -> QuantizationConfig | None:
     """What `LLMModel`'s arguments of these names ask for; None for nothing.
 
-    `quantization`: a QuantizationConfig, the name of a format, a dict of a QuantizationConfig's arguments, or a BitsAndBytesConfig of
-    transformers, also as a dict. Raises ValueError or TypeError for anything else, and for arguments that contradict each other."""
+    `quantization`: a QuantizationConfig, the name of a format, a dict of a QuantizationConfig's arguments, or a
+    BitsAndBytesConfig of transformers, also as a dict. Raises ValueError or TypeError for anything else, and for
+    arguments that contradict each other."""
     for name, flag in (("load_in_4bit", load_in_4bit), ("load_in_8bit", load_in_8bit)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
-    given = [f"quantization={quantization!r:.60}"] * (quantization is not None) + ["load_in_4bit"] * load_in_4bit + ["load_in_8bit"] * load_in_8bit
+    given = (
+        [f"quantization={quantization!r:.60}"] * (quantization is not None)
+        + ["load_in_4bit"] * load_in_4bit
+        + ["load_in_8bit"] * load_in_8bit
+    )
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} both say how to quantise; give one of them")
     if load_in_4bit or load_in_8bit:
@@ -116,28 +144,42 @@ def read_quantization(quantization: Any, load_in_4bit: bool = False, load_in_8bi
     )
 
 
-BITSANDBYTES_FIELDS_WITHOUT_EFFECT = ("quant_method", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload")
+BITSANDBYTES_FIELDS_WITHOUT_EFFECT = (
+    "quant_method",
+    "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_storage",
+    "llm_int8_threshold",
+    "llm_int8_enable_fp32_cpu_offload",
+)
 BITSANDBYTES_FIELDS_WITHOUT_EFFECT += ("_load_in_4bit", "_load_in_8bit")
 """How that library computes, and where: the weights are the same."""
 
 
 def _read_bitsandbytes(fields: Mapping[str, Any]) -> QuantizationConfig:
-    """From the fields of transformers' BitsAndBytesConfig. Embedding and LM head are quantised as by any other config; those named in
-    `llm_int8_skip_modules` (any part of a name) are not."""
+    """From the fields of transformers' BitsAndBytesConfig. Embedding and LM head are quantised as by any other config;
+    those named in `llm_int8_skip_modules` (any part of a name) are not."""
     fields = {name: value for name, value in fields.items() if name not in BITSANDBYTES_FIELDS_WITHOUT_EFFECT}
     in_4bit, in_8bit = fields.pop("load_in_4bit", False), fields.pop("load_in_8bit", False)
     if bool(in_4bit) == bool(in_8bit):
-        raise ValueError(f"a BitsAndBytesConfig sets load_in_4bit or load_in_8bit to True; this one sets {'both' if in_4bit else 'neither'}")
+        raise ValueError(
+            f"a BitsAndBytesConfig sets load_in_4bit or load_in_8bit to True; this one sets {'both' if in_4bit else 'neither'}"
+        )
     kind, nested = fields.pop("bnb_4bit_quant_type", "fp4"), fields.pop("bnb_4bit_use_double_quant", False)
     if kind not in ("nf4", "fp4"):
         raise ValueError(f"bnb_4bit_quant_type must be 'nf4' or 'fp4'; got {kind!r}")
     skipped = fields.pop("llm_int8_skip_modules", None) or []
     if fields.pop("llm_int8_has_fp16_weight", False):
-        raise ValueError("llm_int8_has_fp16_weight=True keeps the weights in float16; load with dtype='float16' and no quantization")
+        raise ValueError(
+            "llm_int8_has_fp16_weight=True keeps the weights in float16; load with dtype='float16' and no quantization"
+        )
     if fields:
         raise ValueError(f"a BitsAndBytesConfig has no field {next(iter(fields))!r}")
     overrides = {f"*{module}*": None for module in skipped}
-    return QuantizationConfig("int8", overrides=overrides) if in_8bit else QuantizationConfig(kind, double_quantization=nested, overrides=overrides)
+    return (
+        QuantizationConfig("int8", overrides=overrides)
+        if in_8bit
+        else QuantizationConfig(kind, double_quantization=nested, overrides=overrides)
+    )
 
 
 def _read_choice(name: str, value: Any) -> Format | None:

@@ -1,5 +1,5 @@
-"""What every format of weights is: a name, options, and how rows of floats become codes and scales, here in plain torch. The kernels do the same
-(`pace.ops.native.quantize`), in a fraction of the time."""
+"""What every format of weights is: a name, options, and how rows of floats become codes and scales, here in plain
+torch. The kernels do the same (`pace.ops.native.quantize`), in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import CODES, QuantizedRows, Storage
 
 CHUNK_ELEMENTS = 1 << 15
-"""Rows are quantised by so many elements at a time: intermediates stay in the caches, and torch runs each operation on the thread
-that asked for it (its grain), as several load at once."""
+"""Rows are quantised by so many elements at a time: intermediates stay in the caches, and torch runs each operation on
+the thread that asked for it (its grain), as several load at once."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Format(ABC):
     @abstractmethod
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """codes `[R, G, group]` of any dtype, scales `[R, G]` and, where the storage has them, mins `[R, G]`, of groups
-        `x [R, G, group]` in float32, all finite, not to be written to. The last group of a row comes by itself where it is shorter."""
+        `x [R, G, group]` in float32, all finite, not to be written to. The last group of a row comes by itself where it
+        is shorter."""
 
     @property
     def kernel(self) -> QuantizerKernel | None:
@@ -51,8 +52,9 @@ class Format(ABC):
         _ = self.storage  # raises
 
     def quantize(self, rows: Tensor, name: str = "the matrix") -> QuantizedRows:
-        """Of `rows [R, K]` in any float dtype. Scales and minima of groups are rounded to 11 bits, as they are packed, so that
-        `dequantize()` gives the very weights that are computed with. Raises ValueError that says `name` where a weight is NaN or infinite."""
+        """Of `rows [R, K]` in any float dtype. Scales and minima of groups are rounded to 11 bits, as they are packed,
+        so that `dequantize()` gives the very weights that are computed with. Raises ValueError that says `name` where a
+        weight is NaN or infinite."""
         storage, (num_rows, k) = self.storage, rows.shape
         groups, group = storage.num_groups(k), storage.group or k
         codes = torch.empty(num_rows, k, dtype=CODES[storage.code])
@@ -63,11 +65,16 @@ class Format(ABC):
             piece = slice(start, start + step)
             x = rows[piece].float()
             check_finite(x, name)
-            for columns, groups_of in ((slice(0, whole * group), slice(0, whole)), (slice(whole * group, k), slice(whole, groups))):
+            for columns, groups_of in (
+                (slice(0, whole * group), slice(0, whole)),
+                (slice(whole * group, k), slice(whole, groups)),
+            ):
                 if columns.start == columns.stop:
                     continue
                 part = x[:, columns]
-                found, scales[piece, groups_of], lows = self._quantize(part.unflatten(1, (-1, min(group, part.shape[1]))))
+                found, scales[piece, groups_of], lows = self._quantize(
+                    part.unflatten(1, (-1, min(group, part.shape[1])))
+                )
                 codes[piece, columns] = found.flatten(1)
                 if mins is not None:
                     mins[piece, groups_of] = lows
@@ -85,7 +92,11 @@ class Format(ABC):
         return {"format": self.name, **asdict(self)}
 
     def __str__(self) -> str:
-        other = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self) if getattr(self, field.name) != field.default)
+        other = ", ".join(
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        )
         return f"{self.name} ({other})" if other else self.name
 
 
@@ -93,11 +104,14 @@ def check_finite(x: Tensor, name: str) -> None:
     """Raises ValueError where an element is NaN or infinite."""
     if not all(map(torch.isfinite, x.aminmax())):
         row, column = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name} holds {x[row, column].item()}, which cannot be quantised; load it without {argument('quantization')}, or leave it as floats by {argument('overrides')}")
+        raise ValueError(
+            f"{name} holds {x[row, column].item()}, which cannot be quantised; load it without {argument('quantization')}, or leave it as floats by {argument('overrides')}"
+        )
 
 
 def as_packed(scales: Tensor) -> Tensor:
-    """Rounded to 11 bits (at most 2^-11 off, relatively), as they are packed: a float16 times a power of two of the row."""
+    """Rounded to 11 bits (at most 2^-11 off, relatively), as they are packed: a float16 times a power of two of the
+    row."""
     mantissa, exponent = torch.frexp(scales.double())
     return torch.ldexp((mantissa * 2048).round(), exponent - 11).float()
 
@@ -109,8 +123,8 @@ def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ordered_sum(x: Tensor) -> Tensor:
-    """Over the last dimension, in an order that all kernels share, so that their sums are these to the bit: sixteen sums, of every sixteenth
-    element, ascending; then the first half of them plus the second, down to one."""
+    """Over the last dimension, in an order that all kernels share, so that their sums are these to the bit: sixteen
+    sums, of every sixteenth element, ascending; then the first half of them plus the second, down to one."""
     x = functional.pad(x, (0, -x.shape[-1] % 16)).unflatten(-1, (-1, 16))
     sums = torch.zeros_like(x[..., 0, :])
     for part in x.unbind(-2):

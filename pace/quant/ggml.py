@@ -1,8 +1,8 @@
 """The block types of ggml, in which GGUF files hold matrices: bytes of blocks to codes, scales and minima.
 
-A row is a sequence of blocks of 32 or 256 weights; the types are described by ggml's structs (ggml/src/ggml-common.h) and their
-`dequantize_row_*` (ggml/src/ggml-quants.c). Each maps onto a storage without loss beyond one fp32 rounding of a minimum: types of
-up to 4 bits onto int4, of 5 to 8 bits onto int8.
+A row is a sequence of blocks of 32 or 256 weights; the types are described by ggml's structs (ggml/src/ggml-common.h)
+and their `dequantize_row_*` (ggml/src/ggml-quants.c). Each maps onto a storage without loss beyond one fp32 rounding of
+a minimum: types of up to 4 bits onto int4, of 5 to 8 bits onto int8.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class BlockType:
         """The rows in uint8 `[rows, row_bytes(k)]`."""
         num_rows, blocks = rows.shape[0], rows.reshape(-1, self.nbytes)
         groups = self.storage.num_groups(self.weights)
-        codes = torch.empty(len(blocks), self.weights // 2 if self.in_pairs else self.weights, dtype=CODES[self.storage.code])
+        codes = torch.empty(
+            len(blocks), self.weights // 2 if self.in_pairs else self.weights, dtype=CODES[self.storage.code]
+        )
         scales = torch.empty(len(blocks), groups)
         mins = torch.empty(len(blocks), groups) if self.storage.has_mins else None
         for start in range(0, len(blocks), step := CHUNK_ELEMENTS // self.weights):
@@ -58,7 +60,13 @@ class BlockType:
             return part.view(num_rows, rows.shape[1] // self.nbytes * part.shape[1])
 
         k = rows.shape[1] // self.nbytes * self.weights
-        return QuantizedRows(self.storage, by_row(codes), by_row(scales), None if mins is None else by_row(mins), paired_k=k if self.in_pairs else None)
+        return QuantizedRows(
+            self.storage,
+            by_row(codes),
+            by_row(scales),
+            None if mins is None else by_row(mins),
+            paired_k=k if self.in_pairs else None,
+        )
 
 
 def half(blocks: Tensor, byte: int) -> Tensor:
@@ -67,7 +75,8 @@ def half(blocks: Tensor, byte: int) -> Tensor:
 
 
 def fields(packed: Tensor, chunk: int, bits: int) -> Tensor:
-    """Fields of `bits` bits of uint8 `[blocks, bytes]`: of each `chunk` bytes first the lowest field of every byte, then the next."""
+    """Fields of `bits` bits of uint8 `[blocks, bytes]`: of each `chunk` bytes first the lowest field of every byte,
+    then the next."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
     parts = packed.reshape(packed.shape[0], -1, 1, chunk) >> shifts
     return parts.bitwise_and_((1 << bits) - 1).flatten(1)
@@ -118,7 +127,8 @@ def _q3_k(blocks: Tensor) -> Parts:
 
 
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K, which begin alike: two fp16 numbers, and for each of 8 groups 6 bits of a scale and 6 of a minimum."""
+    """Of Q4_K and Q5_K, which begin alike: two fp16 numbers, and for each of 8 groups 6 bits of a scale and 6 of a
+    minimum."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], 1)
     mins = torch.cat([second & 63, third >> 4 | second >> 6 << 4], 1)

@@ -14,17 +14,18 @@ from pace.ops.storage import Storage
 from pace.quant.format import Format, as_packed, normalize, ordered_sum
 
 STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0)
-"""Tried for the weight of largest magnitude, whose side gets the level 8 steps from zero (the other side has 7). Relative error of
-normal weights in groups of 64: 0.107 with max|x| / 7 as step, 0.095 with max|x| / 8 towards the largest weight, 0.0900 with the best of
-these, 0.0897 with four times as many."""
+"""Tried for the weight of largest magnitude, whose side gets the level 8 steps from zero (the other side has 7).
+Relative error of normal weights in groups of 64: 0.107 with max|x| / 7 as step, 0.095 with max|x| / 8 towards the
+largest weight, 0.0900 with the best of these, 0.0897 with four times as many."""
 SHARES_OF_RANGE = (1.0, 0.95, 0.9)
-"""Tried for what the 15 steps span of the weights' range. Relative error as above: 0.089 with the range, 0.084 with the best of these."""
+"""Tried for what the 15 steps span of the weights' range. Relative error as above: 0.089 with the range, 0.084 with the
+best of these."""
 
 
 @dataclass(frozen=True)
 class Int4(Format):
-    """`value = (code - 8) * scale`, with `symmetric=False` `+ min`; scale and min are those of a few candidates, each fitted by least
-    squares to the codes that it gives, which have the least squared error."""
+    """`value = (code - 8) * scale`, with `symmetric=False` `+ min`; scale and min are those of a few candidates, each
+    fitted by least squares to the codes that it gives, which have the least squared error."""
 
     name: ClassVar[str] = "int4"
     group: int | None = 64
@@ -35,7 +36,9 @@ class Int4(Format):
     @property
     def storage(self) -> Storage:
         if self.group is None and not self.symmetric:
-            raise ValueError("groups alone have zero points; with symmetric=False give a group, as 32 or 64, or leave whole rows symmetric")
+            raise ValueError(
+                "groups alone have zero points; with symmetric=False give a group, as 32 or 64, or leave whole rows symmetric"
+            )
         return Storage("int4", self.group, has_mins=not self.symmetric)
 
     @property
@@ -55,14 +58,16 @@ def symmetric_int4(x: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 def by_largest(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Groups `[..., group]` over their weight of largest magnitude, and these `[..., 1]`; groups of zeros stay zeros."""
+    """Groups `[..., group]` over their weight of largest magnitude, and these `[..., 1]`; groups of zeros stay
+    zeros."""
     largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     return x / torch.where(largest == 0, 1.0, largest), largest
 
 
 def fitted_scales(x: Tensor, steps_to_largest: Sequence[float], weights: Tensor | None = None) -> Tensor:
-    """Scales of groups as `by_largest` gives them: of those that put the largest weight so many steps from zero, each fitted by least squares to the
-    levels that it gives, the one with the least squared error. `weights`, positive: of the elements' squared errors."""
+    """Scales of groups as `by_largest` gives them: of those that put the largest weight so many steps from zero, each
+    fitted by least squares to the levels that it gives, the one with the least squared error. `weights`, positive: of
+    the elements' squared errors."""
     scales, least = torch.zeros(x.shape[:-1]), torch.zeros(x.shape[:-1])
     for steps in steps_to_largest:
         levels = (x * -steps).round_().clamp_(-8, 7)
@@ -90,7 +95,11 @@ def affine_int4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         start = (total - scale * sums) / size
         error = -scale * products - start * total  # less the sum of squares
         better = error < least
-        scales, mins, least = torch.where(better, scale, scales), torch.where(better, start, mins), torch.where(better, error, least)
+        scales, mins, least = (
+            torch.where(better, scale, scales),
+            torch.where(better, start, mins),
+            torch.where(better, error, least),
+        )
     scales = as_packed(scales * length[..., 0])
     mins = as_packed(mins * length[..., 0] + low[..., 0] + 8 * scales)
     codes = ((x - mins[..., None]) / torch.where(scales == 0, 1.0, scales)[..., None]).round_().clamp_(-8, 7).add_(8)

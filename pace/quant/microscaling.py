@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pace.ops.quantizer import QuantizerKernel
 from pace.ops.storage import CODEBOOKS, Storage
-from pace.quant.fp8 import e4m3_codes
 from pace.quant.format import Format, count_below
+from pace.quant.fp8 import e4m3_codes
 
 BLOCK = 32
 E8M0_RANGE = (-127, 127)
@@ -20,8 +20,8 @@ E8M0_RANGE = (-127, 127)
 
 @dataclass(frozen=True)
 class Microscaling(Format):
-    """The scale is 2 to the power of the largest element's exponent less that of the largest number of the element type, as section
-    6.3 of the standard has it; what still lies beyond that number becomes it."""
+    """The scale is 2 to the power of the largest element's exponent less that of the largest number of the element
+    type, as section 6.3 of the standard has it; what still lies beyond that number becomes it."""
 
     largest_exponent: ClassVar[int]
     """Of the element type's largest number."""
@@ -79,8 +79,8 @@ class MXFP8(Microscaling):
 
 
 def _bounds_to_even(levels: Tensor) -> Tensor:
-    """For `count_below`, which gives a bound itself to the level below: halfway between two levels, and just below that where the
-    level above has the even code."""
+    """For `count_below`, which gives a bound itself to the level below: halfway between two levels, and just below that
+    where the level above has the even code."""
     halfway = (levels[:-1] + levels[1:]) / 2
     above_is_even = torch.arange(1, len(levels)) % 2 == 0
     return torch.where(above_is_even, torch.nextafter(halfway, torch.zeros(())), halfway)

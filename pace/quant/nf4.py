@@ -24,8 +24,9 @@ class Codebook(Format):
     group: int = 64
     """Weights that share a scale, a multiple of 16."""
     double_quantization: bool = False
-    """Round scales to what bitsandbytes' 8-bit nested statistics would hold. A scale takes 16 bits here in any case: this gives that
-    library's weights (whose mean of the scales is the row's here, not the matrix's), and saves nothing."""
+    """Round scales to what bitsandbytes' 8-bit nested statistics would hold. A scale takes 16 bits here in any case:
+    this gives that library's weights (whose mean of the scales is the row's here, not the matrix's), and saves
+    nothing."""
 
     @property
     def storage(self) -> Storage:
@@ -68,8 +69,8 @@ def _ascending(codebook: str) -> tuple[Tensor, Tensor | None]:
 
 
 def nested(scales: Tensor) -> Tensor:
-    """`scales [R, G]` as double quantisation holds them: less their mean in a row, in blocks of 256 by the largest, each the nearest of
-    `dynamic_levels`."""
+    """`scales [R, G]` as double quantisation holds them: less their mean in a row, in blocks of 256 by the largest,
+    each the nearest of `dynamic_levels`."""
     mean = scales.double().mean(1, keepdim=True).float()
     levels = dynamic_levels()
     bounds = (levels[:-1] + levels[1:]) / 2
@@ -82,8 +83,8 @@ def nested(scales: Tensor) -> Tensor:
 
 @cache
 def dynamic_levels() -> Tensor:
-    """The 256 levels of bitsandbytes' signed 8-bit dynamic map, ascending (arXiv 1511.04561): in the decade that ends at 10^(i - 6), for
-    i of 0 to 6, the middles of 2^i equal parts of its last nine tenths, their negatives, 0 and 1."""
+    """The 256 levels of bitsandbytes' signed 8-bit dynamic map, ascending (arXiv 1511.04561): in the decade that ends
+    at 10^(i - 6), for i of 0 to 6, the middles of 2^i equal parts of its last nine tenths, their negatives, 0 and 1."""
     levels = [0.0, 1.0]
     for i in range(7):
         bounds = torch.linspace(0.1, 1.0, 2**i + 1)

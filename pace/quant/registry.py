@@ -23,7 +23,9 @@ def read_format(format: str | Format, **options: Any) -> Format:
             raise TypeError(f"{format!r} has its options; give a format's name to set {', '.join(options)}")
         return format
     if not isinstance(format, str):
-        raise TypeError(f"a format is one of the names {', '.join(FORMATS)}, or one made with options; got {format!r:.200}")
+        raise TypeError(
+            f"a format is one of the names {', '.join(FORMATS)}, or one made with options; got {format!r:.200}"
+        )
     if format not in FORMATS:
         [nearest] = difflib.get_close_matches(format.lower(), FORMATS, n=1, cutoff=0.0)
         raise ValueError(f"there is no format {format!r}; did you mean {nearest!r}? Known: {', '.join(FORMATS)}")

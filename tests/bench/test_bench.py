@@ -1,4 +1,5 @@
-"""`pace bench` and `pace plan` on the bundled model: the numbers fit together, and what cannot be measured is refused."""
+"""`pace bench` and `pace plan` on the bundled model: the numbers fit together, and what cannot be measured is
+refused."""
 
 from __future__ import annotations
 
@@ -53,7 +54,10 @@ def test_limits_are_the_mean_of_those_before_and_after_a_run(subject, monkeypatc
     told = iter(range(1, 99))
     monkeypatch.setattr(limits, "measure", lambda seconds: limits.Limits("avx2", 2, float(n := next(told)), 10.0 * n))
     result = measure.measure(subject, prompt=4, generated=2, repeats=2)
-    assert [(repeat.limits.read_gb_s, repeat.limits.fma_gflops) for repeat in result.repeats] == [(1.5, 15.0), (3.5, 35.0)]
+    assert [(repeat.limits.read_gb_s, repeat.limits.fma_gflops) for repeat in result.repeats] == [
+        (1.5, 15.0),
+        (3.5, 35.0),
+    ]
 
 
 def test_ratios_are_of_each_run_and_its_limits(subject):
@@ -61,10 +65,17 @@ def test_ratios_are_of_each_run_and_its_limits(subject):
     slow, fast = limits.Limits("avx2", 2, 1.0, 10.0), limits.Limits("avx2", 2, 2.0, 20.0)
     told = predict(measured.costs, efficiency("avx2", subject.model.dtype), slow, 20, 22)
     runs = [(slow, 1.0), (fast, 0.5), (fast, 0.25)]  # as fast as it should be twice, and twice as fast
-    result = replace(measured, repeats=[measure.Repeat(now, told.prefill_seconds * factor, told.step_seconds * factor) for now, factor in runs])
+    result = replace(
+        measured,
+        repeats=[
+            measure.Repeat(now, told.prefill_seconds * factor, told.step_seconds * factor) for now, factor in runs
+        ],
+    )
     assert result.prefill_ratio == pytest.approx(1.0) and result.decode_ratio == pytest.approx(1.0)
     assert replace(result, repeats=result.repeats[2:]).decode_ratio == pytest.approx(2.0)
-    assert result.as_dict()["predicted"]["decode_tokens_per_s"] == pytest.approx(2 / told.step_seconds)  # at the median of the limits
+    assert result.as_dict()["predicted"]["decode_tokens_per_s"] == pytest.approx(
+        2 / told.step_seconds
+    )  # at the median of the limits
 
 
 def test_what_does_not_fit_is_refused(subject, monkeypatch):
@@ -87,14 +98,23 @@ def test_what_does_not_fit_is_refused(subject, monkeypatch):
 def test_decode_at_a_context_that_nobody_computed(subject, monkeypatch):
     steps = []
     forward = type(subject.engine.model).forward
-    monkeypatch.setattr(type(subject.engine.model), "forward", lambda self, ops, batch: steps.append((len(batch.tokens), batch.spans.kv_len.tolist())) or forward(self, ops, batch))
+    monkeypatch.setattr(
+        type(subject.engine.model),
+        "forward",
+        lambda self, ops, batch: (
+            steps.append((len(batch.tokens), batch.spans.kv_len.tolist())) or forward(self, ops, batch)
+        ),
+    )
     result = measure.measure(subject, prompt=20, generated=4, batch=2, repeats=1, depth=700)
     assert result.context == 702 and result.decode_mbu > 0 and result.decode.instructions["attention"][1] > 0
     prefills, decodes = [s for s in steps if s[0] == 20], [s for s in steps if s[0] != 20]
     assert len(prefills) == 3  # warm-up, repeat, profile
     assert all(tokens == 2 and all(700 <= length <= 707 for length in lengths) for tokens, lengths in decodes)
     at_20 = measure.measure(subject, prompt=20, generated=4, batch=2, repeats=1)
-    assert result.costs.decode_bytes(2, result.context) - at_20.costs.decode_bytes(2, at_20.context) == 2 * 680 * subject.model.kv_spec.position_bytes
+    assert (
+        result.costs.decode_bytes(2, result.context) - at_20.costs.decode_bytes(2, at_20.context)
+        == 2 * 680 * subject.model.kv_spec.position_bytes
+    )
     subject.engine.check_idle()
 
 
@@ -123,9 +143,18 @@ def test_the_cache_is_filled_everywhere(kv_cache_dtype):
 
 
 def test_the_profile_accounts_for_a_decode_step(monkeypatch):
-    """97 % of the whole step are instructions of the program; the rest is Python, dispatch and sampling. Best of up to three, for a busy machine
-    takes time from whoever runs. The model reads 0.7 GB a step, less than those of 0.5B do."""
-    shape = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8, head_dim=64, vocab_size=32000)
+    """97 % of the whole step are instructions of the program; the rest is Python, dispatch and sampling. Best of up to
+    three, for a busy machine takes time from whoever runs. The model reads 0.7 GB a step, less than those of 0.5B
+    do."""
+    shape = dict(
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=32000,
+    )
     monkeypatch.setitem(SHAPES, "medium", SHAPES["llama-3.2-1b"] | shape)
     medium, best = measure.load("medium", "float32"), 1.0
     for _ in range(3):
@@ -141,20 +170,34 @@ def test_the_command_prints_a_table_and_one_line_of_json(capsys):
     out = capsys.readouterr().out
     assert "tiny, float32, native on" in out and "outside of the kernels" in out
     numbers = json.loads(out.splitlines()[-1])
-    assert numbers["batch"] == 2 and numbers["dtype"] == "float32" and numbers["decode_tokens_per_s"] > 0 and numbers["context"] == 20
+    assert (
+        numbers["batch"] == 2
+        and numbers["dtype"] == "float32"
+        and numbers["decode_tokens_per_s"] > 0
+        and numbers["context"] == 20
+    )
     told = numbers["predicted"]
     assert f"measured is {told['prefill_ratio']:.2f} and {told['decode_ratio']:.2f} of that" in out
     assert main(["bench", str(TINY), *FAST, "--context", "300"]) == 0
     out = capsys.readouterr().out
-    assert "prefill of 20, decode of 1 x 4 at 300 tokens" in out and "decode at 300 " in out and "a step at 302 tokens" in out
+    assert (
+        "prefill of 20, decode of 1 x 4 at 300 tokens" in out
+        and "decode at 300 " in out
+        and "a step at 302 tokens" in out
+    )
     assert json.loads(out.splitlines()[-1])["context"] == 300
 
 
 def test_a_cache_in_int8_is_measured_and_named(capsys):
     assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int8", "--context", "300", "--profile"]) == 0
     out = capsys.readouterr().out
-    assert "tiny, bfloat16 (cache int8), native on" in out and json.loads(out.splitlines()[-1])["kv_cache_dtype"] == "int8"
-    assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int5"]) == 1 and "--kv-cache-dtype must be" in capsys.readouterr().err
+    assert (
+        "tiny, bfloat16 (cache int8), native on" in out and json.loads(out.splitlines()[-1])["kv_cache_dtype"] == "int8"
+    )
+    assert (
+        main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int5"]) == 1
+        and "--kv-cache-dtype must be" in capsys.readouterr().err
+    )
 
 
 def test_op_by_op_has_no_profile(capsys):
@@ -185,11 +228,16 @@ def test_mistakes(capsys):
     assert main(["bench", "no-such-shape"]) == 1
     assert main(["bench", "--list"]) == 0 and "qwen2.5-0.5b" in capsys.readouterr().out
     for command in ("bench", "plan"):
-        assert main([command, "Llama3.2-1b"]) == 1 and "did you mean the shape 'llama-3.2-1b'" in capsys.readouterr().err
+        assert (
+            main([command, "Llama3.2-1b"]) == 1 and "did you mean the shape 'llama-3.2-1b'" in capsys.readouterr().err
+        )
     assert main(["plan", "llama-3.2-1b", "--revision", "v2"]) == 1 and "has no revisions" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("command", "options"), [("bench", ["prompt", "context", "generate", "batch", "repeats"]), ("plan", ["prompt", "context", "batch"])])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("bench", ["prompt", "context", "generate", "batch", "repeats"]), ("plan", ["prompt", "context", "batch"])],
+)
 def test_counts_are_at_least_1(command, options, capsys, monkeypatch):
     monkeypatch.setattr(measure, "load", lambda *_: pytest.fail("loaded"))
     for option in options:
@@ -205,10 +253,17 @@ def test_pictures_that_cannot_be_written_are_refused_before_anything_is_loaded(t
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(measure, "load", lambda *_: pytest.fail("loaded"))
     (tmp_path / "folder.png").mkdir()
-    for name, message in [("missing/a.png", "there is no directory"), ("a.doc", "type of picture"), ("folder.png", "is a directory")]:
+    for name, message in [
+        ("missing/a.png", "there is no directory"),
+        ("a.doc", "type of picture"),
+        ("folder.png", "is a directory"),
+    ]:
         assert main(["bench", str(TINY), "--plot", str(tmp_path / name)]) == 1 and message in capsys.readouterr().err
     monkeypatch.setattr(report.os, "access", lambda *_: False)
-    assert main(["bench", str(TINY), "--plot", str(tmp_path / "a.png")]) == 1 and "may not write" in capsys.readouterr().err
+    assert (
+        main(["bench", str(TINY), "--plot", str(tmp_path / "a.png")]) == 1
+        and "may not write" in capsys.readouterr().err
+    )
 
 
 def test_a_picture_that_fails_loses_no_figures(tmp_path, capsys, monkeypatch):
@@ -251,17 +306,29 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys):
     assert told["dtype"] == "int4 (group=32)"
     assert told["weight_bytes"] == measure.load(str(TINY), quantization={"format": "int4", "group": 32}).model.nbytes
 
-    quantize_checkpoint(TINY, tmp_path / "quantised", QuantizationConfig("int4", embedding=None), method="rtn", progress=False)
+    quantize_checkpoint(
+        TINY, tmp_path / "quantised", QuantizationConfig("int4", embedding=None), method="rtn", progress=False
+    )
     write_gguf(TINY, tmp_path / "model.gguf", "Q4_0")
-    for path, kind, dtype in ((tmp_path / "quantised", "int4, group 64", "int4"), (tmp_path / "model.gguf", "int4, group 32", "int4")):
+    for path, kind, dtype in (
+        (tmp_path / "quantised", "int4, group 64", "int4"),
+        (tmp_path / "model.gguf", "int4, group 32", "int4"),
+    ):
         loaded = measure.load(str(path))
         assert loaded.costs.code == dtype
         assert main(["plan", str(path), "--json"]) == 0
         [told] = json.loads(capsys.readouterr().out)["plans"]
-        assert told["dtype"] == kind and told["weight_bytes"] == loaded.model.nbytes and told["decode_tokens_per_second"] > 0
+        assert (
+            told["dtype"] == kind
+            and told["weight_bytes"] == loaded.model.nbytes
+            and told["decode_tokens_per_second"] > 0
+        )
         assert main(["plan", str(path)]) == 0 and f"\n{kind}  " in capsys.readouterr().out
     assert main(["plan", str(tmp_path / "quantised"), "--quantization", "int8"]) == 0, "its embedding is of floats"
-    assert main(["plan", str(tmp_path / "model.gguf"), "--quantization", "int8"]) == 1 and "quantised already" in capsys.readouterr().err
+    assert (
+        main(["plan", str(tmp_path / "model.gguf"), "--quantization", "int8"]) == 1
+        and "quantised already" in capsys.readouterr().err
+    )
     (tmp_path / "quantised" / "model.safetensors").unlink()
     assert main(["plan", str(tmp_path / "quantised")]) == 1 and "its tensors alone tell" in capsys.readouterr().err
 
@@ -270,4 +337,7 @@ def test_a_quantised_model_is_measured_by_its_own_bytes():
     plain, small = measure.load(str(TINY)), measure.load(str(TINY), quantization="int4")
     assert 3 < plain.costs.decode_weight_bytes / small.costs.decode_weight_bytes < 4
     result = measure.measure(small, prompt=20, generated=4, repeats=1)
-    assert result.as_dict()["quantization"]["format"] == "int4" and " int4 (cache bfloat16), native" in report.table(result).splitlines()[0]
+    assert (
+        result.as_dict()["quantization"]["format"] == "int4"
+        and " int4 (cache bfloat16), native" in report.table(result).splitlines()[0]
+    )

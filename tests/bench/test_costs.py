@@ -1,4 +1,5 @@
-"""Costs told from a config are those of the loaded model, and the formulas of operations count what a forward pass multiplies."""
+"""Costs told from a config are those of the loaded model, and the formulas of operations count what a forward pass
+multiplies."""
 
 from __future__ import annotations
 
@@ -10,7 +11,19 @@ import torch
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
-from pace.bench.prediction import AMX, AVX2, AVX2_CODES, AVX2_VNNI_CODES, AVX512, AVX512_BF16, STEP_TOKENS, VNNI_CODES, Efficiency, efficiency, predict
+from pace.bench.prediction import (
+    AMX,
+    AVX2,
+    AVX2_CODES,
+    AVX2_VNNI_CODES,
+    AVX512,
+    AVX512_BF16,
+    STEP_TOKENS,
+    VNNI_CODES,
+    Efficiency,
+    efficiency,
+    predict,
+)
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.models.model_list import read_config
 from pace.llm.scheduler import Scheduler
@@ -32,12 +45,24 @@ def test_bytes_are_those_of_the_loaded_model(variant, dtype, tmp_path):
     assert costs.weight_bytes == loaded.nbytes
     assert costs.kv_bytes_per_token == loaded.kv_spec.position_bytes
     loaded.kv_dtype = torch.int8
-    assert Costs.of(loaded, dtype, torch.int8).kv_bytes_per_token == loaded.kv_spec.position_bytes < costs.kv_bytes_per_token
+    assert (
+        Costs.of(loaded, dtype, torch.int8).kv_bytes_per_token
+        == loaded.kv_spec.position_bytes
+        < costs.kv_bytes_per_token
+    )
     assert costs.decode_weight_bytes <= costs.weight_bytes
 
 
 def tiny_llama(**changes):
-    config = SHAPES["llama-3.2-1b"] | dict(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=96)
+    config = SHAPES["llama-3.2-1b"] | dict(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=96,
+    )
     model_class, parsed = read_config(config | changes)
     return model_class(parsed, torch.float32, native)
 
@@ -54,7 +79,10 @@ def test_operations_by_hand():
     assert costs.layer_flops_per_token == 2 * 3 * per_layer
     assert costs.head_flops == 2 * 96 * 32
     assert costs.attention_flops_per_pair == 3 * 4 * (2 * 16 + 2 * 16)
-    assert costs.prefill_flops(5) == 5 * costs.layer_flops_per_token + 15 * costs.attention_flops_per_pair + costs.head_flops
+    assert (
+        costs.prefill_flops(5)
+        == 5 * costs.layer_flops_per_token + 15 * costs.attention_flops_per_pair + costs.head_flops
+    )
     assert costs.kv_bytes_per_token == 3 * 2 * (16 + 16) * 4
     assert costs.decode_bytes(2, 10) == costs.decode_weight_bytes + 20 * costs.kv_bytes_per_token
 
@@ -63,8 +91,23 @@ def test_operations_by_hand():
 def test_every_shape_is_a_config_that_pace_reads(name):
     model_class, config = read_config(SHAPES[name])
     model = model_class(config, torch.bfloat16, native)
-    billions = {"135m": 0.135, "125m": 0.125, "0.5b": 0.49, "0.6b": 0.6, "1b": 1.24, "1.1b": 1.1, "1.3b": 1.32, "1.5b": 1.54, "1.7b": 1.72, "phi-2": 2.78, "3b": 3.15, "4b": 4.02,
-                "6b": 6.05, "7b": 7.4, "8b": 8.1}
+    billions = {
+        "135m": 0.135,
+        "125m": 0.125,
+        "0.5b": 0.49,
+        "0.6b": 0.6,
+        "1b": 1.24,
+        "1.1b": 1.1,
+        "1.3b": 1.32,
+        "1.5b": 1.54,
+        "1.7b": 1.72,
+        "phi-2": 2.78,
+        "3b": 3.15,
+        "4b": 4.02,
+        "6b": 6.05,
+        "7b": 7.4,
+        "8b": 8.1,
+    }
     elements = sum(torch.Size(slot.shape).numel() for slot in model.slots().values())
     expected = billions[name if name in billions else name.split("-")[-1]]
     assert elements / 1e9 == pytest.approx(expected, rel=0.05)
@@ -77,7 +120,10 @@ def test_random_weights_fill_a_model():
     reader = RandomWeights(model)
     reader.PIECE_ELEMENTS = 64
     assert reader.row_ranges("model.embed_tokens.weight") == [(row, row + 2) for row in range(0, 96, 2)]
-    assert reader.read("model.norm.weight").eq(1).all() and reader.read("model.embed_tokens.weight", 3, 7).shape == (4, 32)
+    assert reader.read("model.norm.weight").eq(1).all() and reader.read("model.embed_tokens.weight", 3, 7).shape == (
+        4,
+        32,
+    )
 
 
 def test_a_plan_of_a_quantised_checkpoint_needs_its_tensors():
@@ -90,9 +136,13 @@ def test_a_plan_of_weights_held_in_a_format():
     limits = Limits("avx2", 2, 10.0, 100.0)
     plans = {p.dtype: p for p in plan(SHAPES["tinyllama-1.1b"], limits, 64 << 30)}
     assert list(plans) == ["bfloat16", "float16", "float32", "int8", "int4"]
-    assert plans["bfloat16"].weight_bytes / plans["int4"].weight_bytes == pytest.approx(3.40, abs=0.005), "as docs/quantization.md tells"
+    assert plans["bfloat16"].weight_bytes / plans["int4"].weight_bytes == pytest.approx(3.40, abs=0.005), (
+        "as docs/quantization.md tells"
+    )
     assert plans["int4"].kv_bytes_per_token == plans["bfloat16"].kv_bytes_per_token
-    [asked] = plan(SHAPES["tinyllama-1.1b"], limits, 64 << 30, quantization=QuantizationConfig("int4", group=32, lm_head=None))
+    [asked] = plan(
+        SHAPES["tinyllama-1.1b"], limits, 64 << 30, quantization=QuantizationConfig("int4", group=32, lm_head=None)
+    )
     assert asked.dtype == "int4 (group=32)" and asked.weight_bytes > plans["int4"].weight_bytes
     model_class, config = read_config(SHAPES["tinyllama-1.1b"])
     model = model_class(config, torch.bfloat16, native)
@@ -102,7 +152,9 @@ def test_a_plan_of_weights_held_in_a_format():
     assert plans["int4"].prefill_tokens_per_second == pytest.approx(512 / told.prefill_seconds)
 
 
-@pytest.mark.parametrize(("name", "code"), [(None, None), ("int8", "int8"), ("int4", "int4"), ("nf4", "int4"), ("fp8", "float8")])
+@pytest.mark.parametrize(
+    ("name", "code"), [(None, None), ("int8", "int8"), ("int4", "int4"), ("nf4", "int4"), ("fp8", "float8")]
+)
 def test_shares_are_those_of_what_a_step_reads_most_of(name, code):
     model_class, config = read_config(SHAPES["llama-3.1-8b"])
     model = model_class(config, torch.bfloat16, native)
@@ -130,8 +182,15 @@ def test_a_plan_follows_memory_and_limits():
     assert faster["bfloat16"].prefill_tokens_per_second > 1.5 * faster["float32"].prefill_tokens_per_second
 
     tight = plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288)
-    assert [p.max_context for p in plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288, batch=3)][:3] == [33, 33, 0]
-    assert [(p.dtype, p.max_context, p.fits) for p in tight[:3]] == [("bfloat16", 100, True), ("float16", 100, True), ("float32", 0, False)]
+    assert [
+        p.max_context
+        for p in plan(config, limits, roomy["bfloat16"].weight_bytes + PROCESS_BYTES + 100 * 12288, batch=3)
+    ][:3] == [33, 33, 0]
+    assert [(p.dtype, p.max_context, p.fits) for p in tight[:3]] == [
+        ("bfloat16", 100, True),
+        ("float16", 100, True),
+        ("float32", 0, False),
+    ]
 
 
 def test_a_plan_for_a_cache_in_int8():
@@ -158,11 +217,13 @@ def costs_of(name: str, **changes) -> Costs:
     return Costs.of(model_class(config, torch.bfloat16, native), torch.bfloat16)
 
 
-# Multiply-adds of the layers for one token, of the head, bytes of cache for one token, operations of attention for one pair.
+# Multiply-adds of the layers for one token, of the head, bytes of cache for one token, operations of attention for one
+# pair.
 BY_HAND = {
     # 24 layers of q and o 896 x 896, k and v 128 x 896, gate, up and down 4864 x 896; 2 key heads of 64; 14 query heads
     "qwen2.5-0.5b": (24 * (2 * 802_816 + 2 * 114_688 + 3 * 4_358_144), 151_936 * 896, 24 * 2 * (64 + 64) * 2, 24 * 14 * 4 * 64),
-    # 16 layers of q and o 2048 x 2048, k and v 512 x 2048, gate, up and down 8192 x 2048; 8 key heads of 64; 32 query heads
+    # 16 layers of q and o 2048 x 2048, k and v 512 x 2048, gate, up and down 8192 x 2048; 8 key heads of 64; 32 query
+    # heads
     "llama-3.2-1b": (16 * (2 * 4_194_304 + 2 * 1_048_576 + 3 * 16_777_216), 128_256 * 2048, 16 * 8 * (64 + 64) * 2, 16 * 32 * 4 * 64),
     # 28 layers of q, k, v and o 4096 x 4096, an MLP of two 16384 x 4096; 16 heads of 256
     "gpt-j-6b": (28 * (4 * 16_777_216 + 2 * 67_108_864), 50_400 * 4096, 28 * 16 * (256 + 256) * 2, 28 * 16 * 4 * 256),
@@ -191,14 +252,22 @@ def test_predictions_by_hand(name):
     layers, head, kv_bytes, pair_flops = BY_HAND[name]
     costs = costs_of(name)
     told = predict(costs, REACHED, LIMITS, prompt=1000, context=2000)
-    prefill = 1000 * 2 * layers / 80e9 + 500_500 * pair_flops / 50e9 + 2 * head / 5e9  # the head's matrix is read for one row
+    prefill = (
+        1000 * 2 * layers / 80e9 + 500_500 * pair_flops / 50e9 + 2 * head / 5e9
+    )  # the head's matrix is read for one row
     assert told.prefill_seconds == pytest.approx(prefill, rel=1e-3)
-    assert told.step_seconds == pytest.approx(2 * (layers + head) / 5e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9), rel=1e-3)
+    assert told.step_seconds == pytest.approx(
+        2 * (layers + head) / 5e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9), rel=1e-3
+    )
     # 3 tokens: the weights of the layers are read for less work than reading takes
-    assert predict(costs, REACHED, LIMITS, 3, 3).prefill_seconds == pytest.approx(2 * (layers + head) / 5e9 + 6 * pair_flops / 50e9, rel=2e-3)
+    assert predict(costs, REACHED, LIMITS, 3, 3).prefill_seconds == pytest.approx(
+        2 * (layers + head) / 5e9 + 6 * pair_flops / 50e9, rel=2e-3
+    )
     # a batch of 32: products take longer than reading weights does
     told = predict(costs, REACHED, LIMITS, 1000, 2000, batch=32)
-    assert told.step_seconds == pytest.approx(32 * (2 * (layers + head) / 80e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9)), rel=1e-3)
+    assert told.step_seconds == pytest.approx(
+        32 * (2 * (layers + head) / 80e9 + 2000 * max(kv_bytes / 4e9, pair_flops / 20e9)), rel=1e-3
+    )
 
 
 def test_the_slower_of_reading_the_cache_and_multiplying_counts():
@@ -224,11 +293,22 @@ def test_layers_with_a_window_see_no_further():
 
 def test_every_instruction_set_has_its_shares():
     assert efficiency("avx2", torch.bfloat16) is efficiency("generic", torch.float16) is AVX2
-    assert efficiency("avx512", torch.bfloat16) is efficiency("avx512_vnni", torch.float32) is efficiency("amx", torch.float16) is AVX512
+    assert (
+        efficiency("avx512", torch.bfloat16)
+        is efficiency("avx512_vnni", torch.float32)
+        is efficiency("amx", torch.float16)
+        is AVX512
+    )
     assert efficiency("avx512_bf16", torch.bfloat16) is AVX512_BF16 and efficiency("amx", torch.bfloat16) is AMX
     assert efficiency("avx2_vnni", torch.bfloat16) is efficiency("avx2_vnni_evex", torch.float32) is AVX2
     for code in VNNI_CODES:
-        assert efficiency("avx2", torch.bfloat16, code) is efficiency("avx512", torch.bfloat16, code) is AVX2_CODES[code]
+        assert (
+            efficiency("avx2", torch.bfloat16, code) is efficiency("avx512", torch.bfloat16, code) is AVX2_CODES[code]
+        )
         assert efficiency("avx2_vnni", torch.bfloat16, code) is AVX2_VNNI_CODES[code]
-        assert efficiency("avx512_vnni", torch.bfloat16, code) is efficiency("amx", torch.bfloat16, code) is VNNI_CODES[code]
+        assert (
+            efficiency("avx512_vnni", torch.bfloat16, code)
+            is efficiency("amx", torch.bfloat16, code)
+            is VNNI_CODES[code]
+        )
     assert inspect.signature(Scheduler).parameters["max_tokens_per_step"].default == STEP_TOKENS

@@ -1,4 +1,5 @@
-"""The GGUF file that `benchmarks/compare.py` writes: names, shapes, dtypes, values, and the rows of queries and keys as llama.cpp wants them."""
+"""The GGUF file that `benchmarks/compare.py` writes: names, shapes, dtypes, values, and the rows of queries and keys as
+llama.cpp wants them."""
 
 from __future__ import annotations
 
@@ -13,12 +14,21 @@ from benchmarks.comparison import gguf_writer
 from benchmarks.comparison.checkpoint import write_checkpoint
 from pace.bench.shapes import SHAPES
 
-SMALL = dict(num_hidden_layers=2, vocab_size=96, hidden_size=64, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+SMALL = dict(
+    num_hidden_layers=2,
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=80,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+)
 KINDS = {"bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16), "fp32": ("F32", torch.float32)}
 
 
 def written(tmp_path, shape: str, dtype: str, **changes):
-    """A small checkpoint of `shape`'s architecture as a GGUF file: the reader's fields and tensors, and the checkpoint's."""
+    """A small checkpoint of `shape`'s architecture as a GGUF file: the reader's fields and tensors, and the
+    checkpoint's."""
     gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
     write_checkpoint(SHAPES[shape] | SMALL | changes, tmp_path)
     gguf_writer.write_gguf(tmp_path, tmp_path / "model.gguf", dtype)
@@ -41,8 +51,16 @@ def test_every_tensor(tmp_path, shape, dtype):
     fields, tensors, checkpoint = written(tmp_path, shape, dtype)
     kind, torch_dtype = KINDS[dtype]
     names = {gguf_writer.tensor_name(name): name for name in checkpoint}
-    assert set(tensors) - {"rope_freqs.weight"} == set(names) and ("rope_freqs.weight" in tensors) == (shape == "llama-3.2-1b")
-    assert {"token_embd.weight", "output_norm.weight", "blk.1.attn_q.weight", "blk.1.ffn_down.weight", "blk.0.ffn_norm.weight"} <= set(tensors)
+    assert set(tensors) - {"rope_freqs.weight"} == set(names) and ("rope_freqs.weight" in tensors) == (
+        shape == "llama-3.2-1b"
+    )
+    assert {
+        "token_embd.weight",
+        "output_norm.weight",
+        "blk.1.attn_q.weight",
+        "blk.1.ffn_down.weight",
+        "blk.0.ffn_norm.weight",
+    } <= set(tensors)
     assert ("output.weight" in tensors) == (shape == "tinyllama-1.1b")
     assert ("blk.0.attn_k.bias" in tensors) == shape.startswith("qwen2")
     is_permuted = not shape.startswith("qwen2")
@@ -62,7 +80,10 @@ def test_every_tensor(tmp_path, shape, dtype):
     architecture = "llama" if is_permuted else "qwen2"
     assert fields["general.architecture"] == architecture and fields["tokenizer.ggml.model"] == "no_vocab"
     assert fields[f"{architecture}.vocab_size"] == 96 and fields[f"{architecture}.attention.head_count_kv"] == 2
-    assert fields[f"{architecture}.rope.freq_base"] == SHAPES[shape]["rope_theta"] and fields[f"{architecture}.attention.key_length"] == 16
+    assert (
+        fields[f"{architecture}.rope.freq_base"] == SHAPES[shape]["rope_theta"]
+        and fields[f"{architecture}.attention.key_length"] == 16
+    )
 
 
 def test_the_permutation_turns_halves_into_pairs():

@@ -1,4 +1,5 @@
-"""`benchmarks/compare.py` runs pace and transformers on a small shape, and says which peers are missing and which failed."""
+"""`benchmarks/compare.py` runs pace and transformers on a small shape, and says which peers are missing and which
+failed."""
 
 from __future__ import annotations
 
@@ -17,11 +18,21 @@ from benchmarks.comparison.runtimes.base import SteppedRuntime, Timing
 from pace.bench import limits
 from pace.bench.shapes import SHAPES
 
-SMALL = dict(num_hidden_layers=2, vocab_size=96, hidden_size=64, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+SMALL = dict(
+    num_hidden_layers=2,
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=80,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+)
 SCENARIOS = [Scenario(20, 4), Scenario(8, 3, 2)]
 
 
-def compare_small(monkeypatch, tmp_path, runtimes: list[str], dtypes: list[str], **changes) -> tuple[Results, list[str]]:
+def compare_small(
+    monkeypatch, tmp_path, runtimes: list[str], dtypes: list[str], **changes
+) -> tuple[Results, list[str]]:
     monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.2-1b"] | SMALL)
     results, said = Results("small", "", "", {}, {}, SCENARIOS, {}), []
     plan = Plan(["small"], runtimes, dtypes, SCENARIOS, ["bf16"], 2, 1, 2, None, None, tmp_path, 100.0, say=said.append)
@@ -33,10 +44,20 @@ def test_pace_and_transformers_in_turn(monkeypatch, tmp_path):
     results, _ = compare_small(monkeypatch, tmp_path, ["pace", "transformers"], ["fp32"], other_dtypes=["fp32"])
     assert [subject.label for subject in results.subjects if subject.missing] == []
     main = [run for run in results.runs if run.scenario == SCENARIOS[0]]
-    assert [(run.runtime, run.round) for run in main] == [("pace", 0), ("transformers", 0), ("pace", 1), ("transformers", 1)]
-    assert all(min(run.prefill_s, run.step_s, run.read_gb_s, run.fma_gflops, run.step_bytes) > 0 for run in results.runs)
+    assert [(run.runtime, run.round) for run in main] == [
+        ("pace", 0),
+        ("transformers", 0),
+        ("pace", 1),
+        ("transformers", 1),
+    ]
+    assert all(
+        min(run.prefill_s, run.step_s, run.read_gb_s, run.fma_gflops, run.step_bytes) > 0 for run in results.runs
+    )
     others = [run for run in results.runs if run.scenario != SCENARIOS[0]]
-    assert [(run.runtime, run.variant, run.round) for run in others] == [("pace", "fp32", 0), ("transformers", "fp32", 0)]
+    assert [(run.runtime, run.variant, run.round) for run in others] == [
+        ("pace", "fp32", 0),
+        ("transformers", "fp32", 0),
+    ]
     pace, torch = results.subjects
     assert pace.same_argmax and 0 < pace.error < 1e-4 and torch.error == 0
     assert pace.peak_mib > 50 and pace.load_s > 0 and pace.settings["threads"] == "2"
@@ -55,11 +76,16 @@ def test_a_missing_peer_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
     assert "ctranslate2 is missing: ImportError: no ctranslate2 for this test" in said
     assert {run.runtime for run in results.runs} == {"pace"}
     assert {run.scenario for run in results.runs} == {SCENARIOS[0]}  # fp32 is none of `other_dtypes`
-    assert any("Not measured: ctranslate2 (small float32): ImportError: no ctranslate2" in line for line in report.notes(results))
+    assert any(
+        "Not measured: ctranslate2 (small float32): ImportError: no ctranslate2" in line
+        for line in report.notes(results)
+    )
 
 
 def test_an_interpreter_that_is_not_there_is_reported(monkeypatch, tmp_path):
-    results, said = compare_small(monkeypatch, tmp_path, ["pace", "transformers"], ["bf16"], pythons={"transformers": "/no/such/python"})
+    results, said = compare_small(
+        monkeypatch, tmp_path, ["pace", "transformers"], ["bf16"], pythons={"transformers": "/no/such/python"}
+    )
     assert "No such file" in next(s for s in results.subjects if s.runtime == "transformers").missing
     assert {run.runtime for run in results.runs} == {"pace"}
 
@@ -89,20 +115,36 @@ def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(monkeypatch, tm
 
 
 def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
-    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
-    subjects = [Subject("s", *names) for names in (("pace", "bf16", "bf16"), ("a", "bf16", "bf16"), ("b", "bf16", "bf16"), ("a", "q8", "int8"))]
+    comparison = Comparison(
+        Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {})
+    )
+    subjects = [
+        Subject("s", *names)
+        for names in (("pace", "bf16", "bf16"), ("a", "bf16", "bf16"), ("b", "bf16", "bf16"), ("a", "q8", "int8"))
+    ]
     monkeypatch.setattr(comparison, "_resident_bytes", lambda subject: 40.0)
     monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 100.0)
-    assert [[s.label for s in group] for _, group in comparison._groups(subjects)] == [["pace bf16", "a bf16"], ["pace bf16", "b bf16"], ["pace bf16", "a q8"]]
+    assert [[s.label for s in group] for _, group in comparison._groups(subjects)] == [
+        ["pace bf16", "a bf16"],
+        ["pace bf16", "b bf16"],
+        ["pace bf16", "a q8"],
+    ]
     monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 1000.0)
-    assert [[s.label for s in group] for _, group in comparison._groups(subjects)] == [["pace bf16", "a bf16", "b bf16"], ["pace bf16", "a q8"]]
-    monkeypatch.setattr("benchmarks.comparison.measure.available_memory_bytes", lambda: 1.0)  # one peer at a time, come what may
+    assert [[s.label for s in group] for _, group in comparison._groups(subjects)] == [
+        ["pace bf16", "a bf16", "b bf16"],
+        ["pace bf16", "a q8"],
+    ]
+    monkeypatch.setattr(
+        "benchmarks.comparison.measure.available_memory_bytes", lambda: 1.0
+    )  # one peer at a time, come what may
     assert len(list(comparison._groups(subjects))) == 3
 
 
 def test_who_is_held_to_an_instruction_set(monkeypatch, tmp_path):
     given = {}
-    monkeypatch.setattr("benchmarks.comparison.measure.Worker", lambda name, python, environment, log: given.update({name: environment}))
+    monkeypatch.setattr(
+        "benchmarks.comparison.measure.Worker", lambda name, python, environment, log: given.update({name: environment})
+    )
     plan = Plan([], [], [], SCENARIOS, [], 1, 1, 2, "avx2", "avx2", tmp_path, 1.0)
     for name in ("pace", worker.MACHINE, "transformers"):
         Comparison(plan, Results("", "", "", {}, {}, SCENARIOS, {}))._worker(name)
@@ -111,7 +153,9 @@ def test_who_is_held_to_an_instruction_set(monkeypatch, tmp_path):
 
 
 def test_prompts_are_new_in_each_round_and_the_same_for_all(tmp_path):
-    comparison = Comparison(Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {}))
+    comparison = Comparison(
+        Plan([], [], [], SCENARIOS, [], 1, 1, 2, None, None, tmp_path, 1.0), Results("", "", "", {}, {}, SCENARIOS, {})
+    )
     comparison.vocab_size = 96
     first, second = (comparison._prompts(SCENARIOS[1], seed) for seed in (1, 2))
     assert first == comparison._prompts(SCENARIOS[1], 1) != second
@@ -154,7 +198,10 @@ def test_a_worker_answers_errors_and_goes_on():
 
     answers = io.StringIO()
     worker.serve(io.StringIO('{"do": "fail"}\n{"do": "add", "a": 1, "b": 2}\n'), answers, Server())
-    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"error": "ValueError: not this"}, {"sum": 3}]
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
+        {"error": "ValueError: not this"},
+        {"sum": 3},
+    ]
 
 
 def test_a_worker_that_ends_is_an_error(tmp_path):
@@ -180,10 +227,19 @@ def test_options(capsys):
         with pytest.raises(SystemExit):
             compare.parse(wrong)
     assert "--python wants PEER=PATH" in capsys.readouterr().err
-    assert compare._without_paths(["--python", "llama.cpp=/a/b", "--folder", "/c", "--isa", "avx2"]) == ["--python", "llama.cpp=PATH", "--folder", "PATH", "--isa", "avx2"]
+    assert compare._without_paths(["--python", "llama.cpp=/a/b", "--folder", "/c", "--isa", "avx2"]) == [
+        "--python",
+        "llama.cpp=PATH",
+        "--folder",
+        "PATH",
+        "--isa",
+        "avx2",
+    ]
 
 
 def test_every_runtime_says_what_it_has():
     for name, runtime in RUNTIMES.items():
         assert runtime.name == name and runtime.packages and runtime.modules
-        assert {variant.dtype for variant in runtime.variants} <= set(compare.DTYPES) and len({v.name for v in runtime.variants}) == len(runtime.variants)
+        assert {variant.dtype for variant in runtime.variants} <= set(compare.DTYPES) and len(
+            {v.name for v in runtime.variants}
+        ) == len(runtime.variants)

@@ -1,4 +1,5 @@
-"""What `benchmarks/compare.py` makes of results: medians, ratios of pairs, verdicts on targets, and the page, on figures made up here."""
+"""What `benchmarks/compare.py` makes of results: medians, ratios of pairs, verdicts on targets, and the page, on
+figures made up here."""
 
 from __future__ import annotations
 
@@ -16,25 +17,73 @@ SHAPE = "qwen2.5-0.5b"
 FMA, READ = 200.0, 30.0
 
 
-def run(runtime: str, variant: str, prefill_s: float, step_s: float, index: int = 0, scenario: Scenario = MAIN, group: int = 1) -> Run:
+def run(
+    runtime: str,
+    variant: str,
+    prefill_s: float,
+    step_s: float,
+    index: int = 0,
+    scenario: Scenario = MAIN,
+    group: int = 1,
+) -> Run:
     """100 GFLOP of prompt, 1 GFLOP and 0.9 GB of step."""
-    return Run(SHAPE, runtime, variant, group, index, scenario, prefill_s, step_s, 100 * 10**9, 10**9, 900 * 10**6, READ, FMA, 0.01)
+    return Run(
+        SHAPE,
+        runtime,
+        variant,
+        group,
+        index,
+        scenario,
+        prefill_s,
+        step_s,
+        100 * 10**9,
+        10**9,
+        900 * 10**6,
+        READ,
+        FMA,
+        0.01,
+    )
 
 
 @pytest.fixture
 def results() -> Results:
     """pace twice as fast as llama.cpp in prefill in every round, while the machine slows down from round to round."""
-    pace = Subject(SHAPE, "pace", "bf16", "bf16", load_s=1.0, peak_mib=1200.0, weight_bytes=988 * 10**6, error=0.01, same_argmax=True)
-    llama = Subject(SHAPE, "llama.cpp", "bf16", "bf16", load_s=0.1, peak_mib=1100.0, weight_bytes=988 * 10**6, error=0.01, same_argmax=True)
+    pace = Subject(
+        SHAPE,
+        "pace",
+        "bf16",
+        "bf16",
+        load_s=1.0,
+        peak_mib=1200.0,
+        weight_bytes=988 * 10**6,
+        error=0.01,
+        same_argmax=True,
+    )
+    llama = Subject(
+        SHAPE,
+        "llama.cpp",
+        "bf16",
+        "bf16",
+        load_s=0.1,
+        peak_mib=1100.0,
+        weight_bytes=988 * 10**6,
+        error=0.01,
+        same_argmax=True,
+    )
     q8 = Subject(SHAPE, "llama.cpp", "q8_0", "int8", error=0.03, same_argmax=False)
-    torch = Subject(SHAPE, "transformers", "bf16", "bf16", missing="ModuleNotFoundError: No module named 'transformers'\nmore")
+    torch = Subject(
+        SHAPE, "transformers", "bf16", "bf16", missing="ModuleNotFoundError: No module named 'transformers'\nmore"
+    )
     made = Results(
         "made-up", "2026-01-01", "python benchmarks/compare.py", {"cpu": "CPU | one", "features": ["avx2"], "cores": 2, "threads": 2, "isa": "avx2"},
         {"llama-cpp-python": "0.3.36"}, [MAIN, BATCH], {SHAPE: 494 * 10**6}, [pace, llama, q8, torch],
     )  # fmt: skip
     made.machine |= {"is_forced": True, "peers_isa": None, "memory_gib": 24.0, "system": "6.1", "python": "3.11"}
     for index, slow in enumerate((1.0, 1.5, 4.0)):
-        made.runs += [run("pace", "bf16", 1.0 * slow, 0.04 * slow, index), run("llama.cpp", "bf16", 2.0 * slow, 0.03 * slow, index)]
+        made.runs += [
+            run("pace", "bf16", 1.0 * slow, 0.04 * slow, index),
+            run("llama.cpp", "bf16", 2.0 * slow, 0.03 * slow, index),
+        ]
         made.runs += [run("llama.cpp", "q8_0", 1.0, 0.02, index, group=2)]
     made.runs += [run("pace", "bf16", 1.0, 0.1, scenario=BATCH)]
     return made
@@ -83,7 +132,9 @@ def test_targets_are_for_large_shapes(results):
 
 def test_of_several_kinds_of_as_many_bits_the_fastest_peer_counts(results):
     results.subjects.append(Subject(SHAPE, "llama.cpp", "bf16-fast", "bf16"))
-    results.runs += [run("llama.cpp", "bf16-fast", 0.8 * slow, 1.0, index) for index, slow in enumerate((1.0, 1.5, 4.0))]
+    results.runs += [
+        run("llama.cpp", "bf16-fast", 0.8 * slow, 1.0, index) for index, slow in enumerate((1.0, 1.5, 4.0))
+    ]
     found = {finding.what: finding for finding in targets.findings(results)}
     assert found["prefill of 512 tokens, bf16: times llama.cpp"].measured == pytest.approx(0.8)
 
@@ -95,15 +146,22 @@ def test_the_page_keeps_what_is_written_by_hand(results):
     assert "## made-up" in made and "## another" in made and made.count("](picture.png)") == 1
     assert report.render(made, [results, replace(results, name="another")], {"made-up": ["picture.png"]}) == made
     row = next(line for line in made.splitlines() if line.startswith("| llama.cpp | bf16 |"))
-    assert re.sub(r"\s+", " ", row) == "| llama.cpp | bf16 | 170.7 | 0.17 | 22.2 | 0.67 | 2.00 | 0.75 | 0.10 | 1,100 | 0.01 | same |"
-    assert "Not measured: transformers (qwen2.5-0.5b bf16): ModuleNotFoundError: No module named 'transformers'\n" in made
+    assert (
+        re.sub(r"\s+", " ", row)
+        == "| llama.cpp | bf16 | 170.7 | 0.17 | 22.2 | 0.67 | 2.00 | 0.75 | 0.10 | 1,100 | 0.01 | same |"
+    )
+    assert (
+        "Not measured: transformers (qwen2.5-0.5b bf16): ModuleNotFoundError: No module named 'transformers'\n" in made
+    )
     assert "```text\npython benchmarks/compare.py\n```" in made and "llama-cpp-python 0.3.36" in made
     assert "2 threads; pace on avx2 (forced), peers on what they chose; 2026-01-01" in made
     assert "\n4 met, 4 missed, 8 not measured.\n" in made
     assert "30, 30, 30 GB/s read, 200, 200, 200 GFLOPS" in made
 
 
-@pytest.mark.parametrize("page", ["no markers", f"{report.END}\n{report.BEGIN}", report.BEGIN, f"{report.BEGIN}{report.BEGIN}{report.END}"])
+@pytest.mark.parametrize(
+    "page", ["no markers", f"{report.END}\n{report.BEGIN}", report.BEGIN, f"{report.BEGIN}{report.BEGIN}{report.END}"]
+)
 def test_a_page_without_its_markers_is_refused(page, results):
     with pytest.raises(ValueError, match="once each, in this order"):
         report.render(page, [results], {})
@@ -118,7 +176,9 @@ def test_the_text_for_a_terminal(results):
 def test_what_failed_half_way_keeps_its_runs(results):
     pace, llama = results.subjects[:2]
     pace.missing = "its process ended with code -9"
-    assert "Not measured to the end: pace (qwen2.5-0.5b bf16): its process ended with code -9" in list(report.notes(results))
+    assert "Not measured to the end: pace (qwen2.5-0.5b bf16): its process ended with code -9" in list(
+        report.notes(results)
+    )
     assert results.ratio(results.ours(llama), llama, MAIN, targets.prefill_rate) == pytest.approx(2.0)
 
 
@@ -150,7 +210,11 @@ def test_the_committed_page_is_what_the_committed_results_say():
     root = Path(__file__).parents[2]
     page = (root / "docs" / "benchmarks.md").read_text()
     every = report.read_all(root / "benchmarks" / "results")
-    pictures = {results.name: [f"benchmarks-{results.name}.png"] for results in every if (root / "docs" / f"benchmarks-{results.name}.png").exists()}
+    pictures = {
+        results.name: [f"benchmarks-{results.name}.png"]
+        for results in every
+        if (root / "docs" / f"benchmarks-{results.name}.png").exists()
+    }
     assert report.render(page, every, pictures) == page, "run: python benchmarks/compare.py --render"
 
 
@@ -162,5 +226,10 @@ def test_the_figures_of_the_readme_are_those_of_the_committed_results():
         results = every[name]
         for peer in results.subjects:
             if peer.runtime == "llama.cpp" and peer.dtype in ("bf16", "fp32"):
-                ratios = [results.ratio(results.ours(peer), peer, results.scenarios[0], value) for value in (lambda run: run.prefill_rate, lambda run: run.decode_rate)]
-                assert re.search(rf"{ratios[0]:.2f} and {ratios[1]:.2f} times (as fast as llama.cpp )?in {peer.dtype}", words), (name, peer.dtype, ratios)
+                ratios = [
+                    results.ratio(results.ours(peer), peer, results.scenarios[0], value)
+                    for value in (lambda run: run.prefill_rate, lambda run: run.decode_rate)
+                ]
+                assert re.search(
+                    rf"{ratios[0]:.2f} and {ratios[1]:.2f} times (as fast as llama.cpp )?in {peer.dtype}", words
+                ), (name, peer.dtype, ratios)

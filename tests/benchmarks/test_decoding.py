@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
-
 from benchmarks import decoding
 from benchmarks.page import markers
 
@@ -28,16 +26,45 @@ def test_ways_take_turns_piece_by_piece_and_the_first_round_does_not_count() -> 
 
 
 def test_a_missed_target_is_said() -> None:
-    row = {"case": "copies", "drafts": "lookup", "plain_tokens_per_second": 1000.0, "drafted_tokens_per_second": 1900.0, "num_drafted": 80, "num_accepted": 60, "num_tokens": 100}
-    table = decoding.table_of_drafts([{**row, "speedup": 1.9, "least": 2.0}, {**row, "speedup": 2.1, "least": 2.0, "num_drafted": 0}])
+    row = {
+        "case": "copies",
+        "drafts": "lookup",
+        "plain_tokens_per_second": 1000.0,
+        "drafted_tokens_per_second": 1900.0,
+        "num_drafted": 80,
+        "num_accepted": 60,
+        "num_tokens": 100,
+    }
+    table = decoding.table_of_drafts(
+        [{**row, "speedup": 1.9, "least": 2.0}, {**row, "speedup": 2.1, "least": 2.0, "num_drafted": 0}]
+    )
     first, second = table.splitlines()[2:]
-    assert first == "| copies | lookup | 1,000 | 1,900 | 1.90 | 2.00, missed | 0.80 | 75% |" and second.endswith("| 2.10 | 2.00 | 0.00 | - |")
+    assert first == "| copies | lookup | 1,000 | 1,900 | 1.90 | 2.00, missed | 0.80 | 75% |" and second.endswith(
+        "| 2.10 | 2.00 | 0.00 | - |"
+    )
 
 
 def test_a_small_run(tmp_path, monkeypatch, capsys) -> None:
     page = tmp_path / "page.md"
     page.write_text("\n".join(markers(decoding.SCRIPT)))
-    monkeypatch.setattr(sys, "argv", ["decoding.py", "--requests", "1", "3", "--new-tokens", "4", "--repeats", "1", "--peer-dtypes", "float32", "--into", str(page)])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "decoding.py",
+            "--requests",
+            "1",
+            "3",
+            "--new-tokens",
+            "4",
+            "--repeats",
+            "1",
+            "--peer-dtypes",
+            "float32",
+            "--into",
+            str(page),
+        ],
+    )
     decoding.main()
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [result["requests"] for result in report["requests"]] == [1, 3]

@@ -17,7 +17,15 @@ def test_what_stands_between_the_lines_is_replaced_and_nothing_else(tmp_path) ->
     assert page.read_text() == f"before\n{begin}\nnew\n{end}\nafter\n"
 
 
-@pytest.mark.parametrize("text", ["nothing", "<!-- benchmarks/a.py -->\n", "<!-- end of benchmarks/a.py -->\n", "<!-- end of benchmarks/a.py -->\n<!-- benchmarks/a.py -->\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nothing",
+        "<!-- benchmarks/a.py -->\n",
+        "<!-- end of benchmarks/a.py -->\n",
+        "<!-- end of benchmarks/a.py -->\n<!-- benchmarks/a.py -->\n",
+    ],
+)
 def test_a_page_without_the_lines_is_left_alone(tmp_path, text: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)

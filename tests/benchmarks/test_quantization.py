@@ -57,7 +57,9 @@ def fake(monkeypatch, tmp_path):
     def run(*arguments: str) -> tuple[dict, str]:
         page = tmp_path / "page.md"
         page.write_text("\n".join(markers(quantization.SCRIPT)))
-        monkeypatch.setattr(sys, "argv", ["quantization.py", "smollm2-135m", *arguments, "--folder", str(tmp_path), "--into", str(page)])
+        monkeypatch.setattr(
+            sys, "argv", ["quantization.py", "smollm2-135m", *arguments, "--folder", str(tmp_path), "--into", str(page)]
+        )
         quantization.main()
         return page.read_text()
 
@@ -68,11 +70,26 @@ def test_ratios_are_of_a_round_and_the_first_round_does_not_count(fake, capsys):
     page = fake("--formats", "int4", "--rounds", "2", "--prompt", "100")
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     [row] = report["rows"]
-    assert [variant for variant, _ in FakeWorker.log] == ["bf16", "int4", "q4_0", "q4_0", "int4", "bf16", "bf16", "int4", "q4_0"]
+    assert [variant for variant, _ in FakeWorker.log] == [
+        "bf16",
+        "int4",
+        "q4_0",
+        "q4_0",
+        "int4",
+        "bf16",
+        "bf16",
+        "int4",
+        "q4_0",
+    ]
     assert (row["prefill"], row["decode"]) == (100.0, 10.0)
     kv_bytes = 124 * 30 * 2 * 3 * 64 * 2  # half-way through 48 steps
     assert row["decode_mbu"] == pytest.approx(((1 << 20) + kv_bytes) * 10.0 / 10e9)
-    assert (row["prefill_over_bf16"], row["decode_over_bf16"], row["prefill_over_nearest"], row["decode_over_nearest"]) == (4.0, 4.0, 2.0, 2.0)
+    assert (
+        row["prefill_over_bf16"],
+        row["decode_over_bf16"],
+        row["prefill_over_nearest"],
+        row["decode_over_nearest"],
+    ) == (4.0, 4.0, 2.0, 2.0)
     assert "| int4 |" in page and "| q4_0 | 2.00 | 2.00 |" in page and "--prompt 100 --rounds 2" in page
 
 

@@ -17,7 +17,8 @@ from tests.support import prefill
 pytest.importorskip("transformers")
 
 PLACES = {"llama": 4, "mistral": 4, "qwen2": 4, "qwen3": 4, "phi3": 4, "opt": 4, "gptj": 2, "phi": 2}
-"""In a layer: norms, values, and what an up-projection makes where the activation lets it through. GELU does not; parallel layers have one norm."""
+"""In a layer: norms, values, and what an up-projection makes where the activation lets it through. GELU does not;
+parallel layers have one norm."""
 FEWER = {"opt-350m": 2, "opt-post-norm": 2, "opt-gelu": 3, "opt-no-affine": 2}
 """Norms without weights, or whose output is the residual stream, too."""
 
@@ -38,7 +39,8 @@ def test_the_float_model_stays_what_it_is(variant, tmp_path):
     assert found == len(model.layers) * FEWER.get(f"{model_type}-{special}", PLACES[model_type])
     after = prefill(model, reference, ids)
     assert not torch.equal(after, before), "something was scaled"
-    # Sums of 56 products at most, in float32 and with terms that differ in size: far below what a forgotten scale would do.
+    # Sums of 56 products at most, in float32 and with terms that differ in size: far below what a forgotten scale would
+    # do.
     assert (after - before).abs().max() < 2e-5 * before.abs().max()
 
 
@@ -73,11 +75,13 @@ def test_statistics_are_those_of_all_inputs():
 
 
 @pytest.mark.parametrize(
-    ("kind", "storage", "share"), [("awq", Storage("int4", 64), 0.9), ("smoothquant", Storage("int8", None), 0.5)], ids=["awq", "smoothquant"]
+    ("kind", "storage", "share"),
+    [("awq", Storage("int4", 64), 0.9), ("smoothquant", Storage("int8", None), 0.5)],
+    ids=["awq", "smoothquant"],
 )
 def test_outlier_channels_are_migrated(kind, storage, share, tmp_path):
-    """One channel in 32 is fifty times as large as the others: with scales, the rounded products have less error than without, on inputs
-    that were not looked at."""
+    """One channel in 32 is fifty times as large as the others: with scales, the rounded products have less error than
+    without, on inputs that were not looked at."""
     save_tiny(tmp_path, "llama", {"hidden_size": 64, "num_attention_heads": 4})
     layer = load_layers(tmp_path, dtype="float32", backend="torch", progress=False).layers[0]
     place = next(migrations(layer))

@@ -1,4 +1,5 @@
-"""`quantize_checkpoint` and `pace quantize`: what is written is what is loaded, for every architecture, and better than without a text."""
+"""`quantize_checkpoint` and `pace quantize`: what is written is what is loaded, for every architecture, and better than
+without a text."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def texts(first: int, count: int) -> tuple[str, ...]:
 
 @pytest.fixture
 def written(monkeypatch):
-    """What went into the float model of each part that was written: module -> its weight as it was multiplied from then on."""
+    """What went into the float model of each part that was written: module -> its weight as it was multiplied from then
+    on."""
     found = {}
 
     def quantize_part(self, product, part, rows, inputs, original=quantize._Job.quantize_part):
@@ -57,7 +59,8 @@ def tokens(count: int, length: int, seed: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
 @pytest.mark.parametrize("method", ["awq+gptq", "smoothquant"])
 def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
-    """What is loaded has, bit for bit, the weights that calibration went on with, and the logits of a float model with these."""
+    """What is loaded has, bit for bit, the weights that calibration went on with, and the logits of a float model with
+    these."""
     model_type, _, fields = VARIANTS[variant]
     save_tiny(tmp_path / "float", model_type, fields)
     monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
@@ -77,7 +80,9 @@ def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
     logits = prefill(loaded, reference, ids)
     float_model = load_layers(tmp_path / "float", dtype="float32", backend="torch", progress=False)
     exact = prefill(float_model, reference, ids)
-    assert 0 < (logits - exact).norm() < (0.05 if code == "int8" else 0.5) * exact.norm()  # a scale that is forgotten moves them further
+    assert (
+        0 < (logits - exact).norm() < (0.05 if code == "int8" else 0.5) * exact.norm()
+    )  # a scale that is forgotten moves them further
 
     native = LLMModel(tmp_path / "out", dtype="float32", progress=False)
     text = native.generate([tokens(1, 9)[0]], SamplingConfig(max_new_tokens=5, ignore_eos=True))
@@ -95,18 +100,27 @@ def test_what_is_written_is_what_other_tools_read(tmp_path):
     assert described["quant_method"] == "compressed-tensors" and described["format"] == "mixed-precision"
     four, eight = described["config_groups"].values()
     assert four["targets"] == ["Linear"] and four["format"] == "pack-quantized" and four["weights"]["group_size"] == 32
-    assert eight["targets"] == ["model.embed_tokens", "lm_head"] and eight["input_activations"] is None and eight["format"] == "int-quantized" and eight["weights"]["strategy"] == "channel"
+    assert (
+        eight["targets"] == ["model.embed_tokens", "lm_head"]
+        and eight["input_activations"] is None
+        and eight["format"] == "int-quantized"
+        and eight["weights"]["strategy"] == "channel"
+    )
 
     stored, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(TINY / "model.safetensors")
     name = "model.layers.1.self_attn.q_proj"
-    assert stored[f"{name}.weight_shape"].tolist() == [256, 256] and stored[f"{name}.weight_scale"].dtype == torch.bfloat16
+    assert (
+        stored[f"{name}.weight_shape"].tolist() == [256, 256] and stored[f"{name}.weight_scale"].dtype == torch.bfloat16
+    )
     words, scales = stored[f"{name}.weight_packed"], stored[f"{name}.weight_scale"].float()
     codes = torch.stack([words >> shift & 15 for shift in range(0, 32, 4)], dim=-1).flatten(1) - 8
     values = codes * scales.repeat_interleave(32, dim=1)
     assert (values - original[f"{name}.weight"].float()).abs().max() < 4 * scales.abs().max()
     assert torch.corrcoef(torch.stack([values.flatten(), original[f"{name}.weight"].float().flatten()]))[0, 1] > 0.98
     embedding = stored["model.embed_tokens.weight"].float() * stored["model.embed_tokens.weight_scale"]
-    assert (embedding - original["model.embed_tokens.weight"].float()).abs().max() < stored["model.embed_tokens.weight_scale"].max()
+    assert (embedding - original["model.embed_tokens.weight"].float()).abs().max() < stored[
+        "model.embed_tokens.weight_scale"
+    ].max()
     assert torch.equal(stored["model.norm.weight"], original["model.norm.weight"])
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (TINY / "tokenizer.json").read_bytes()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in TINY.iterdir()}
@@ -122,19 +136,35 @@ def test_what_is_written_is_what_other_tools_read(tmp_path):
         (QuantizationConfig("int4", group=32), False, 0.05),
         (QuantizationConfig("int8"), False, 0.1),
     ],
-    ids=["tied, a float embedding", "tied, an int8 embedding", "tied, int8", "an int8 embedding beside int4", "and an int8 head", "int8"],
+    ids=[
+        "tied, a float embedding",
+        "tied, an int8 embedding",
+        "tied, int8",
+        "an int8 embedding beside int4",
+        "and an int8 head",
+        "int8",
+    ],
 )
 def test_transformers_reads_it(config, tied, tolerance, tmp_path, monkeypatch):
-    """As it does by default: its products with int8 round their inputs, to a scale a token, 0.5 to 1 % each; what it gives is exact without."""
+    """As it does by default: its products with int8 round their inputs, to a scale a token, 0.5 to 1 % each; what it
+    gives is exact without."""
     pytest.importorskip("compressed_tensors")
     from transformers import AutoModelForCausalLM
 
-    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     save_tiny(tmp_path / "float", "llama", {**sizes, "tie_word_embeddings": tied})
     monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
     quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, method="rtn")
     [ids] = tokens(1, 30)
-    ours = prefill(load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False), reference, torch.tensor(ids))
+    ours = prefill(
+        load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False), reference, torch.tensor(ids)
+    )
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         assert (theirs(torch.tensor([ids])).logits[0] - ours).norm() <= tolerance * ours.norm()
@@ -147,29 +177,59 @@ def test_the_same_arguments_give_the_same_file(tmp_path):
 
 
 def test_without_a_text_weights_are_rounded_to_the_nearest(tmp_path):
-    report = quantize_checkpoint(TINY, tmp_path / "out", QuantizationConfig("int8", overrides={"*.down_proj": None}), method="rtn")
+    report = quantize_checkpoint(
+        TINY, tmp_path / "out", QuantizationConfig("int8", overrides={"*.down_proj": None}), method="rtn"
+    )
     assert report.quality is None and report.num_tokens == 0 and report.method == "rtn"
     stored, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(TINY / "model.safetensors")
     name, storage = "model.layers.0.mlp.up_proj", Storage("int8", None)
     weight = original[f"{name}.weight"].float()
     rows = round_to_nearest(weight, storage, fit_scales(weight, storage, torch.ones(256)))
-    assert torch.equal(stored[f"{name}.weight"], rows.codes) and torch.equal(stored[f"{name}.weight_scale"], rows.scales)
+    assert torch.equal(stored[f"{name}.weight"], rows.codes) and torch.equal(
+        stored[f"{name}.weight_scale"], rows.scales
+    )
     kept = "model.layers.0.mlp.down_proj.weight"
     assert torch.equal(stored[kept], original[kept])
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"] == [*(f"model.layers.{i}.mlp.down_proj" for i in range(5))]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"] == [
+        *(f"model.layers.{i}.mlp.down_proj" for i in range(5))
+    ]
 
 
 def test_the_command(tmp_path, capsys):
     text = tmp_path / "text.jsonl"
     text.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(200, 64)), encoding="utf-8")
     out = str(tmp_path / "out")
-    assert main(["quantize", str(TINY), out, "--calibrate", str(text), "--group", "32", "--method", "gptq", "--keep", "*.o_proj", "--json"]) == 0
+    assert (
+        main(
+            [
+                "quantize",
+                str(TINY),
+                out,
+                "--calibrate",
+                str(text),
+                "--group",
+                "32",
+                "--method",
+                "gptq",
+                "--keep",
+                "*.o_proj",
+                "--json",
+            ]
+        )
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert report["out"] == out and report["method"] == "gptq" and report["bytes_after"] < 0.5 * report["bytes_before"]
     calibrated, uncalibrated = report["quality"]["calibrated"], report["quality"]["uncalibrated"]
-    assert 0 < calibrated["kl_divergence"] < uncalibrated["kl_divergence"] and calibrated["num_tokens"] == uncalibrated["num_tokens"] > 100
+    assert (
+        0 < calibrated["kl_divergence"] < uncalibrated["kl_divergence"]
+        and calibrated["num_tokens"] == uncalibrated["num_tokens"] > 100
+    )
     stored = load_file(tmp_path / "out" / "model.safetensors")
-    assert "model.layers.0.self_attn.o_proj.weight" in stored and stored["model.layers.0.mlp.up_proj.weight_scale"].shape[1] == 8
+    assert (
+        "model.layers.0.self_attn.o_proj.weight" in stored
+        and stored["model.layers.0.mlp.up_proj.weight_scale"].shape[1] == 8
+    )
     assert main(["quantize", str(TINY), str(tmp_path / "eight"), "--format", "int8", "--calibrate", str(text)]) == 0
     shown = capsys.readouterr().out
     assert "smoothquant" in shown and "quantised at load" in shown and "KL divergence" in shown
@@ -192,15 +252,31 @@ def test_the_command(tmp_path, capsys):
         ({"quantization": QuantizationConfig("int4", symmetric=False)}, ValueError, "zero points"),
         ({"quantization": QuantizationConfig("int4", lm_head="fp8")}, ValueError, "fp8 needs no calibration"),
         ({"quantization": QuantizationConfig("int4", overrides={"*.nothing": None})}, ValueError, "no module matches"),
-        ({"quantization": QuantizationConfig("int4", embedding=None, overrides={"*": None})}, ValueError, "nothing to quantise"),
+        (
+            {"quantization": QuantizationConfig("int4", embedding=None, overrides={"*": None})},
+            ValueError,
+            "nothing to quantise",
+        ),
         ({"method": "magic"}, ValueError, "no method 'magic'; known are rtn"),
         ({"max_tokens": 10}, ValueError, "max_tokens must be at least 256"),
         ({"context": 5000}, ValueError, "context must be from 2 to the 1024"),
-        ({"method": "awq", "act_order": False}, ValueError, "the method awq rounds all at once; leave it out, or take one of gptq, awq.gptq, smoothquant.gptq"),
+        (
+            {"method": "awq", "act_order": False},
+            ValueError,
+            "the method awq rounds all at once; leave it out, or take one of gptq, awq.gptq, smoothquant.gptq",
+        ),
         ({"quantization": "int8", "act_order": True}, ValueError, "the method smoothquant rounds all at once"),
         ({"method": "rtn", "calibrate": None, "act_order": False}, ValueError, "the method rtn rounds all at once"),
-        ({"method": "rtn", "calibrate": None, "context": 64}, ValueError, "^context would have no effect: there is no text to read"),
-        ({"method": "rtn", "calibrate": None, "max_tokens": 512, "tokenizer_name_or_path": TINY}, ValueError, "^max_tokens and tokenizer_name_or_path would"),
+        (
+            {"method": "rtn", "calibrate": None, "context": 64},
+            ValueError,
+            "^context would have no effect: there is no text to read",
+        ),
+        (
+            {"method": "rtn", "calibrate": None, "max_tokens": 512, "tokenizer_name_or_path": TINY},
+            ValueError,
+            "^max_tokens and tokenizer_name_or_path would",
+        ),
         ({"method": "rtn"}, ValueError, "the text would have no effect: .* the report is turned off"),
         ({"method": "rtn", "report": True, "max_tokens": 512}, ValueError, "max_tokens=512 would have no effect"),
         ({"out": "taken"}, FileExistsError, "taken exists already"),
@@ -225,7 +301,9 @@ def test_quantised_checkpoints_are_refused(tmp_path):
     (tmp_path / "once" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="quantised already"):
         quantize_checkpoint(tmp_path / "once", tmp_path / "twice", "int8", method="rtn")
-    (tmp_path / "once" / "config.json").write_text(json.dumps(config | {"quantization_config": config["compression_config"]}))
+    (tmp_path / "once" / "config.json").write_text(
+        json.dumps(config | {"quantization_config": config["compression_config"]})
+    )
     assert main(["eval", str(tmp_path / "once"), "--text", str(HELDOUT), "--against", "bf16"]) == 1
 
 
@@ -258,24 +336,35 @@ def test_a_report_that_there_is_no_memory_for_does_not_cost_the_checkpoint(tmp_p
 
     monkeypatch.setattr(quantize, "compare_models", fail)
     report = quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 60), method="rtn", report=True)
-    assert report.quality is None and "out is written and whole, but could not be compared with bfloat16: the weights take 14.2 GiB" in caplog.text
+    assert (
+        report.quality is None
+        and "out is written and whole, but could not be compared with bfloat16: the weights take 14.2 GiB"
+        in caplog.text
+    )
     assert load_layers(tmp_path / "out", backend="torch", progress=False).num_weights
 
 
 LAYER = 4 * (256 * 512 + 256 * 256 + 3 * 256 * 640 + 2 * 256)
 MEMORY = {"gptq": LAYER + 44 * 640**2 + 4 * 512 * 256, "awq": LAYER + 4 * 512 * 256, "rtn": LAYER}
-"""Of the bundled model, for 512 tokens of text: queries, keys and values, output, MLP and two norms; what GPTQ makes of the MLP's 640 inputs; hidden states."""
+"""Of the bundled model, for 512 tokens of text: queries, keys and values, output, MLP and two norms; what GPTQ makes of
+the MLP's 640 inputs; hidden states."""
 
 
 @pytest.mark.parametrize("method", MEMORY)
 def test_too_little_memory_is_refused_before_anything_is_read(method, tmp_path, monkeypatch):
     monkeypatch.setattr(quantize, "available_memory_bytes", lambda: MEMORY[method] - 1)
     monkeypatch.setattr(quantize._Job, "run", lambda *arguments: pytest.fail("it began"))
-    options = {"calibrate": None} if method == "rtn" else {"calibrate": tokens(20, 256), "context": 256, "max_tokens": 512}
-    with pytest.raises(MemoryError, match=f"quantising takes {MEMORY[method] / 2**20:.1f} MiB of memory at least") as raised:
+    options = (
+        {"calibrate": None} if method == "rtn" else {"calibrate": tokens(20, 256), "context": 256, "max_tokens": 512}
+    )
+    with pytest.raises(
+        MemoryError, match=f"quantising takes {MEMORY[method] / 2**20:.1f} MiB of memory at least"
+    ) as raised:
         quantize_checkpoint(TINY, tmp_path / "out", "int4", method=method, **options)
     message = str(raised.value)
-    assert "decoder layer in float32" in message and message.endswith("free some memory") and not list(tmp_path.iterdir())
+    assert (
+        "decoder layer in float32" in message and message.endswith("free some memory") and not list(tmp_path.iterdir())
+    )
     assert ("512 tokens 512.0 KiB" in message and "fewer tokens (max_tokens)" in message) == (method != "rtn")
     assert ("without GPTQ (method='awq'" in message) == (method == "gptq")
 
@@ -299,7 +388,9 @@ def test_a_disk_without_room_is_refused_before_anything_is_read(tmp_path, monkey
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     monkeypatch.setattr(quantize._Job, "run", lambda *arguments: pytest.fail("it began"))
-    with pytest.raises(OSError, match="the file takes 2.3 MiB, and its disk has 1.0 MiB left; free some, or write to another"):
+    with pytest.raises(
+        OSError, match="the file takes 2.3 MiB, and its disk has 1.0 MiB left; free some, or write to another"
+    ):
         quantize_checkpoint(TINY, tmp_path / "out", "int4", method="rtn")
     assert not list(tmp_path.iterdir())
 
@@ -314,7 +405,9 @@ def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", [["--no-act-order"], ["--act-order"], ["--context", "64"], ["--tokens", "512"]], ids=str)
+@pytest.mark.parametrize(
+    "option", [["--no-act-order"], ["--act-order"], ["--context", "64"], ["--tokens", "512"]], ids=str
+)
 def test_the_command_refuses_options_without_effect(option, tmp_path, capsys):
     assert main(["quantize", str(TINY), str(tmp_path / "out"), "--method", "rtn", *option]) == 1
     assert f"pace: error: {option[0]}" in capsys.readouterr().err
@@ -330,4 +423,11 @@ def test_a_text_for_the_report_alone(tmp_path):
 
 
 def test_methods():
-    assert [str(quantize.read_method(name)) for name in METHODS] == ["rtn", "gptq", "awq+rtn", "smoothquant+rtn", "awq+gptq", "smoothquant+gptq"]
+    assert [str(quantize.read_method(name)) for name in METHODS] == [
+        "rtn",
+        "gptq",
+        "awq+rtn",
+        "smoothquant+rtn",
+        "awq+gptq",
+        "smoothquant+gptq",
+    ]

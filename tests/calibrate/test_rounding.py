@@ -23,7 +23,10 @@ def problem(n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def errors(weight: Tensor, hessian: Tensor, storage: Storage) -> list[float]:
     """Of the products: rounded to the nearest, by GPTQ, and by GPTQ in the order of importance."""
     scales = fit_scales(weight, storage, torch.ones(weight.shape[1]))
-    rows = [round_to_nearest(weight, storage, scales), *(gptq(weight, storage, scales, hessian, act_order) for act_order in (False, True))]
+    rows = [
+        round_to_nearest(weight, storage, scales),
+        *(gptq(weight, storage, scales, hessian, act_order) for act_order in (False, True)),
+    ]
     assert all(torch.equal(found.scales, scales) and found.order is None for found in rows)
     return [output_error(weight, found.dequantize(), hessian) for found in rows]
 
@@ -52,7 +55,8 @@ def test_gptq_is_the_greedy_optimum_column_by_column():
     for i in range(32):
         levels[:, i] = (left[:, i] / scales[:, i // 32]).round().clamp(-8, 7)
         error = left[:, i] - levels[:, i] * scales[:, i // 32]
-        # The rest that minimises the error given what column i became: d_rest = - error * H[i, rest] H[rest, rest]^-1, in changes d.
+        # The rest that minimises the error given what column i became: d_rest = - error * H[i, rest] H[rest, rest]^-1,
+        # in changes d.
         if i < 31:
             left[:, i + 1 :] += torch.outer(error, torch.linalg.solve(h[i + 1 :, i + 1 :], h[i + 1 :, i]))
     assert torch.equal(gptq(weight, INT4, scales, hessian, act_order=False).codes, (levels + 8).to(torch.uint8))
@@ -75,10 +79,14 @@ def test_a_hessian_of_few_tokens_is_damped():
     hessian = x.t() @ x
     scales = fit_scales(weight, INT4, importance(hessian.diagonal()))
     found = gptq(weight, INT4, scales, hessian)
-    assert output_error(weight, found.dequantize(), hessian) < 0.2 * output_error(weight, round_to_nearest(weight, INT4, scales).dequantize(), hessian)
+    assert output_error(weight, found.dequantize(), hessian) < 0.2 * output_error(
+        weight, round_to_nearest(weight, INT4, scales).dequantize(), hessian
+    )
 
 
-@pytest.mark.parametrize("storage", [INT4, Storage("int4", 48), Storage("int4", None), INT8, Storage("int8", 32)], ids=str)
+@pytest.mark.parametrize(
+    "storage", [INT4, Storage("int4", 48), Storage("int4", None), INT8, Storage("int8", 32)], ids=str
+)
 def test_rounding_is_within_half_a_step(storage):
     weight, _ = problem(20, 104)
     weight[3] = 0
@@ -90,15 +98,21 @@ def test_rounding_is_within_half_a_step(storage):
     inside = (weight / torch.where(step == 0, 1.0, step)).abs() < (7 if storage.code == "int4" else 127)
     assert (off[inside] <= 0.501 * step[inside]).all() and inside.float().mean() > 0.9
     assert not rows.dequantize()[3].any()
-    assert torch.equal(scales, scales.bfloat16().float()) or storage.group is None, "group scales are stored in bfloat16"
+    assert torch.equal(scales, scales.bfloat16().float()) or storage.group is None, (
+        "group scales are stored in bfloat16"
+    )
 
 
 def test_scales_look_at_what_counts():
-    """In each group one column counts a thousand times as much as the others: its weights come out nearer than with equal weights."""
+    """In each group one column counts a thousand times as much as the others: its weights come out nearer than with
+    equal weights."""
     weight, _ = problem(64, 64)
     weights = torch.ones(64)
     weights[::32] = 1000
-    fitted, plain = (round_to_nearest(weight, INT4, fit_scales(weight, INT4, w)).dequantize() - weight for w in (weights, torch.ones(64)))
+    fitted, plain = (
+        round_to_nearest(weight, INT4, fit_scales(weight, INT4, w)).dequantize() - weight
+        for w in (weights, torch.ones(64))
+    )
     assert fitted[:, ::32].square().sum() < 0.6 * plain[:, ::32].square().sum()
     assert fitted.square().sum() > plain.square().sum()
 
@@ -107,4 +121,6 @@ def test_output_error_is_that_of_the_products():
     weight, _ = problem(8, 16)
     x = torch.randn(100, 16, generator=torch.Generator().manual_seed(1))
     rounded = weight + 0.1
-    assert output_error(weight, rounded, x.t() @ x) == pytest.approx((x @ rounded.t() - x @ weight.t()).square().sum().item(), rel=1e-4)
+    assert output_error(weight, rounded, x.t() @ x) == pytest.approx(
+        (x @ rounded.t() - x @ weight.t()).square().sum().item(), rel=1e-4
+    )

@@ -1,5 +1,6 @@
-// pace_tests [--tables NAME,...] [PATTERN...]: runs the tests whose name contains one of the patterns, or all. With --tables
-// the tests of kernels alone, on these tables. Exit status 1 if any fails or none ran, 2 if a table cannot be had.
+// pace_tests [--tables NAME,...] [PATTERN...]: runs the tests whose name contains one of the patterns, or all. With
+// --tables the tests of kernels alone, on these tables. Exit status 1 if any fails or none ran, 2 if a table cannot be
+// had.
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -58,7 +59,8 @@ void run(const check::Test& test, const std::vector<const pace::KernelTable*>& t
             check::current_table = table->name;
             pace::select_isa(table->name);
             test.table_body(*table);
-            if (&pace::kernels() != table) check::fail(__FILE__, __LINE__, "ran on " + std::string(pace::kernels().name));
+            if (&pace::kernels() != table)
+                check::fail(__FILE__, __LINE__, "ran on " + std::string(pace::kernels().name));
             check::tested_tables.insert(pace::kernels().name);
         }
     } catch (const std::exception& error) {

@@ -15,29 +15,37 @@ namespace {
 struct Problem {
     int64_t length, heads, kv_heads, head_dim, blocks, padded;
     DType dtype;
-    std::vector<float> q, k, v;       // [length][heads][head_dim]; k and v as the cache holds them
+    std::vector<float> q, k, v;  // [length][heads][head_dim]; k and v as the cache holds them
     std::vector<char> k_memory, v_memory;
     std::vector<int32_t> table;
     std::vector<float> out;
     AttentionArgs args;
 
     // `distort` may change q, k and v before the cache is written.
-    Problem(int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, DType dtype, int64_t window, float softcap,
-            void (*distort)(Problem&) = [](Problem&) {})
-        : length(length), heads(heads), kv_heads(kv_heads), head_dim(head_dim), blocks((length + 15) / 16 + 1),
-          padded((head_dim + 15) / 16 * 16), dtype(dtype) {
+    Problem(
+        int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, DType dtype, int64_t window, float softcap,
+        void (*distort)(Problem&) = [](Problem&) {})
+        : length(length),
+          heads(heads),
+          kv_heads(kv_heads),
+          head_dim(head_dim),
+          blocks((length + 15) / 16 + 1),
+          padded((head_dim + 15) / 16 * 16),
+          dtype(dtype) {
         q = check::heavy_tailed(length * heads * head_dim, 1);
         k = check::heavy_tailed(length * kv_heads * head_dim, 2);
         v = check::heavy_tailed(length * kv_heads * head_dim, 3);
         distort(*this);
         const int64_t scales = dtype == DType::I8 ? 16 * sizeof(float) : 0;
         const int64_t k_stride = kv_heads * (head_dim * 16 + scales), v_stride = kv_heads * (padded * 16 + scales);
-        k_memory.assign(blocks * k_stride * dtype_bytes(dtype) + 4, char(0xff));  // all ones is NaN; in int8 -1, and scales of NaN
+        k_memory.assign(blocks * k_stride * dtype_bytes(dtype) + 4,
+                        char(0xff));  // all ones is NaN; in int8 -1, and scales of NaN
         v_memory.assign(blocks * v_stride * dtype_bytes(dtype) + 4, char(0xff));
         for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t(blocks - 1 - b));
         out.assign(length * heads * head_dim, check::kPoison);
         // At 4 bytes past an aligned address: nothing may rely on alignment.
-        const KvView kv = {k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, head_dim};
+        const KvView kv = {
+            k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, head_dim};
         args = {heads * head_dim, head_dim, kv, heads, 0.3f, window, softcap, out.data()};
         for (int64_t p = 0; p < length; ++p) {
             kernels().store_kv(&k[p * kv_heads * head_dim], head_dim, &v[p * kv_heads * head_dim], head_dim, kv, 0,
@@ -110,8 +118,9 @@ struct Problem {
         return out;
     }
 
-    // Against the definition. A score is a chain of head_dim products; each weight inherits twice its error; the sums of at most
-    // `length` weights and values add their own. (int8 rounds three times more for a score and a value: the factors have room.)
+    // Against the definition. A score is a chain of head_dim products; each weight inherits twice its error; the sums
+    // of at most `length` weights and values add their own. (int8 rounds three times more for a score and a value: the
+    // factors have room.)
     void check_against_definition(const std::vector<float>& got, const char* what) {
         const double eps = 0x1p-24;
         std::vector<double> expected(got.size()), tolerance(got.size());
@@ -135,7 +144,8 @@ struct Problem {
                 std::vector<double>& weight = score;
                 for (int64_t j = begin; j <= p; ++j) sum += weight[j] = std::exp(score[j] - largest);
                 for (int64_t d = 0; d < head_dim; ++d) {
-                    double total = 0, absolute = 0, lost = 1e-37;  // a weight below 2^-126 of the largest counts as nothing
+                    double total = 0, absolute = 0,
+                           lost = 1e-37;  // a weight below 2^-126 of the largest counts as nothing
                     for (int64_t j = begin; j <= p; ++j) {
                         const double value = v[(j * kv_heads + kv_head) * head_dim + d], term = weight[j] / sum * value;
                         total += term;
@@ -165,8 +175,9 @@ TEST_TABLES(attention_of_all_shapes_is_close_and_the_same_in_every_cut) {
         float softcap;
     };
     const Shape shapes[] = {
-        {1, 1, 1, 1, kNoWindow, 0},  {17, 2, 1, 16, kNoWindow, 0}, {66, 3, 1, 5, kNoWindow, 0}, {70, 7, 1, 20, kNoWindow, 0},
-        {40, 4, 2, 33, 9, 0},        {30, 2, 2, 48, 1, 4},         {67, 2, 1, 80, 64, 0},       {20, 1, 1, 112, kNoWindow, 2},
+        {1, 1, 1, 1, kNoWindow, 0},   {17, 2, 1, 16, kNoWindow, 0},  {66, 3, 1, 5, kNoWindow, 0},
+        {70, 7, 1, 20, kNoWindow, 0}, {40, 4, 2, 33, 9, 0},          {30, 2, 2, 48, 1, 4},
+        {67, 2, 1, 80, 64, 0},        {20, 1, 1, 112, kNoWindow, 2},
     };
     for (const Shape& s : shapes) {
         for (const DType dtype : {DType::F32, DType::BF16, DType::F16, DType::I8}) {
@@ -202,7 +213,8 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
         const KvView& kv = problem.args.kv;
         for (int64_t p = 0; p <= 70 - 20; ++p) {
             const int64_t block = problem.table[p / 16];
-            if (dtype == DType::I8) kv.key_scales(block, 0)[p % 16] = kv.value_scales(block, 0)[p % 16] = check::kPoison;
+            if (dtype == DType::I8)
+                kv.key_scales(block, 0)[p % 16] = kv.value_scales(block, 0)[p % 16] = check::kPoison;
             for (int64_t d = 0; d < 16; ++d) {
                 if (dtype == DType::F32 && d < 8) kv.keys<float>(block, 0)[d * 16 + p % 16] = check::kPoison;
                 if (dtype == DType::F32) kv.values<float>(block, 0)[p % 16 * 16 + d] = check::kPoison;
@@ -217,14 +229,15 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
     }
 }
 
-// Every head at +-127 and nothing between; heads of zeros; scales from subnormal to 2^100, one position beside the other; elements that lie
-// half-way between two integers.
+// Every head at +-127 and nothing between; heads of zeros; scales from subnormal to 2^100, one position beside the
+// other; elements that lie half-way between two integers.
 void extremes(Problem& p) {
     for (float& value : p.k) value = value < 0 ? -0.7f : 0.7f;
     for (float& value : p.v) value = value < 0 ? -3.0f : 3.0f;
 }
 void zeros(Problem& p) {
-    for (size_t head = 0; head < p.k.size(); head += 2 * p.head_dim) std::fill_n(&p.k[head], p.head_dim, head % 3 ? 0.0f : -0.0f);
+    for (size_t head = 0; head < p.k.size(); head += 2 * p.head_dim)
+        std::fill_n(&p.k[head], p.head_dim, head % 3 ? 0.0f : -0.0f);
     for (size_t head = 0; head < p.v.size(); head += 3 * p.head_dim) std::fill_n(&p.v[head], p.head_dim, 0.0f);
 }
 void scales_of_all_sizes(Problem& p) {
@@ -239,9 +252,10 @@ constexpr void (*kDistortions[])(Problem&) = {[](Problem&) {}, extremes, zeros, 
 
 TEST_TABLES(attention_over_int8_of_all_groups_and_worst_cases) {
     (void)table;
-    for (int group = 1; group <= 16; ++group) {  // rows of a decode step: every number of rows of a pass, one pass to three
-        Problem problem(65 + group % 3, group, 1, 16 + group % 3, DType::I8, group % 4 == 1 ? 30 : kNoWindow, group % 5 == 2 ? 8.0f : 0.0f,
-                        kDistortions[group % std::size(kDistortions)]);
+    for (int group = 1; group <= 16;
+         ++group) {  // rows of a decode step: every number of rows of a pass, one pass to three
+        Problem problem(65 + group % 3, group, 1, 16 + group % 3, DType::I8, group % 4 == 1 ? 30 : kNoWindow,
+                        group % 5 == 2 ? 8.0f : 0.0f, kDistortions[group % std::size(kDistortions)]);
         const std::vector<float> whole = problem.run(kMaxQueryRows);
         problem.check_against_definition(whole, "int8");
         CHECK(same_bits(problem.run(group), whole));
@@ -260,7 +274,8 @@ TEST_TABLES(int8_is_stored_as_defined) {
     for (const int64_t dim : {1, 3, 8, 16, 20, 37, 64}) {
         std::vector<std::vector<float>> heads;
         for (int seed = 0; seed < 8; ++seed) heads.push_back(check::heavy_tailed(dim, seed));
-        for (const float value : {0.0f, -0.0f, 1.0f, -5.5f, kTiny, 127 * kTiny, 190 * kTiny, -100000 * kTiny, 0x1p-126f, kLargest, kInfinity, -kInfinity, check::kPoison}) {
+        for (const float value : {0.0f, -0.0f, 1.0f, -5.5f, kTiny, 127 * kTiny, 190 * kTiny, -100000 * kTiny, 0x1p-126f,
+                                  kLargest, kInfinity, -kInfinity, check::kPoison}) {
             heads.push_back(std::vector<float>(dim, value));
             heads.push_back(check::heavy_tailed(dim, 9));
             heads.back()[dim - 1] = value;
@@ -269,7 +284,8 @@ TEST_TABLES(int8_is_stored_as_defined) {
             const std::vector<float>&k = heads[i], &v = heads[heads.size() - 1 - i];
             const int64_t padded = (dim + 15) / 16 * 16, k_bytes = dim * 16 + 64, v_bytes = padded * 16 + 64;
             std::vector<char> memory(2 * (k_bytes + v_bytes), 55), expected = memory;
-            const KvView kv = {memory.data(), memory.data() + 2 * k_bytes, 2 * k_bytes, 2 * v_bytes, DType::I8, 1, 2, dim};
+            const KvView kv = {
+                memory.data(), memory.data() + 2 * k_bytes, 2 * k_bytes, 2 * v_bytes, DType::I8, 1, 2, dim};
             const int64_t position = int64_t(i) % 16;
             table.store_kv(k.data(), 0, v.data(), 0, kv, 1, 1, position);  // the second head alone
             const float k_scale = Problem::int8_scale(k.data(), dim), v_scale = Problem::int8_scale(v.data(), dim);
@@ -279,7 +295,8 @@ TEST_TABLES(int8_is_stored_as_defined) {
                 keys[d * 16 + position] = char(Problem::int8_of(k[d], k_scale));
                 values[position * padded + d] = char(Problem::int8_of(v[d], v_scale));
             }
-            for (const auto& [scales, scale] : {std::pair(keys + dim * 16, k_scale), std::pair(values + padded * 16, v_scale)}) {
+            for (const auto& [scales, scale] :
+                 {std::pair(keys + dim * 16, k_scale), std::pair(values + padded * 16, v_scale)}) {
                 float stored;
                 std::memcpy(&stored, scales - expected.data() + memory.data() + position * 4, 4);
                 const bool both_nan = std::isnan(scale) && std::isnan(stored);  // whose payloads may differ

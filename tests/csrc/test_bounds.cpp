@@ -1,5 +1,5 @@
-// Products touch nothing behind their inputs, weights and sums: each ends where a page begins that faults. A tile that is configured for more
-// rows than there are reads and writes there; where there is other memory, no result shows it.
+// Products touch nothing behind their inputs, weights and sums: each ends where a page begins that faults. A tile that
+// is configured for more rows than there are reads and writes there; where there is other memory, no result shows it.
 #include <algorithm>
 #include <csetjmp>
 #include <csignal>
@@ -15,9 +15,10 @@ using namespace pace;
 
 // Bytes, zero, and a page behind them that faults.
 class Guarded {
-public:
+  public:
     explicit Guarded(int64_t bytes) : page(sysconf(_SC_PAGESIZE)), mapped(round_up(bytes, page) + page) {
-        begin = static_cast<char*>(mmap(nullptr, size_t(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        begin = static_cast<char*>(
+            mmap(nullptr, size_t(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         if (begin == MAP_FAILED) throw std::runtime_error("mmap");
         if (mprotect(begin + mapped - page, size_t(page), PROT_NONE) != 0) throw std::runtime_error("mprotect");
         data = begin + mapped - page - bytes;
@@ -29,7 +30,7 @@ public:
         return reinterpret_cast<T*>(data);
     }
 
-private:
+  private:
     int64_t page, mapped;
     char *begin, *data;
 };
@@ -52,12 +53,16 @@ bool stays_inside(const Work& work) {
     return inside;
 }
 
-// `rows` inputs of ones by a weight of zeros, from floats to sums, as LinearOp calls the kernels: inputs are rounded or quantised where the table wants it.
+// `rows` inputs of ones by a weight of zeros, from floats to sums, as LinearOp calls the kernels: inputs are rounded or
+// quantised where the table wants it.
 void multiply(const KernelTable& table, const PackedHeader& h, int64_t rows, const std::string& what) {
-    const bool rounds = table.rounds_inputs && h.dtype == DType::BF16, quantizes = h.quantized() && h.layout != Layout::PanelF8;
+    const bool rounds = table.rounds_inputs && h.dtype == DType::BF16,
+               quantizes = h.quantized() && h.layout != Layout::PanelF8;
     const Guarded floats(rows * h.k * int64_t(sizeof(float)));
     std::fill_n(floats.as<float>(), rows * h.k, 1.0f);
-    const int64_t row_bytes = quantizes ? QuantizedInput::bytes(h) : rounds ? h.k_padded * int64_t(sizeof(BF16)) : h.k * int64_t(sizeof(float));
+    const int64_t row_bytes = quantizes ? QuantizedInput::bytes(h)
+                              : rounds  ? h.k_padded * int64_t(sizeof(BF16))
+                                        : h.k * int64_t(sizeof(float));
     const Guarded converted(rows * row_bytes), sums(rows * h.panels * kPanelRows * int64_t(sizeof(float)));
     const Guarded& x = rounds || quantizes ? converted : floats;
     const int64_t count = rows * h.panels * kPanelRows;
@@ -65,20 +70,23 @@ void multiply(const KernelTable& table, const PackedHeader& h, int64_t rows, con
     const bool inside = stays_inside([&] {
         for (int64_t r = 0; r < rows; ++r) {
             const float* const row = floats.as<float>() + r * h.k;
-            if (rounds) table.round_to_bf16(row, reinterpret_cast<BF16*>(x.as<char>() + r * row_bytes), h.k, h.k_padded);
+            if (rounds)
+                table.round_to_bf16(row, reinterpret_cast<BF16*>(x.as<char>() + r * row_bytes), h.k, h.k_padded);
             if (quantizes) table.quantize_input(row, h, x.as<char>() + r * row_bytes);
         }
         const int64_t sums_stride = h.panels * kPanelRows;
         if (h.quantized())
             table.linear_quantized({x.as<void>(), row_bytes, rows, &h, 0, h.panels, sums.as<float>(), sums_stride});
         else
-            table.linear[size_t(h.dtype)](
-                {x.as<void>(), row_bytes / int64_t(rounds ? sizeof(BF16) : sizeof(float)), rows, h.panel(0), h.panels, h.k_padded, sums.as<float>(), sums_stride});
+            table.linear[size_t(h.dtype)]({x.as<void>(), row_bytes / int64_t(rounds ? sizeof(BF16) : sizeof(float)),
+                                           rows, h.panel(0), h.panels, h.k_padded, sums.as<float>(), sums_stride});
     });
     bool done = inside;
     for (int64_t i = 0; done && i < count; ++i) done = sums.as<float>()[i] == 0.0f;
     if (!done)
-        check::fail(__FILE__, __LINE__, (inside ? "wrong: " : "out of bounds: ") + what + " m " + std::to_string(rows) + " k " + std::to_string(h.k));
+        check::fail(__FILE__, __LINE__,
+                    (inside ? "wrong: " : "out of bounds: ") + what + " m " + std::to_string(rows) + " k " +
+                        std::to_string(h.k));
 }
 
 }  // namespace
@@ -102,6 +110,7 @@ TEST_TABLES(products_touch_nothing_behind_their_arguments) {
             for (const int64_t n : {16, 40}) {
                 const Guarded weight(round_up(packed_bytes(n, k, kind.format, false), 64));
                 init_packed(weight.as<void>(), n, k, kind.format, false);
-                for (const int64_t rows : {1, 5, 7, 15, 16, 17, 31, 32, 33}) multiply(table, packed_header(weight.as<void>()), rows, kind.name);
+                for (const int64_t rows : {1, 5, 7, 15, 16, 17, 31, 32, 33})
+                    multiply(table, packed_header(weight.as<void>()), rows, kind.name);
             }
 }

@@ -16,7 +16,7 @@ using Cpus = std::vector<int>;
 
 // A directory that plays the root of a machine; files are added by their absolute path.
 class FakeRoot {
-public:
+  public:
     FakeRoot() {
         char pattern[] = "/tmp/pace-cpu-XXXXXX";
         const char* made = mkdtemp(pattern);
@@ -33,7 +33,7 @@ public:
     }
     const std::string& path() const { return path_; }
 
-private:
+  private:
     std::string path_;
 };
 
@@ -66,13 +66,15 @@ TEST(two_hardware_threads_of_a_core_count_once) {
     write_siblings(root, 2, "2-3", "thread_siblings_list");  // the name in older kernels
     write_siblings(root, 3, "2-3", "thread_siblings_list");
     CHECK(pace::count_physical_cores(root.path(), {0, 1, 2, 3, 4}) == 3);
-    CHECK(pace::count_physical_cores(root.path(), {4}) == 1);      // the sibling is outside the mask
-    CHECK(pace::count_physical_cores(root.path(), {8, 9}) == 2);   // no topology
+    CHECK(pace::count_physical_cores(root.path(), {4}) == 1);     // the sibling is outside the mask
+    CHECK(pace::count_physical_cores(root.path(), {8, 9}) == 2);  // no topology
 }
 
 TEST(threads_are_pinned_to_cores_first_and_neighbours_share_a_node) {
-    const FakeRoot root;  // 2 nodes of 2 cores with 2 hardware threads; even cores on node 0, as some machines number them
-    for (int cpu = 0; cpu < 8; ++cpu) write_siblings(root, cpu, std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
+    const FakeRoot
+        root;  // 2 nodes of 2 cores with 2 hardware threads; even cores on node 0, as some machines number them
+    for (int cpu = 0; cpu < 8; ++cpu)
+        write_siblings(root, cpu, std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
     root.write("/sys/devices/system/node/online", "0-1\n");
     root.write("/sys/devices/system/node/node0/cpulist", "0,2,4,6\n");
     root.write("/sys/devices/system/node/node1/cpulist", "1,3,5,7\n");
@@ -181,7 +183,8 @@ TEST(cgroup_v1_in_a_container_whose_path_is_the_hosts) {
 
 TEST(where_both_cgroup_versions_are_mounted_the_tighter_counts) {
     const FakeRoot root;  // systemd's hybrid mode: v2 without controllers beside v1 with all of them
-    root.write("/proc/self/mountinfo", std::string(kMountV1) + "40 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+    root.write("/proc/self/mountinfo",
+               std::string(kMountV1) + "40 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
     root.write("/proc/self/cgroup", "4:cpu,cpuacct:/job\n0::/job\n");
     root.write("/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "400000\n");
     root.write("/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
@@ -210,7 +213,8 @@ TEST(mount_points_may_hold_spaces) {
 
 TEST(default_threads_are_cores_or_the_quota_rounded_up) {
     const FakeRoot root;
-    for (int cpu = 0; cpu < 8; ++cpu) write_siblings(root, cpu, std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
+    for (int cpu = 0; cpu < 8; ++cpu)
+        write_siblings(root, cpu, std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
     const Cpus all{0, 1, 2, 3, 4, 5, 6, 7};
     CHECK(pace::describe_cpus(root.path(), all).default_threads == 4);
     root.write("/proc/self/mountinfo", kMountV2);

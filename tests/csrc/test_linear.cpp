@@ -277,7 +277,8 @@ TEST_TABLES(weights_come_back_bit_for_bit) {
                     CHECK(same);
                     const std::vector<int64_t> ids = {n - 1, 0, n / 2, n - 1};
                     std::vector<float> rows(ids.size() * size_t(k), check::kPoison);
-                    GatherOp some = {w.memory.get(), ids.data(), int64_t(ids.size()), rows.data(), true, 0, nullptr, 0, 0};
+                    GatherOp some = {
+                        w.memory.get(), ids.data(), int64_t(ids.size()), rows.data(), true, 0, nullptr, 0, 0};
                     execute(some);
                     for (size_t i = 0; i < ids.size(); ++i)
                         same &= std::memcmp(rows.data() + i * size_t(k), wide.data() + ids[i] * k, size_t(k) * 4) == 0;

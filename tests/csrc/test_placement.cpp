@@ -1,5 +1,5 @@
-// Weights lie next to the threads that read them: which thread reads which panels, and which thread writes them first. The
-// machine may have one node alone; what the system does with a first write is its own business.
+// Weights lie next to the threads that read them: which thread reads which panels, and which thread writes them first.
+// The machine may have one node alone; what the system does with a first write is its own business.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -14,7 +14,7 @@ using namespace pace;
 
 // A weight of zeros on small pages of its own that nobody has written yet, but for its header.
 class Pages {
-public:
+  public:
     Pages(int64_t n, int64_t k, bool glu) : bytes_(size_t(packed_bytes(n, k, {.dtype = DType::F32}, glu))) {
         data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         madvise(data_, bytes_, MADV_NOHUGEPAGE);
@@ -24,7 +24,7 @@ public:
     void* data() const { return data_; }
     size_t bytes() const { return bytes_; }
 
-private:
+  private:
     size_t bytes_;
     void* data_;
 };
@@ -87,7 +87,8 @@ TEST(pages_are_written_first_by_the_thread_that_reads_them) {
     for (const int threads : {1, 2, 4}) {
         ThreadPool::instance().set_num_threads(threads);
         for (int repeat = 0; repeat < 5; ++repeat) {
-            const Pages weight(9 * kPanelRows, kPanelPages * 4096 / sizeof(float) / kPanelRows, false);  // shares are not equal
+            const Pages weight(9 * kPanelRows, kPanelPages * 4096 / sizeof(float) / kPanelRows,
+                               false);  // shares are not equal
             const std::vector<int64_t> before = page_faults();
             place_packed(weight.data());
             const std::vector<int64_t> after = page_faults();

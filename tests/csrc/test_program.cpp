@@ -1,5 +1,6 @@
-// The executor of recorded programs: a transformer layer gives the same bits with any number of threads, and in whatever steps its
-// tokens come. tests/llm/models/test_compiled.py compares what it computes; here TSan sees whether phases are kept apart.
+// The executor of recorded programs: a transformer layer gives the same bits with any number of threads, and in
+// whatever steps its tokens come. tests/llm/models/test_compiled.py compares what it computes; here TSan sees whether
+// phases are kept apart.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -61,7 +62,8 @@ struct Layer {
         program.linear(inner, x, norm, gate_up.get(), nullptr, nullptr, Activation::Silu, nullptr);
         program.linear(x, inner, none, down.get(), nullptr, nullptr, Activation::None, &x);
         program.gather_rows(last, x);
-        program.linear({Value::kLogits, kVocabulary, false}, last, norm, embedding.get(), nullptr, nullptr, Activation::None, nullptr);
+        program.linear({Value::kLogits, kVocabulary, false}, last, norm, embedding.get(), nullptr, nullptr,
+                       Activation::None, nullptr);
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
         cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim};
     }
@@ -83,8 +85,8 @@ struct Layer {
         for (int64_t p = 0; p < kTokens; p += count) {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
-            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &cos[p * kHalf], &sin[p * kHalf], &slots[p], rows.data(), 1,
-                         query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
+            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &cos[p * kHalf], &sin[p * kHalf], &slots[p],
+                         rows.data(), 1, query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
         }
         return logits;
     }

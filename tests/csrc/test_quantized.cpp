@@ -1,5 +1,6 @@
-// Quantised weights: on every table the bits that the definition gives (kernels/linear_quantized.inl, quantize_input.inl), over sizes
-// around all edges, at the ends of what codes can be, on misaligned rows with NaN between them.
+// Quantised weights: on every table the bits that the definition gives (kernels/linear_quantized.inl,
+// quantize_input.inl), over sizes around all edges, at the ends of what codes can be, on misaligned rows with NaN
+// between them.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,7 +20,8 @@ struct Free {
     void operator()(void* p) const { std::free(p); }
 };
 
-// A packed weight and what it was packed from. Scales and minima are small integers times 2^-10, so that packing keeps them.
+// A packed weight and what it was packed from. Scales and minima are small integers times 2^-10, so that packing keeps
+// them.
 struct Quantized {
     int64_t n, k;
     PackedFormat format;
@@ -30,7 +32,12 @@ struct Quantized {
 
     // At ends: one row of the least codes, one of the largest, then both at random.
     Quantized(int64_t n, int64_t k, PackedFormat f, bool at_ends, uint32_t seed, bool glu = false)
-        : n(n), k(k), format(f), groups(f.group ? divide_up(k, f.group) : 1), codes(size_t(n * k)), scales(size_t(n * groups)),
+        : n(n),
+          k(k),
+          format(f),
+          groups(f.group ? divide_up(k, f.group) : 1),
+          codes(size_t(n * k)),
+          scales(size_t(n * groups)),
           mins(size_t(n * groups)) {
         std::mt19937 random(seed);
         for (size_t i = 0; i < codes.size(); ++i) {
@@ -57,8 +64,16 @@ struct Quantized {
         const int64_t cuts[] = {0, n / 3, n - n / 4, n};
         for (int piece = 2; piece >= 0; --piece) {
             const int64_t first = cuts[piece];
-            PackQuantizedOp op = {memory.get(),  first, cuts[piece + 1] - first, codes.data() + first * k, k, scales.data() + first * groups,
-                                  mins.data() + first * groups, false, 0, 0};
+            PackQuantizedOp op = {memory.get(),
+                                  first,
+                                  cuts[piece + 1] - first,
+                                  codes.data() + first * k,
+                                  k,
+                                  scales.data() + first * groups,
+                                  mins.data() + first * groups,
+                                  false,
+                                  0,
+                                  0};
             execute(op);
         }
     }
@@ -73,7 +88,9 @@ struct Quantized {
         return format.code == Code::F8 ? float8_to_float(codes[size_t(row * k + column)]) : float(level(row, column));
     }
     float scale(int64_t row, int64_t column) const { return scales[size_t(row * groups + column / group())]; }
-    float min(int64_t row, int64_t column) const { return format.has_mins ? mins[size_t(row * groups + column / group())] : 0.0f; }
+    float min(int64_t row, int64_t column) const {
+        return format.has_mins ? mins[size_t(row * groups + column / group())] : 0.0f;
+    }
 };
 
 // Rows of inputs, one float past alignment, with NaN before, between and behind them.
@@ -146,16 +163,20 @@ void check_definition(Inputs& x, const Quantized& w, const std::string& what) {
     bool same = true;
     for (int64_t r = 0; r < x.rows; ++r) {
         const InputRow row(x.row(r), w);
-        for (int64_t n = 0; n < w.n; ++n) same &= float_bits(got[size_t(r * w.n + n)]) == float_bits(defined(row, w, n));
+        for (int64_t n = 0; n < w.n; ++n)
+            same &= float_bits(got[size_t(r * w.n + n)]) == float_bits(defined(row, w, n));
     }
-    if (!same) check::fail(__FILE__, __LINE__, what + " m " + std::to_string(x.rows) + " n " + std::to_string(w.n) + " k " + std::to_string(w.k));
+    if (!same)
+        check::fail(__FILE__, __LINE__,
+                    what + " m " + std::to_string(x.rows) + " n " + std::to_string(w.n) + " k " + std::to_string(w.k));
 }
 
 struct Named {
     const char* name;
     PackedFormat format;
 };
-const PackedFormat kI8 = {.code = Code::I8}, kU4 = {.code = Code::U4}, kUnevenU4 = {.code = Code::U4, .levels = kUneven};
+const PackedFormat kI8 = {.code = Code::I8}, kU4 = {.code = Code::U4},
+                   kUnevenU4 = {.code = Code::U4, .levels = kUneven};
 
 Named with(const char* name, PackedFormat format, int64_t group, bool mins = false) {
     format.group = group;
@@ -164,10 +185,17 @@ Named with(const char* name, PackedFormat format, int64_t group, bool mins = fal
 }
 
 std::vector<Named> integer_formats() {
-    return {with("int8", kI8, 0),        with("int8 by 16 with minima", kI8, 16, true), with("int8 by 32", kI8, 32),
-            with("int8 by 128", kI8, 128), with("uint4", kU4, 0),                       with("uint4 by 16", kU4, 16),
-            with("uint4 by 32", kU4, 32),  with("uint4 by 48 with minima", kU4, 48, true), with("uint4 by 256", kU4, 256),
-            with("levels", kUnevenU4, 0),  with("levels by 32", kUnevenU4, 32)};
+    return {with("int8", kI8, 0),
+            with("int8 by 16 with minima", kI8, 16, true),
+            with("int8 by 32", kI8, 32),
+            with("int8 by 128", kI8, 128),
+            with("uint4", kU4, 0),
+            with("uint4 by 16", kU4, 16),
+            with("uint4 by 32", kU4, 32),
+            with("uint4 by 48 with minima", kU4, 48, true),
+            with("uint4 by 256", kU4, 256),
+            with("levels", kUnevenU4, 0),
+            with("levels by 32", kUnevenU4, 32)};
 }
 
 }  // namespace
@@ -208,15 +236,20 @@ TEST_TABLES(quantized_products_with_extreme_scales_and_groups_of_zeros) {
         int weights, inputs;
     };
     for (const Named& kind : integer_formats())
-        for (const Powers power : {Powers{-139, 30}, Powers{-125, 120}, Powers{110, -135}, Powers{117, -30}, Powers{0, -146}, Powers{-100, -45}}) {
+        for (const Powers power : {Powers{-139, 30}, Powers{-125, 120}, Powers{110, -135}, Powers{117, -30},
+                                   Powers{0, -146}, Powers{-100, -45}}) {
             Quantized w(37, 300, kind.format, false, 11);
             for (std::vector<float>* const values : {&w.scales, &w.mins})
-                for (size_t i = 0; i < values->size(); ++i) (*values)[i] = i % 5 == 3 ? 0.0f : std::ldexp((*values)[i], power.weights);
+                for (size_t i = 0; i < values->size(); ++i)
+                    (*values)[i] = i % 5 == 3 ? 0.0f : std::ldexp((*values)[i], power.weights);
             w.pack();
             Inputs x(power.weights > 0 ? 26 : 8, 300, false, 12);
             for (int64_t r = 0; r < x.rows; ++r)
-                for (int64_t i = 0; i < x.k; ++i) x.row(r)[i] = (i / 16 + r) % 7 < 2 ? 0.0f : std::ldexp(x.row(r)[i], power.inputs);
-            check_definition(x, w, std::string(kind.name) + " times 2^" + std::to_string(power.weights) + ", inputs 2^" + std::to_string(power.inputs));
+                for (int64_t i = 0; i < x.k; ++i)
+                    x.row(r)[i] = (i / 16 + r) % 7 < 2 ? 0.0f : std::ldexp(x.row(r)[i], power.inputs);
+            check_definition(x, w,
+                             std::string(kind.name) + " times 2^" + std::to_string(power.weights) + ", inputs 2^" +
+                                 std::to_string(power.inputs));
         }
 }
 
@@ -255,7 +288,9 @@ TEST_TABLES(every_float8_code_is_multiplied_exactly) {
                     right &= spoilt ? std::isnan(got[size_t(r)]) : got[size_t(r)] == w.value(r, i) * w.scale(r, i);
                 }
             }
-            if (!right) check::fail(__FILE__, __LINE__, "group " + std::to_string(group) + ", scales around 2^" + std::to_string(power));
+            if (!right)
+                check::fail(__FILE__, __LINE__,
+                            "group " + std::to_string(group) + ", scales around 2^" + std::to_string(power));
         }
 }
 
@@ -282,7 +317,8 @@ TEST_TABLES(float8_products_are_within_the_bound_of_their_sums) {
                         expected[size_t(r * n + c)] = sum;
                         bounds[size_t(r * n + c)] = 2.0 * double(k + 1) * 0x1p-24 * magnitude + 1e-37;
                     }
-                CHECK_CLOSE(got.data(), expected.data(), bounds.data(), got.size(), "group " + std::to_string(group) + " k " + std::to_string(k));
+                CHECK_CLOSE(got.data(), expected.data(), bounds.data(), got.size(),
+                            "group " + std::to_string(group) + " k " + std::to_string(k));
             }
 }
 
@@ -374,7 +410,8 @@ TEST_TABLES(rows_are_quantized_within_their_bounds) {
             for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::fabs(values[size_t(r * k + i)]));
             right &= scales[size_t(r)] == largest / 127.0f;
             for (int64_t i = 0; i < k; ++i) {
-                const float code = largest == 0.0f ? 0.0f : std::nearbyint(values[size_t(r * k + i)] / largest * 127.0f);
+                const float code =
+                    largest == 0.0f ? 0.0f : std::nearbyint(values[size_t(r * k + i)] / largest * 127.0f);
                 right &= float(int8_t(codes[size_t(r * k + i)])) == code;
             }
         }

@@ -22,7 +22,8 @@ struct Guarded {
     float* data() { return memory.data() + 17; }
     bool intact() const {
         const auto poisoned = [](float value) { return std::isnan(value); };
-        return std::all_of(memory.begin(), memory.begin() + 17, poisoned) && std::all_of(memory.end() - 17, memory.end(), poisoned);
+        return std::all_of(memory.begin(), memory.begin() + 17, poisoned) &&
+               std::all_of(memory.end() - 17, memory.end(), poisoned);
     }
 };
 
@@ -32,12 +33,13 @@ TEST_TABLES(norms_of_every_length) {
     for (const int64_t k : kSizes) {
         for (const bool layer : {false, true}) {
             for (const bool with_residual : {false, true}) {
-                Guarded x(check::heavy_tailed(k, 1)), residual(check::heavy_tailed(k, 2)), weight(check::heavy_tailed(k, 3));
+                Guarded x(check::heavy_tailed(k, 1)), residual(check::heavy_tailed(k, 2)),
+                    weight(check::heavy_tailed(k, 3));
                 Guarded bias(check::heavy_tailed(k, 4)), sum(k), y(k);
                 const float eps = 1e-5f;
-                const NormRow row = {x.data(),    with_residual ? residual.data() : nullptr,
+                const NormRow row = {x.data(),      with_residual ? residual.data() : nullptr,
                                      weight.data(), layer ? bias.data() : nullptr,
-                                     sum.data(),  y.data()};
+                                     sum.data(),    y.data()};
                 (layer ? table.layer_norm : table.rms_norm)(row, k, eps);
                 CHECK(y.intact() && sum.intact());
 
@@ -57,8 +59,10 @@ TEST_TABLES(norms_of_every_length) {
                     const double shift = layer ? (k + 2) * kEps * absolute / deviation : 0;
                     expected[i] = scaled * weight.data()[i] + (layer ? bias.data()[i] : 0);
                     tolerance[i] = (shift * (1 + std::fabs(scaled) * (1 + shift)) +
-                                    (k / 2.0 + 8) * kEps * (std::fabs(scaled) + std::fabs(s[i]) / deviation)) * std::fabs(weight.data()[i]) +
-                                   2 * kEps * std::fabs(expected[i]) + (layer ? 2 * kEps * std::fabs(bias.data()[i]) : 0);
+                                    (k / 2.0 + 8) * kEps * (std::fabs(scaled) + std::fabs(s[i]) / deviation)) *
+                                       std::fabs(weight.data()[i]) +
+                                   2 * kEps * std::fabs(expected[i]) +
+                                   (layer ? 2 * kEps * std::fabs(bias.data()[i]) : 0);
                 }
                 CHECK_CLOSE(y.data(), expected.data(), tolerance.data(), k, layer ? "layer_norm" : "rms_norm");
             }
@@ -70,15 +74,16 @@ TEST_TABLES(rotary_rotates_pairs_and_nothing_else) {
     for (const int64_t half : {1, 2, 5, 8, 16, 19}) {
         for (const bool interleaved : {false, true}) {
             const int64_t heads = 2, stride = 2 * half + 3;
-            const std::vector<float> before = check::heavy_tailed(heads * stride, 5), cosine = check::heavy_tailed(half, 6),
-                                     sine = check::heavy_tailed(half, 7);
+            const std::vector<float> before = check::heavy_tailed(heads * stride, 5),
+                                     cosine = check::heavy_tailed(half, 6), sine = check::heavy_tailed(half, 7);
             Guarded x(before), cos(cosine), sin(sine);
             table.rotary(x.data(), heads, stride, cos.data(), sin.data(), half, interleaved);
             CHECK(x.intact());
             std::vector<float> expected = before;
             for (int64_t h = 0; h < heads; ++h) {
                 for (int64_t i = 0; i < half; ++i) {
-                    const int64_t first = h * stride + (interleaved ? 2 * i : i), second = first + (interleaved ? 1 : half);
+                    const int64_t first = h * stride + (interleaved ? 2 * i : i),
+                                  second = first + (interleaved ? 1 : half);
                     const float a = before[first], b = before[second];
                     const float ac = a * cosine[i], bs = b * sine[i], bc = b * cosine[i], as = a * sine[i];
                     expected[first] = ac - bs;

@@ -1,4 +1,5 @@
-// The thread pool: every chunk once, phases in order, errors kept, callers and forks safe. Meant to be run under TSan too.
+// The thread pool: every chunk once, phases in order, errors kept, callers and forks safe. Meant to be run under TSan
+// too.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -90,16 +91,17 @@ TEST(sleeping_workers_and_a_sleeping_caller_are_woken) {
     std::atomic<int> ran{0};
     const auto count = [&](int64_t, int) { ran += 1; };
     for (int i = 0; i < 20; ++i) {
-        const pace::Phase phases[] = {pace::make_phase(1, pause), pace::make_phase(50, count), pace::make_phase(2, pause),
-                                      pace::make_phase(50, count)};
+        const pace::Phase phases[] = {pace::make_phase(1, pause), pace::make_phase(50, count),
+                                      pace::make_phase(2, pause), pace::make_phase(50, count)};
         pool().run(phases, 4);
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     CHECK(ran == 20 * 100);
 }
 
-// Phases of one chunk and of a few, in turn, while other threads take the processors away at any moment: also from a thread that
-// deals out the chunks of a phase which the others finish meanwhile. When that lost chunks, this hung within seconds.
+// Phases of one chunk and of a few, in turn, while other threads take the processors away at any moment: also from a
+// thread that deals out the chunks of a phase which the others finish meanwhile. When that lost chunks, this hung
+// within seconds.
 TEST(a_phase_may_end_while_its_chunks_are_being_dealt_out) {
     std::atomic<bool> over{false};
     std::vector<std::thread> busy;
@@ -301,12 +303,14 @@ TEST(pinned_threads_have_a_processor_each_and_the_caller_only_for_a_run) {
         pace::set_affinity({all.back()});
         CHECK(masks_of_threads()[0] == Cpus{pinned[0]});
         CHECK(pace::affinity_cpus() == Cpus{all.back()});
-    }).join();
+    })
+        .join();
 
     const pid_t child = fork();
     if (child == 0) {
         const std::vector<Cpus> masks = masks_of_threads();
-        const bool same = pool().pinned_cpus() == pinned && masks[0] == Cpus{pinned[0]} && masks.back() == Cpus{pinned.back()};
+        const bool same =
+            pool().pinned_cpus() == pinned && masks[0] == Cpus{pinned[0]} && masks.back() == Cpus{pinned.back()};
         _exit(same && pace::affinity_cpus() == all ? 0 : 1);
     }
     int status = -1;

@@ -187,7 +187,8 @@ TEST_TABLES(vec_converts_every_byte_and_rounds_to_even) {
         for (int i = 0; i < 255; ++i) right &= back[i + offset] == i - 128;
         CHECK(right && back[255 + offset] == 99);
     }
-    const std::vector<float> x = {0.5f, 1.5f, -0.5f, -1.5f, 126.5f, -126.5f, 126.49999f, 0.50000006f, -2.4999998f, -0.0f};
+    const std::vector<float> x = {0.5f,    1.5f,       -0.5f,       -1.5f,       126.5f,
+                                  -126.5f, 126.49999f, 0.50000006f, -2.4999998f, -0.0f};
     std::vector<int8_t> rounded(x.size());
     probe.to_int8(x.data(), rounded.data(), int(x.size()));
     CHECK((rounded == std::vector<int8_t>{0, 2, 0, -2, 126, -126, 126, 1, -2, 0}));
@@ -300,21 +301,34 @@ TEST_TABLES(vec_fused_fma_rounds_once) {
         for (const float g : got) {
             if (float_bits(g) == float_bits(expected) || (std::isnan(g) && std::isnan(expected))) continue;
             char text[160];
-            std::snprintf(text, sizeof text, "%a * %a + %a is %a, not %a", double(a), double(b), double(c), double(g), double(expected));
+            std::snprintf(text, sizeof text, "%a * %a + %a is %a, not %a", double(a), double(b), double(c), double(g),
+                          double(expected));
             return check::fail(__FILE__, __LINE__, text);
         }
     };
     const auto sign = [&] { return random() % 2 ? 1.0f : -1.0f; };
-    // A product of almost half a unit in the last place of c: fp64 rounds the sum to the middle of two fp32, which is another rounding.
+    // A product of almost half a unit in the last place of c: fp64 rounds the sum to the middle of two fp32, which is
+    // another rounding.
     for (int round = 0; round < 2000; ++round) {
-        const float near_one = float(1 + random() % 30) * 0x1p-23f, c = sign() * (1.0f + float(random() % (1 << 23)) * 0x1p-23f);
+        const float near_one = float(1 + random() % 30) * 0x1p-23f,
+                    c = sign() * (1.0f + float(random() % (1 << 23)) * 0x1p-23f);
         const int power = int(random() % 60) - 30;
         check(sign() * std::ldexp(1.0f + near_one, power), sign() * (1.0f - near_one), std::ldexp(c, power + 24));
         check(sign() * std::ldexp(1.0f + near_one, power), sign() * (1.0f - near_one), std::ldexp(c, power + 23));
     }
     const std::vector<float> values = check::heavy_tailed(6000, 8);
     for (size_t i = 0; i + 2 < values.size(); i += 3) check(values[i], values[i + 1], values[i + 2]);
-    const float ends[] = {0.0f, 1.0f, -3.5f, 0x1p-149f, -0x1.fffffcp-127f, 0x1p-126f, 0x1p-75f, -0x1.fffffep127f, 0x1p64f, HUGE_VALF, __builtin_nanf("")};
+    const float ends[] = {0.0f,
+                          1.0f,
+                          -3.5f,
+                          0x1p-149f,
+                          -0x1.fffffcp-127f,
+                          0x1p-126f,
+                          0x1p-75f,
+                          -0x1.fffffep127f,
+                          0x1p64f,
+                          HUGE_VALF,
+                          __builtin_nanf("")};
     for (const float a : ends)
         for (const float b : ends)
             for (const float c : ends) check(a, b, c);

@@ -1,5 +1,5 @@
-// Plain functions around the vector wrapper of one instruction set, for test_vec.cpp. Included like a kernel: inside a target
-// region and a namespace.
+// Plain functions around the vector wrapper of one instruction set, for test_vec.cpp. Included like a kernel: inside a
+// target region and a namespace.
 #include "../../csrc/kernels/vec.inl"
 #include "../../csrc/kernels/vec_math.inl"
 #include "../../csrc/kernels/vec_dot.inl"
@@ -18,14 +18,30 @@ static void apply(Function function, const float* x, float* y, int count) {
         const F32 v = load_partial(x + i, lanes);
         F32 result = zero();
         switch (function) {
-            case Function::Exp: result = exp(v); break;
-            case Function::Tanh: result = tanh(v); break;
-            case Function::Erf: result = erf(v); break;
-            case Function::Sigmoid: result = sigmoid(v); break;
-            case Function::Sqrt: result = sqrt(v); break;
-            case Function::Negate: result = negate(v); break;
-            case Function::Abs: result = abs(v); break;
-            case Function::Round: result = to_f32(to_int(v)); break;
+            case Function::Exp:
+                result = exp(v);
+                break;
+            case Function::Tanh:
+                result = tanh(v);
+                break;
+            case Function::Erf:
+                result = erf(v);
+                break;
+            case Function::Sigmoid:
+                result = sigmoid(v);
+                break;
+            case Function::Sqrt:
+                result = sqrt(v);
+                break;
+            case Function::Negate:
+                result = negate(v);
+                break;
+            case Function::Abs:
+                result = abs(v);
+                break;
+            case Function::Round:
+                result = to_f32(to_int(v));
+                break;
         }
         store_partial(y + i, result, lanes);
     }
@@ -53,6 +69,18 @@ static bool pairs(const BF16* a, const BF16* b, float* sums) {
 #endif
 }
 
-constexpr Probe probe = {PACE_ISA_LEVEL,       PACE_ISA_EMULATED,     kLanes, apply, sum,   largest, convert<float, BF16>,
-                         convert<float, F16>, convert<float, int8_t>, convert<BF16, float>, convert<F16, float>,
-                         convert<int8_t, float>, dot_bytes, pairs, fused};
+constexpr Probe probe = {PACE_ISA_LEVEL,
+                         PACE_ISA_EMULATED,
+                         kLanes,
+                         apply,
+                         sum,
+                         largest,
+                         convert<float, BF16>,
+                         convert<float, F16>,
+                         convert<float, int8_t>,
+                         convert<BF16, float>,
+                         convert<F16, float>,
+                         convert<int8_t, float>,
+                         dot_bytes,
+                         pairs,
+                         fused};

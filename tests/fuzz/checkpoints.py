@@ -62,8 +62,8 @@ def write(files: Files, folder: Path) -> None:
 
 
 def healthy_checkpoints(folder: Path) -> dict[str, Files]:
-    """`"architecture/kind"` -> files, for every architecture and storage kind, and Llama quantised in every way; `folder` is used for what
-    transformers writes."""
+    """`"architecture/kind"` -> files, for every architecture and storage kind, and Llama quantised in every way;
+    `folder` is used for what transformers writes."""
     checkpoints = {}
     for model_type, fields in ARCHITECTURES:
         save_tiny(folder / model_type, model_type, fields)
@@ -81,7 +81,11 @@ def healthy_checkpoints(folder: Path) -> dict[str, Files]:
         config, state, _ = tensors_of(kind, "llama", ())
         config |= {"bos_token_id": None, "eos_token_id": None, "quantization_config": quantization}
         storage = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
-        checkpoints[f"quantised/{kind}"] = {"config.json": json.dumps(config, indent=1).encode(), **tokenizer_files(), **weight_files(storage, state)}
+        checkpoints[f"quantised/{kind}"] = {
+            "config.json": json.dumps(config, indent=1).encode(),
+            **tokenizer_files(),
+            **weight_files(storage, state),
+        }
     return checkpoints
 
 
@@ -91,7 +95,15 @@ def tokenizer_files() -> dict[str, bytes]:
     tokenizer = {
         "version": "1.0",
         "added_tokens": [
-            {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            {
+                "id": i,
+                "content": text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
             for i, text in enumerate(("<unk>", "</s>"))
         ],
         "pre_tokenizer": {"type": "Whitespace"},

@@ -12,7 +12,23 @@ import gguf
 from tests.fuzz import mutate
 from tests.fuzz.checkpoints import Files, Special
 from tests.fuzz.mutate import Mutation
-from tests.gguf_bytes import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, U64, entry, name_of, taken_apart, tensor, text, whole
+from tests.gguf_bytes import (
+    ARRAY,
+    BOOL,
+    F32,
+    F64,
+    I32,
+    STRING,
+    U8,
+    U32,
+    U64,
+    entry,
+    name_of,
+    taken_apart,
+    tensor,
+    text,
+    whole,
+)
 from tests.gguf_files import write_gguf
 from tests.llm.models.variants import longrope, save_tiny
 
@@ -24,19 +40,39 @@ HEALTHY = [
     ("mistral", "Q4_0", 12, {"sliding_window": 7}),
     ("qwen2", "Q8_0", 0, {"intermediate_size": 64}),
     ("qwen3", "F16", 12, {}),
-    ("phi3", "Q5_1", 0, {"intermediate_size": 64, "rope_parameters": {"rope_theta": 1e4, **longrope(4)}, "original_max_position_embeddings": 50}),
+    (
+        "phi3",
+        "Q5_1",
+        0,
+        {
+            "intermediate_size": 64,
+            "rope_parameters": {"rope_theta": 1e4, **longrope(4)},
+            "original_max_position_embeddings": 50,
+        },
+    ),
 ]
 
 
 def healthy_checkpoints(folder: Path) -> dict[str, Files]:
-    """`"gguf/architecture and number"` -> files; half of them with a byte-level vocabulary, half with a sentencepiece one."""
+    """`"gguf/architecture and number"` -> files; half of them with a byte-level vocabulary, half with a sentencepiece
+    one."""
     checkpoints = {}
     for number, (model_type, types, tensors_a_shard, fields) in enumerate(HEALTHY):
         name = f"gguf-{model_type}-{number}"
-        save_tiny(folder / "gguf" / name / "hub", model_type, {"num_key_value_heads": 4, "head_dim": None, **fields} if types == "Q4_0" else fields)
+        save_tiny(
+            folder / "gguf" / name / "hub",
+            model_type,
+            {"num_key_value_heads": 4, "head_dim": None, **fields} if types == "Q4_0" else fields,
+        )
         target = folder / "gguf" / name / "file"
         target.mkdir()
-        write_gguf(folder / "gguf" / name / "hub", target / "model.gguf", types if callable(types) else _where_it_fits(types), (_add_byte_level, _add_pieces)[number % 2], tensors_a_shard)
+        write_gguf(
+            folder / "gguf" / name / "hub",
+            target / "model.gguf",
+            types if callable(types) else _where_it_fits(types),
+            (_add_byte_level, _add_pieces)[number % 2],
+            tensors_a_shard,
+        )
         checkpoints[name] = {path.name: path.read_bytes() for path in target.iterdir()}
     return checkpoints
 
@@ -71,7 +107,8 @@ def _add_pieces(writer: gguf.GGUFWriter) -> None:
     writer.add_add_bos_token(False)
 
 
-# ------------------------------------------------------------------------------------------------------------- mutations
+# -------------------------------------------------------------------------------------------------------------
+# mutations
 
 
 def flip_header(rng: random.Random, files: Files) -> str:
@@ -108,7 +145,15 @@ def random_value(rng: random.Random) -> tuple[int, bytes]:
     return rng.choice(choices)
 
 
-ADDED_KEYS = ["rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "attention.key_length", "expert_count", "attention.causal", "something"]
+ADDED_KEYS = [
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scale_linear",
+    "attention.key_length",
+    "expert_count",
+    "attention.causal",
+    "something",
+]
 
 
 def edit_metadata(rng: random.Random, files: Files) -> str:
@@ -140,11 +185,19 @@ def edit_tokens(rng: random.Random, files: Files) -> str:
     """A vocabulary whose tokens, types, scores or merges do not fit together."""
     name = sorted(files)[0]
     parts = taken_apart(files[name])
-    where = {key: index for index, part in enumerate(parts.entries) if (key := name_of(part)[0]).startswith("tokenizer.")}
+    where = {
+        key: index for index, part in enumerate(parts.entries) if (key := name_of(part)[0]).startswith("tokenizer.")
+    }
     key = rng.choice(sorted(where))
     part = parts.entries[where[key]]
     other = parts.entries[where[rng.choice(sorted(where))]]
-    parts.entries[where[key]] = text(key) + rng.choice([name_of(other)[1], name_of(part)[1].replace(b"h", b"j"), struct.pack("<I", ARRAY) + struct.pack("<IQ", STRING, 1) + text("x")])
+    parts.entries[where[key]] = text(key) + rng.choice(
+        [
+            name_of(other)[1],
+            name_of(part)[1].replace(b"h", b"j"),
+            struct.pack("<I", ARRAY) + struct.pack("<IQ", STRING, 1) + text("x"),
+        ]
+    )
     files[name] = whole(*parts)
     return f"{name}: {key} is something else"
 
@@ -160,9 +213,31 @@ def edit_tensors(rng: random.Random, files: Files) -> str:
     shape = tuple(sizes[::-1])
     what = rng.choice(["name", "shape", "type", "offset", "missing", "twice", "data", "data"])
     if what == "name":
-        source = rng.choice([source + "x", "rope_freqs.weight", "rope_factors_long.weight", "output.weight", "blk.9.attn_q.weight", "blk.99999999999999999999.ffn_up.weight", ""])
+        source = rng.choice(
+            [
+                source + "x",
+                "rope_freqs.weight",
+                "rope_factors_long.weight",
+                "output.weight",
+                "blk.9.attn_q.weight",
+                "blk.99999999999999999999.ffn_up.weight",
+                "",
+            ]
+        )
     elif what == "shape":
-        shape = rng.choice([(), (0,), shape[::-1], shape[:-1], (*shape, 1), (2**40, 2**40), (2**63, 2), (1,) * 5, (shape[0] * 2, *shape[1:])])
+        shape = rng.choice(
+            [
+                (),
+                (0,),
+                shape[::-1],
+                shape[:-1],
+                (*shape, 1),
+                (2**40, 2**40),
+                (2**63, 2),
+                (1,) * 5,
+                (shape[0] * 2, *shape[1:]),
+            ]
+        )
     elif what == "type":
         number = rng.choice([0, 1, 2, 3, 8, 12, 14, 16, 28, 30, 39, 99, 2**31])
     elif what == "offset":
@@ -170,7 +245,9 @@ def edit_tensors(rng: random.Random, files: Files) -> str:
     elif what == "data":
         data = bytearray(parts.data)
         begin = rng.randrange(len(data))
-        data[begin : begin + 1000] = rng.choice([rng.randbytes(1000), b"\xff" * 1000, b"\0" * 1000, b"\0\x7c" * 500])[: len(data) - begin]
+        data[begin : begin + 1000] = rng.choice([rng.randbytes(1000), b"\xff" * 1000, b"\0" * 1000, b"\0\x7c" * 500])[
+            : len(data) - begin
+        ]
         parts = parts._replace(data=bytes(data))
     parts.tensors[index] = tensor(source, shape, number, offset)
     if what == "missing":
@@ -189,8 +266,19 @@ def swap_shards(rng: random.Random, files: Files) -> str:
 
 def another_file(rng: random.Random, files: Files) -> str:
     """A second model, or something that is none, beside the first."""
-    name = rng.choice(["other.gguf", "model-00001-of-00002.gguf", "model-00003-of-00003.gguf", "config.json", "tokenizer.json", "model.safetensors"])
-    files[name] = rng.choice([b"", b"GGUF", b"{}", files[sorted(files)[0]], Special("fifo"), Special("link", "/dev/zero")])
+    name = rng.choice(
+        [
+            "other.gguf",
+            "model-00001-of-00002.gguf",
+            "model-00003-of-00003.gguf",
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors",
+        ]
+    )
+    files[name] = rng.choice(
+        [b"", b"GGUF", b"{}", files[sorted(files)[0]], Special("fifo"), Special("link", "/dev/zero")]
+    )
     return f"{name} beside it"
 
 

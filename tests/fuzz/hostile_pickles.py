@@ -33,14 +33,23 @@ class Allocates:
 
 
 def typed_storage(count: int) -> torch.storage.TypedStorage:
-    return torch.storage.TypedStorage(wrap_storage=torch.zeros(count).untyped_storage(), dtype=torch.float32, _internal=True)
+    return torch.storage.TypedStorage(
+        wrap_storage=torch.zeros(count).untyped_storage(), dtype=torch.float32, _internal=True
+    )
 
 
 class RebuildsBeyondItsStorage:
     size = (1 << 20, 1 << 20)
 
     def __reduce__(self):
-        return torch._utils._rebuild_tensor_v2, (typed_storage(1), 0, self.size, (self.size[1], 1), False, collections.OrderedDict())
+        return torch._utils._rebuild_tensor_v2, (
+            typed_storage(1),
+            0,
+            self.size,
+            (self.size[1], 1),
+            False,
+            collections.OrderedDict(),
+        )
 
 
 class RebuildsALittleBeyondItsStorage(RebuildsBeyondItsStorage):
@@ -66,10 +75,12 @@ HOSTILE = [
 
 def hostile_pickle(rng: random.Random, files: Files) -> str:
     """A .bin whose pickle wants to run code, to allocate without limit, or is not a dictionary of tensors."""
-    for name in [name for name in files if name.endswith(WEIGHTS) or name.endswith(".index.json")]:
+    for name in [name for name in files if name.endswith((WEIGHTS, ".index.json"))]:
         del files[name]
     what = rng.choice(HOSTILE)
-    content = rng.choice([what(), {"model.embed_tokens.weight": what()}, {what.__name__: torch.zeros(2), "x": what()}, [what()]])
+    content = rng.choice(
+        [what(), {"model.embed_tokens.weight": what()}, {what.__name__: torch.zeros(2), "x": what()}, [what()]]
+    )
     how = rng.choice(["bin", "bin-legacy", "plain pickle"])
     files["pytorch_model.bin"] = pickle.dumps(content) if how == "plain pickle" else dump(how, content)
     return f"pytorch_model.bin: {how} of {what.__name__}"

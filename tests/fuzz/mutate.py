@@ -1,6 +1,7 @@
 """The ways in which a fuzz case damages a checkpoint.
 
-A mutation is a function `(rng, files) -> description` that changes the dictionary of files in place; the same seed gives the same case.
+A mutation is a function `(rng, files) -> description` that changes the dictionary of files in place; the same seed
+gives the same case.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tests.fuzz.hostile_pickles import hostile_pickle
 Mutation = Callable[[random.Random, Files], str]
 
 
-# ------------------------------------------------------------------------------------------------------- choosing what to hit
+# ------------------------------------------------------------------------------------------------------- choosing what
+# to hit
 
 
 def pick_file(rng: random.Random, files: Files, *endings: str) -> str:
@@ -51,7 +53,8 @@ def replace_at(value: object, path: tuple, change: Callable[[dict | list, object
     change(value, path[-1])
 
 
-# ------------------------------------------------------------------------------------------------------------- mutations
+# -------------------------------------------------------------------------------------------------------------
+# mutations
 
 
 def truncate(rng: random.Random, files: Files) -> str:
@@ -164,7 +167,15 @@ def edit_json(rng: random.Random, files: Files) -> str:
 def edit_config(rng: random.Random, files: Files) -> str:
     """A size or another field of config.json takes an absurd value, or a field appears that pace must not overlook."""
     config = json.loads(files["config.json"])
-    extra = ["quantization_config", "rope_scaling", "head_dim", "sliding_window", "num_local_experts", "layer_types", "auto_map"]
+    extra = [
+        "quantization_config",
+        "rope_scaling",
+        "head_dim",
+        "sliding_window",
+        "num_local_experts",
+        "layer_types",
+        "auto_map",
+    ]
     field, value = rng.choice(sorted(config) + extra), rng.choice(ABSURD)
     config[field] = value
     files["config.json"] = json.dumps(config).encode()
@@ -182,14 +193,20 @@ def edit_header(rng: random.Random, files: Files) -> str:
     header = json.loads(data[8 : 8 + length])
     tensors = [key for key in header if key != "__metadata__"]
     a, b = rng.sample(tensors, 2)
-    what = rng.choice(["dtype", "shape", "offsets", "swap", "rename", "absurd", "duplicate", "length", "overlap", "pad"])
+    what = rng.choice(
+        ["dtype", "shape", "offsets", "swap", "rename", "absurd", "duplicate", "length", "overlap", "pad"]
+    )
     if what == "dtype":
         header[a]["dtype"] = rng.choice(["F64", "F16", "I8", "F8_E4M3", "F4", "BOOL", "X", None, 3])
     elif what == "shape":
-        header[a]["shape"] = rng.choice([[], [0], header[a]["shape"][::-1], [2**40, 2**40], [-1, -4], [2**63], "x", [1.0]])
+        header[a]["shape"] = rng.choice(
+            [[], [0], header[a]["shape"][::-1], [2**40, 2**40], [-1, -4], [2**63], "x", [1.0]]
+        )
     elif what == "offsets":
         begin, end = header[a]["data_offsets"]
-        header[a]["data_offsets"] = rng.choice([[end, begin], [begin + 1, end + 1], [0, 2**62], [-4, end], [begin], [begin, end, 0], None])
+        header[a]["data_offsets"] = rng.choice(
+            [[end, begin], [begin + 1, end + 1], [0, 2**62], [-4, end], [begin], [begin, end, 0], None]
+        )
     elif what == "swap":
         header[a], header[b] = header[b], header[a]
     elif what == "rename":
@@ -216,7 +233,22 @@ def edit_index(rng: random.Random, files: Files) -> str:
     weight_map = index["weight_map"]
     name, shard = rng.choice(sorted(weight_map.items()))
     other = next(value for value in weight_map.values() if value != shard)
-    outside = ["../" + shard, "/dev/zero", "/etc/passwd", "", ".", "..", "config.json", "missing.safetensors", "a/b", "x" * 5000, "\0", None, 3, [shard]]
+    outside = [
+        "../" + shard,
+        "/dev/zero",
+        "/etc/passwd",
+        "",
+        ".",
+        "..",
+        "config.json",
+        "missing.safetensors",
+        "a/b",
+        "x" * 5000,
+        "\0",
+        None,
+        3,
+        [shard],
+    ]
     what = rng.choice(["outside", "outside", "wrong shard", "drop", "extra", "all", "weight_map"])
     if what == "outside":
         weight_map[name] = rng.choice(outside)
@@ -305,7 +337,30 @@ def edit_quantization(rng: random.Random, files: Files) -> str:
         return edit_config(rng, files)
     if rng.random() < 0.4:
         path = rng.choice(json_paths(quantization))
-        new = rng.choice([*ABSURD, 2, 3, 4, 8, 16, 32, 64, 24, -1, "gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "mxfp4", "gemv", "gptq_v2", [32, 32], [1, 1]])
+        new = rng.choice(
+            [
+                *ABSURD,
+                2,
+                3,
+                4,
+                8,
+                16,
+                32,
+                64,
+                24,
+                -1,
+                "gptq",
+                "awq",
+                "bitsandbytes",
+                "compressed-tensors",
+                "fp8",
+                "mxfp4",
+                "gemv",
+                "gptq_v2",
+                [32, 32],
+                [1, 1],
+            ]
+        )
         replace_at(quantization, path, lambda parent, key: parent.__setitem__(key, new))
         files["config.json"] = json.dumps(config).encode()
         return f"quantization_config {path} = {str(new)[:40]!r}"
@@ -316,7 +371,14 @@ def edit_quantization(rng: random.Random, files: Files) -> str:
         return edit_state(rng, files)
     key = rng.choice(names)
     tensor = state[key].clone()
-    new_shapes = [lambda t: t[:-1], lambda t: t[..., :-1], lambda t: t.t() if t.ndim == 2 else t[None], lambda t: t.flatten(), lambda t: t[:0], lambda t: torch.cat([t, t])]
+    new_shapes = [
+        lambda t: t[:-1],
+        lambda t: t[..., :-1],
+        lambda t: t.t() if t.ndim == 2 else t[None],
+        lambda t: t.flatten(),
+        lambda t: t[:0],
+        lambda t: torch.cat([t, t]),
+    ]
     if tensor.ndim == 0:
         new_shapes = [lambda t: t[None], lambda t: t.expand(3).clone()]
     values = [0, 1, -1, 2, 127, -128, 2**31 - 1, -(2**31), 1e30, -1e30, 1e-40, torch.nan, torch.inf]
@@ -333,7 +395,20 @@ def edit_quantization(rng: random.Random, files: Files) -> str:
         octets = tensor.flatten().view(torch.uint8)
         octets.copy_(torch.tensor([rng.randrange(256) for _ in range(len(octets))], dtype=torch.uint8))
     elif what == "type":
-        tensor = tensor.to(rng.choice([torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float8_e4m3fn, torch.bool]))
+        tensor = tensor.to(
+            rng.choice(
+                [
+                    torch.int8,
+                    torch.uint8,
+                    torch.int32,
+                    torch.int64,
+                    torch.float16,
+                    torch.float32,
+                    torch.float8_e4m3fn,
+                    torch.bool,
+                ]
+            )
+        )
     if what == "missing":
         del state[key]
     else:

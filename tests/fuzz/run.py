@@ -3,8 +3,9 @@
     python -m tests.fuzz.run --cases 2000 [--first 0] [--verbose]
 
 A case fails if the process dies or hangs, if its memory grows by more than `MAX_GROWTH_BYTES`, if an error is not of a
-documented type or does not say which file or field is wrong, if a loaded model holds anything that did not come from the
-checkpoint, or if code of the checkpoint ran. The last line is one JSON object; the exit code is 1 if any case failed.
+documented type or does not say which file or field is wrong, if a loaded model holds anything that did not come from
+the checkpoint, or if code of the checkpoint ran. The last line is one JSON object; the exit code is 1 if any case
+failed.
 """
 
 from __future__ import annotations
@@ -42,10 +43,24 @@ DOCUMENTED = (ValueError, TypeError, FileNotFoundError, NotImplementedError, Per
 CASE_SECONDS = 30
 # The tiny checkpoints need about 1 MB. Parsing the largest allowed config or tokenizer may take some 100 MB.
 MAX_GROWTH_BYTES = 300 << 20
-# The engine reserves address space for its cache, up to half of the machine's memory. Beyond twice all memory, an allocation
-# fails instead of taking the machine down.
+# The engine reserves address space for its cache, up to half of the machine's memory. Beyond twice all memory, an
+# allocation fails instead of taking the machine down.
 ADDRESS_SPACE_BYTES = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-NAMES_A_CAUSE = ("config.json", "checkpoint", "tokenizer", ".safetensors", ".bin", ".gguf", ".json", "tensor", "case-", "architecture", "eos_token_id", "max_position_embeddings", "the weights")
+NAMES_A_CAUSE = (
+    "config.json",
+    "checkpoint",
+    "tokenizer",
+    ".safetensors",
+    ".bin",
+    ".gguf",
+    ".json",
+    "tensor",
+    "case-",
+    "architecture",
+    "eos_token_id",
+    "max_position_embeddings",
+    "the weights",
+)
 
 
 def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
@@ -116,7 +131,9 @@ def poison_matrix(ops, weight, poison: float) -> None:
         return ops.pack_rows_(weight, torch.full(shape, poison), 0)
     groups = torch.full((weight.n, storage.num_groups(weight.k)), poison)
     codes = torch.ones(shape, dtype=CODES[storage.code])
-    ops.pack_quantized_(weight, QuantizedRows(storage, codes, groups, groups if storage.has_mins else None, weight.order), 0)
+    ops.pack_quantized_(
+        weight, QuantizedRows(storage, codes, groups, groups if storage.has_mins else None, weight.order), 0
+    )
 
 
 def all_layers(layer: Layer) -> list[Layer]:
@@ -132,7 +149,8 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-# ------------------------------------------------------------------------------------------------------------- processes
+# -------------------------------------------------------------------------------------------------------------
+# processes
 
 
 def run_cases(seeds: list[int], checkpoints: dict, folder: Path, verbose: bool = False) -> tuple[Counter, list[str]]:
@@ -167,7 +185,8 @@ def run_cases(seeds: list[int], checkpoints: dict, folder: Path, verbose: bool =
 
 
 def prepare(folder: Path, only: str = "") -> dict:
-    """The healthy checkpoints, or those whose names begin with `only`; they all load. What they need is imported before any child is forked."""
+    """The healthy checkpoints, or those whose names begin with `only`; they all load. What they need is imported before
+    any child is forked."""
     torch.set_num_threads(1)
     checkpoints = healthy_checkpoints(folder)
     if importlib.util.find_spec("gguf"):  # what writes the files
@@ -205,7 +224,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--only", default="", metavar="NAME", help="only the checkpoints whose names begin so, such as gguf")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="only the checkpoints whose names begin so, such as gguf"
+    )
     parser.add_argument("--verbose", action="store_true", help="print every case")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
@@ -217,7 +238,11 @@ def main(arguments: list[str] | None = None) -> int:
     for failure in failures:
         print(failure, file=sys.stderr)
     seconds = round(time.perf_counter() - started, 1)
-    print(json.dumps({"cases": options.cases, "first": options.first, "seconds": seconds, **dict(sorted(outcomes.items()))}))
+    print(
+        json.dumps(
+            {"cases": options.cases, "first": options.first, "seconds": seconds, **dict(sorted(outcomes.items()))}
+        )
+    )
     return 1 if failures else 0
 
 

@@ -23,7 +23,9 @@ CASES = 200
 def test_damaged_checkpoints_give_one_clear_error_or_run():
     """In a process of its own: it forks, and limits its memory."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.run", "--cases", str(CASES)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["cases"] == CASES
@@ -32,7 +34,9 @@ def test_damaged_checkpoints_give_one_clear_error_or_run():
 
 
 def test_the_same_seed_gives_the_same_case():
-    checkpoints = {"a": {"config.json": b'{"x": [1, 2]}', "model.safetensors": dump("safetensors", {"w": torch.ones(3)})}}
+    checkpoints = {
+        "a": {"config.json": b'{"x": [1, 2]}', "model.safetensors": dump("safetensors", {"w": torch.ones(3)})}
+    }
     checkpoints["a"] |= {"model-00001-of-00001.safetensors": checkpoints["a"]["model.safetensors"]}
     done = 0
     for seed in range(60):

@@ -7,7 +7,21 @@ import random
 import pytest
 import torch
 
-from pace.graph.instructions import Add, Attention, Embedding, Heads, Linear, Norm, NormHeads, NormParameters, Preparation, RotateHeads, Rotation, StoreKv, Value
+from pace.graph.instructions import (
+    Add,
+    Attention,
+    Embedding,
+    Heads,
+    Linear,
+    Norm,
+    NormHeads,
+    NormParameters,
+    Preparation,
+    RotateHeads,
+    Rotation,
+    StoreKv,
+    Value,
+)
 from pace.graph.passes import fuse_heads, fuse_norms, plan_buffers
 from pace.graph.tracer import LogitRows, SymbolicAngles, Tracer
 from pace.ops.weight import PackedWeight
@@ -67,7 +81,9 @@ def test_what_happens_to_heads_becomes_part_of_attention(norms, rotates):
     q, k, v = heads_of(value)
     before = [NormHeads(q, RMS), NormHeads(k, RMS)] * norms + [RotateHeads(q, TURN), RotateHeads(k, TURN)] * rotates
     (fused,) = fuse_heads([*before, *attention(value)])
-    assert fused.preparation == Preparation(k, v, norms and RMS or None, norms and RMS or None, rotates and TURN or None)
+    assert fused.preparation == Preparation(
+        k, v, norms and RMS or None, norms and RMS or None, rotates and TURN or None
+    )
     assert fused.q == q and list(fused.reads()) == [value] * 3
 
 
@@ -84,7 +100,11 @@ def test_heads_in_another_order_stay_as_they_are():
         assert fuse_heads(instructions) == instructions
     foreign = RotateHeads(heads_of(other)[0], TURN)
     assert fuse_heads([foreign, *attention(value)])[0] is foreign
-    elsewhere = [RotateHeads(q, TURN), RotateHeads(k, TURN), *attention(value, layer=1)]  # attention of a layer that was not stored
+    elsewhere = [
+        RotateHeads(q, TURN),
+        RotateHeads(k, TURN),
+        *attention(value, layer=1),
+    ]  # attention of a layer that was not stored
     assert fuse_heads(elsewhere) == elsewhere
 
 

@@ -1,4 +1,5 @@
-"""What transformers' beam search returns, on its own models or on one that has a `FakeModel`'s logits; and random cases to compare.
+"""What transformers' beam search returns, on its own models or on one that has a `FakeModel`'s logits; and random cases
+to compare.
 
     python -m tests.llm.beam_oracle --cases 2000 --first-seed 0      # the sweep, by hand: minutes
 """
@@ -13,22 +14,23 @@ from typing import Any
 from unittest import mock
 
 import torch
-from tests.llm import sweep
-from tests.llm.fake_model import OPS, FakeModel
-from tests.llm.tokenizer_zoo import byte_level
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
+from tests.llm import sweep
+from tests.llm.fake_model import OPS, FakeModel
+from tests.llm.tokenizer_zoo import byte_level
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
 VOCAB_SIZE = 120
 """Of `tiny_model`."""
 
 TIE = 1e-5
-"""Scores this close are the same number, rounded in two ways: which of the two texts comes first, or goes on, is then chance."""
+"""Scores this close are the same number, rounded in two ways: which of the two texts comes first, or goes on, is then
+chance."""
 
 Rows = list[list[int]]
 
@@ -37,22 +39,49 @@ class FakeTransformer(LlamaForCausalLM):
     """A model of transformers whose logits are those of a `FakeModel`."""
 
     def __init__(self, fake: FakeModel) -> None:
-        super().__init__(LlamaConfig(vocab_size=fake.vocab_size, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1))
+        super().__init__(
+            LlamaConfig(
+                vocab_size=fake.vocab_size,
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+            )
+        )
         self.fake = fake
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any) -> CausalLMOutputWithPast:
-        return CausalLMOutputWithPast(logits=torch.stack([self.fake.logits_of(row) for row in input_ids.tolist()])[:, None])
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any
+    ) -> CausalLMOutputWithPast:
+        return CausalLMOutputWithPast(
+            logits=torch.stack([self.fake.logits_of(row) for row in input_ids.tolist()])[:, None]
+        )
 
 
-def theirs(model: Any, prompt: list[int], fields: dict[str, Any], tokenizer: Any = None, copies: int = 1) -> tuple[Rows, list[float]]:
-    """Generated tokens without padding, and the scores, of `fields` of GenerationConfig, best first; of a batch of `copies`."""
+def theirs(
+    model: Any, prompt: list[int], fields: dict[str, Any], tokenizer: Any = None, copies: int = 1
+) -> tuple[Rows, list[float]]:
+    """Generated tokens without padding, and the scores, of `fields` of GenerationConfig, best first; of a batch of
+    `copies`."""
     defaults = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_scores": True}
-    nothing_said = GenerationConfig(use_cache=not isinstance(model, FakeTransformer))  # what the caller does not say is not said
+    nothing_said = GenerationConfig(
+        use_cache=not isinstance(model, FakeTransformer)
+    )  # what the caller does not say is not said
     ids = torch.tensor([prompt] * copies)
-    with torch.no_grad(), mock.patch.object(model, "generation_config", nothing_said):  # for this call: other tests share the model
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), **{**defaults, **fields}, **({"tokenizer": tokenizer} if tokenizer else {}))
+    with (
+        torch.no_grad(),
+        mock.patch.object(model, "generation_config", nothing_said),
+    ):  # for this call: other tests share the model
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            **{**defaults, **fields},
+            **({"tokenizer": tokenizer} if tokenizer else {}),
+        )
     lengths = (out.beam_indices >= 0).sum(dim=1).tolist()
-    return [row[len(prompt) : len(prompt) + length] for row, length in zip(out.sequences.tolist(), lengths)], out.sequences_scores.tolist()
+    return [
+        row[len(prompt) : len(prompt) + length] for row, length in zip(out.sequences.tolist(), lengths)
+    ], out.sequences_scores.tolist()
 
 
 def ours(generator: Any, prompts: Rows, fields: dict[str, Any]) -> Any:
@@ -61,11 +90,18 @@ def ours(generator: Any, prompts: Rows, fields: dict[str, Any]) -> Any:
 
 
 def refusal(error: ValueError, their_scores: list[float]) -> str | None:
-    """None where a search that found too few texts was right to say so: transformers has filled up with texts that it was not allowed."""
-    return None if "no more are possible" in str(error) and not min(their_scores) > -1e7 else f"refused: {error}, but there were {their_scores}"
+    """None where a search that found too few texts was right to say so: transformers has filled up with texts that it
+    was not allowed."""
+    return (
+        None
+        if "no more are possible" in str(error) and not min(their_scores) > -1e7
+        else f"refused: {error}, but there were {their_scores}"
+    )
 
 
-def difference(rows: Rows, scores: list[float], their_rows: Rows, their_scores: list[float], tolerance: float = 1e-4) -> str | None:
+def difference(
+    rows: Rows, scores: list[float], their_rows: Rows, their_scores: list[float], tolerance: float = 1e-4
+) -> str | None:
     """None where rows and scores agree, or the rows are ties; else what is wrong."""
     apart = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(scores, their_scores, strict=True))
     if apart > tolerance:
@@ -93,7 +129,9 @@ def random_fields(chance: random.Random, vocab_size: int, banned: list[list[int]
     if chance.random() < 0.3:
         fields["no_repeat_ngram_size"] = chance.randint(1, 3)
     if banned or chance.random() < 0.3:
-        fields["bad_words_ids"] = banned + [[chance.randrange(vocab_size) for _ in range(chance.randint(1, 2))] for _ in range(chance.randint(1, 5))]
+        fields["bad_words_ids"] = banned + [
+            [chance.randrange(vocab_size) for _ in range(chance.randint(1, 2))] for _ in range(chance.randint(1, 5))
+        ]
     return fields
 
 
@@ -103,12 +141,16 @@ def check_fake_case(seed: int) -> str | None:
     tokenizer = byte_level() if seed % 3 == 0 else None
     fake = FakeModel(len(tokenizer) if tokenizer else chance.choice([14, 30, 50]))
     fake.sharpness = chance.choice([0.3, 1.0, 2.0])
-    fields = random_fields(chance, fake.vocab_size, [[token] for token in tokenizer.all_special_ids] if tokenizer else [])
+    fields = random_fields(
+        chance, fake.vocab_size, [[token] for token in tokenizer.all_special_ids] if tokenizer else []
+    )
     prompt = [chance.randrange(fake.vocab_size) for _ in range(chance.randint(1, 20))]
     if tokenizer:
         # A prompt that ends in what begins no stop string: transformers would find one that begins in the prompt.
         prompt[-1] = tokenizer("!")["input_ids"][0]
-        fields["stop_strings"] = ["".join(chance.choices("otriush ", k=chance.randint(1, 2))) for _ in range(chance.randint(1, 6))]
+        fields["stop_strings"] = [
+            "".join(chance.choices("otriush ", k=chance.randint(1, 2))) for _ in range(chance.randint(1, 6))
+        ]
     generator = Generator(Engine.create(fake, OPS, chance.choice([12, 1000]) * fake.kv_spec.block_bytes), tokenizer)
     their_rows, their_scores = theirs(FakeTransformer(fake), prompt, fields, tokenizer)
     try:
@@ -125,7 +167,9 @@ def check_real_case(seed: int, model: Any, oracle: Any, vocab_size: int) -> str 
     """A random search of a batch of prompts, on a tiny model of one of the architectures."""
     chance = random.Random(seed)
     fields = random_fields(chance, vocab_size, [])
-    prompts = [[chance.randrange(2, vocab_size) for _ in range(chance.randint(1, 40))] for _ in range(chance.randint(1, 3))]
+    prompts = [
+        [chance.randrange(2, vocab_size) for _ in range(chance.randint(1, 40))] for _ in range(chance.randint(1, 3))
+    ]
     out = ours(model, prompts, fields)
     model._engine.check_idle()
     num_rows = fields["num_return_sequences"]
@@ -143,7 +187,9 @@ def tiny_model(family: str) -> tuple[Any, Any]:
     from pace.llm import LLMModel
     from tests.llm.models.variants import save_tiny
 
-    fields = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128} | ({"original_max_position_embeddings": 128} if family == "phi3" else {})
+    fields = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128} | (
+        {"original_max_position_embeddings": 128} if family == "phi3" else {}
+    )
     with tempfile.TemporaryDirectory() as folder:
         oracle = save_tiny(Path(folder), family, fields)
         return LLMModel(folder, dtype=torch.float32, progress=False, num_threads=1), oracle

@@ -18,7 +18,12 @@ def checkpoint(tmp_path_factory):
     def make(model_type: str, kind: str = "byte_level"):
         folder = tmp_path_factory.mktemp(f"{model_type}-{kind}")
         tokenizer = ZOO[kind]()
-        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": 256, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": 1}
+        fields = {
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 256,
+            "eos_token_id": tokenizer.eos_token_id,
+            "bos_token_id": 1,
+        }
         if model_type == "phi3":
             fields["original_max_position_embeddings"] = 256
         model = save_tiny(folder, model_type, fields)

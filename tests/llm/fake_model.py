@@ -52,7 +52,9 @@ class FakeModel:
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         spans = batch.spans
         starts, lengths = spans.query_start.tolist(), spans.kv_len.tolist()
-        assert starts[0] == 0 and starts[-1] == len(batch.tokens) == len(batch.positions) == len(batch.slots) == len(batch.rope_lengths)
+        assert starts[0] == 0 and starts[-1] == len(batch.tokens) == len(batch.positions) == len(batch.slots) == len(
+            batch.rope_lengths
+        )
         assert len(set(batch.slots.tolist())) == len(batch.slots), "two tokens share a slot"
         assert bool((batch.rope_lengths > batch.positions).all())
         for kv in batch.kv:
@@ -65,7 +67,11 @@ class FakeModel:
             past = self._read_back(batch, index, length)
             first = length - (starts[index + 1] - starts[index])
             assert batch.positions[starts[index] : starts[index + 1]].tolist() == list(range(first, length))
-            rows += [self.logits_of(past[: position + 1]) for position in range(first, length) if starts[index] + position - first in wanted]
+            rows += [
+                self.logits_of(past[: position + 1])
+                for position in range(first, length)
+                if starts[index] + position - first in wanted
+            ]
         assert len(rows) == len(wanted)
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
@@ -79,7 +85,8 @@ class FakeModel:
 
 @functools.lru_cache(maxsize=4096)
 def _numbers(tokens: tuple[int, ...], vocab_size: int) -> np.ndarray:
-    """Standard normal. Kept, for most sequences are asked for by the model and by the definition, with drafts and without."""
+    """Standard normal. Kept, for most sequences are asked for by the model and by the definition, with drafts and
+    without."""
     return np.random.default_rng([len(tokens), *tokens]).standard_normal(vocab_size).astype(np.float32)
 
 
@@ -95,7 +102,9 @@ class FakeTokenizer:
     def convert_ids_to_tokens(self, token: int) -> str:
         return chr(97 + token % 26)
 
-    def decode(self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True) -> str:
+    def decode(
+        self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True
+    ) -> str:
         return "".join(chr(97 + token % 26) for token in tokens if token or not skip_special_tokens)
 
 

@@ -17,7 +17,11 @@ from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 
 def make_generator(model: FakeModel | None = None, num_blocks: int = 5000, **limits: Any) -> Generator:
     model = model or FakeModel()
-    return Generator(Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, **limits), FakeTokenizer(), SamplingConfig(eos_token_id=0))
+    return Generator(
+        Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, **limits),
+        FakeTokenizer(),
+        SamplingConfig(eos_token_id=0),
+    )
 
 
 def random_prompts(seed: int, count: int, longest: int = 70) -> list[list[int]]:
@@ -48,7 +52,9 @@ CONFIGS = [
     SamplingConfig(do_sample=True, seed=3, temperature=1.5, top_k=0),
     SamplingConfig(do_sample=True, seed=4, frequency_penalty=0.7, presence_penalty=0.2, min_p=0.02, prompt_logprobs=1),
     SamplingConfig(logits_processors=[Odd()], min_new_tokens=5),
-    SamplingConfig(stop_strings=["q"], logits_processors=[lambda ids, logits: logits - logits[:, :1] * (ids.shape[1] % 3 == 0)]),
+    SamplingConfig(
+        stop_strings=["q"], logits_processors=[lambda ids, logits: logits - logits[:, :1] * (ids.shape[1] % 3 == 0)]
+    ),
 ]
 
 

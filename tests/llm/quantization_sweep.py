@@ -1,4 +1,5 @@
-"""Random models in random formats, against transformers on the dequantised weights, and against themselves in other company.
+"""Random models in random formats, against transformers on the dequantised weights, and against themselves in other
+company.
 
     python -m tests.llm.quantization_sweep --cases 300 --first-seed 0      # by hand, after a change in kernels, formats or packing: minutes
 """
@@ -22,21 +23,41 @@ from tests.llm.models.variants import save_tiny
 from tests.llm.test_quantization import dequantized
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
-GROUPS = {"int8": [16, 48, 128, None], "int4": [16, 32, 48, 64, 128, None], "nf4": [16, 64, 128], "fp4": [16, 64, 128], "fp8": [16, 32, 128]}
+GROUPS = {
+    "int8": [16, 48, 128, None],
+    "int4": [16, 32, 48, 64, 128, None],
+    "nf4": [16, 64, 128],
+    "fp4": [16, 64, 128],
+    "fp8": [16, 32, 128],
+}
 NOISE = 0.08
-"""Of the kernels' logits, relative: 9 products, one after the other, of inputs that are rounded to max / 127 (0.5 to 1 % each), and keys and values in int8."""
+"""Of the kernels' logits, relative: 9 products, one after the other, of inputs that are rounded to max / 127 (0.5 to 1
+% each), and keys and values in int8."""
 
 
 def random_fields(choose: random.Random, family: str) -> dict[str, Any]:
-    """Sizes that are no multiples of groups, panels or vectors, heads in groups, biases, one matrix for embedding and head."""
-    heads, head_dim, inner = choose.choice([2, 4, 6]), choose.choice([8, 16, 20, 40, 80]), choose.choice([24, 56, 96, 100, 144, 272])
-    fields = {"vocab_size": choose.choice([99, 101, 128, 257]), "hidden_size": heads * head_dim, "num_attention_heads": heads, "max_position_embeddings": 128}
+    """Sizes that are no multiples of groups, panels or vectors, heads in groups, biases, one matrix for embedding and
+    head."""
+    heads, head_dim, inner = (
+        choose.choice([2, 4, 6]),
+        choose.choice([8, 16, 20, 40, 80]),
+        choose.choice([24, 56, 96, 100, 144, 272]),
+    )
+    fields = {
+        "vocab_size": choose.choice([99, 101, 128, 257]),
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "max_position_embeddings": 128,
+    }
     fields["tie_word_embeddings"] = choose.random() < 0.5 and family != "phi"
     if family == "opt":
         return fields | {"ffn_dim": inner}
     if family == "gptj":
         return fields | {"n_inner": inner, "rotary_dim": choose.choice([4, 8])}
-    fields |= {"intermediate_size": inner, "num_key_value_heads": choose.choice([n for n in (1, 2, 3, 6) if heads % n == 0])}
+    fields |= {
+        "intermediate_size": inner,
+        "num_key_value_heads": choose.choice([n for n in (1, 2, 3, 6) if heads % n == 0]),
+    }
     if family == "llama":
         fields |= {"attention_bias": choose.random() < 0.5, "mlp_bias": choose.random() < 0.5}
     if family == "qwen3":
@@ -80,9 +101,13 @@ def check_case(seed: int) -> str | None:
     return wrong and f"{wrong}: {family} {fields}, {config}, kv_cache_dtype={kv}"
 
 
-def _check_model(family: str, fields: dict[str, Any], config: QuantizationConfig, kv: str, folder: Path, choose: random.Random) -> str | None:
+def _check_model(
+    family: str, fields: dict[str, Any], config: QuantizationConfig, kv: str, folder: Path, choose: random.Random
+) -> str | None:
     oracle = save_tiny(folder, family, fields)
-    state = dequantized(json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"), config)
+    state = dequantized(
+        json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"), config
+    )
     oracle.load_state_dict(state, strict=False)  # a tied head is not in the file
     oracle.tie_weights()
     rows = [[choose.randrange(2, 90) for _ in range(length)] for length in (5, choose.randint(40, 100), 33)]
@@ -94,7 +119,10 @@ def _check_model(family: str, fields: dict[str, Any], config: QuantizationConfig
         if not error < 1e-4:
             return f"on torch, logits are off by {error:.2g}"
     options["kv_cache_dtype"] = kv
-    greedy, beams = SamplingConfig(max_new_tokens=16, ignore_eos=True), SamplingConfig(max_new_tokens=10, num_beams=3, num_return_sequences=2)
+    greedy, beams = (
+        SamplingConfig(max_new_tokens=16, ignore_eos=True),
+        SamplingConfig(max_new_tokens=10, num_beams=3, num_return_sequences=2),
+    )
     with LLMModel(folder, **options) as model:
         with model.session() as session:
             error = relative(session.append(rows[1], logits="all"), expected)
@@ -103,7 +131,9 @@ def _check_model(family: str, fields: dict[str, Any], config: QuantizationConfig
         texts = [model.generate(row, greedy).generated_token_ids[0] for row in rows]
         if model.generate(rows, greedy).generated_token_ids != texts:
             return "texts in a batch differ"
-        if not all(torch.equal(scores, model.score(row)[0]) for row, scores in zip(rows, model.score(rows), strict=True)):
+        if not all(
+            torch.equal(scores, model.score(row)[0]) for row, scores in zip(rows, model.score(rows), strict=True)
+        ):
             return "scores in a batch differ"
         searched = [text for row in rows for text in model.generate(row, beams).generated_token_ids]
         if model.generate(rows, beams).generated_token_ids != searched:
@@ -118,4 +148,8 @@ def _check_model(family: str, fields: dict[str, Any], config: QuantizationConfig
 
 if __name__ == "__main__":
     logging.getLogger("pace").setLevel(logging.ERROR)  # parts that become floats are told
-    sweep.main("Compare random models in random formats with transformers on the dequantised weights.", check_case, num_cases=300)
+    sweep.main(
+        "Compare random models in random formats with transformers on the dequantised weights.",
+        check_case,
+        num_cases=300,
+    )

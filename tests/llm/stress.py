@@ -3,7 +3,8 @@
     python -m tests.llm.stress --seconds 600 [--world fake] [--seed 1]
 
 What a request gives is compared with what it gives alone, in an engine of its own with a pool that holds everything; a
-session's logits with those of its tokens in one piece. At the end nothing may be left in the engine: no sequence, no block.
+session's logits with those of its tokens in one piece. At the end nothing may be left in the engine: no sequence, no
+block.
 
 To stress something new, add a line to a table: `WORLDS` (how the engine is made), `CONFIGS` (what is asked of it) or
 `ACTIONS` (what threads do).
@@ -79,13 +80,30 @@ CONFIGS: list[SamplingConfig] = [
     SamplingConfig(do_sample=True, seed=6, top_p=0.9, frequency_penalty=0.5, logits_processors=[Parity()]),
     SamplingConfig(do_sample=True, seed=7, num_return_sequences=3, prompt_logprobs=True),
     SamplingConfig(do_sample=True, seed=8, num_return_sequences=5, ignore_eos=True),
-    SamplingConfig(stop_strings=["ab", "q"], logits_processors=[lambda ids, logits: logits - (ids.shape[1] % 2) * logits[:, :1]]),
+    SamplingConfig(
+        stop_strings=["ab", "q"], logits_processors=[lambda ids, logits: logits - (ids.shape[1] % 2) * logits[:, :1]]
+    ),
 ]
 
 BEAMS: list[SamplingConfig] = [
     SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=12, logprobs=1),
-    SamplingConfig(num_beams=4, num_return_sequences=2, max_new_tokens=25, early_stopping=True, length_penalty=0.0, stop_strings=["ab", "q"]),
-    SamplingConfig(num_beams=2, max_new_tokens=16, do_sample=True, seed=3, temperature=1.5, repetition_penalty=1.2, logits_processors=[Parity()]),
+    SamplingConfig(
+        num_beams=4,
+        num_return_sequences=2,
+        max_new_tokens=25,
+        early_stopping=True,
+        length_penalty=0.0,
+        stop_strings=["ab", "q"],
+    ),
+    SamplingConfig(
+        num_beams=2,
+        max_new_tokens=16,
+        do_sample=True,
+        seed=3,
+        temperature=1.5,
+        repetition_penalty=1.2,
+        logits_processors=[Parity()],
+    ),
 ]
 
 
@@ -108,7 +126,10 @@ class World:
         chance = random.Random(0)
         stems = [[chance.randrange(1, VOCAB) for _ in range(48)] for _ in range(3)]
         self.prompts = [chance.choice(stems)[: chance.choice([0, 16, 31, 48])] for _ in range(40)]
-        self.prompts = [stem + [chance.randrange(1, VOCAB) for _ in range(chance.randint(1, LONGEST_PROMPT - len(stem)))] for stem in self.prompts]
+        self.prompts = [
+            stem + [chance.randrange(1, VOCAB) for _ in range(chance.randint(1, LONGEST_PROMPT - len(stem)))]
+            for stem in self.prompts
+        ]
         self._known: dict[tuple[int, int], GenerateOutput] = {}
         self._known_beams: dict[tuple[int, int], list[tuple]] = {}
         self._known_logits: dict[tuple[int, ...], torch.Tensor] = {}
@@ -131,7 +152,9 @@ class World:
         """What prompt and config of these indices give alone."""
         with self._lock:
             if (prompt, config) not in self._known:
-                self._known[prompt, config] = self.alone.generate(self.prompts[prompt], with_length(CONFIGS[config], LONGEST_OUTPUT))
+                self._known[prompt, config] = self.alone.generate(
+                    self.prompts[prompt], with_length(CONFIGS[config], LONGEST_OUTPUT)
+                )
             return self._known[prompt, config]
 
     def expected_beams(self, prompt: int, config: int) -> list[tuple]:
@@ -149,7 +172,9 @@ class World:
                     self._known_logits[tuple(tokens)] = session.append(tokens)[0]
             return self._known_logits[tuple(tokens)]
 
-    def check_row(self, tokens: list[int], reason: str, prompt: int, config: int, row: int = 0, num_tokens: int = LONGEST_OUTPUT) -> None:
+    def check_row(
+        self, tokens: list[int], reason: str, prompt: int, config: int, row: int = 0, num_tokens: int = LONGEST_OUTPUT
+    ) -> None:
         """A row that was to have at most `num_tokens`, or had fewer because it was cancelled."""
         whole = self.expected(prompt, config)
         expected, ending = whole.generated_token_ids[row][:num_tokens], whole.finish_reasons[row]
@@ -157,13 +182,20 @@ class World:
             ending = "length"
         if reason == "cancelled":
             expected, ending = expected[: len(tokens)], reason
-        assert (tokens, reason) == (expected, ending), f"prompt {prompt}, config {config}, row {row}, {num_tokens} tokens: {tokens} {reason}, alone {expected} {ending}"
+        assert (tokens, reason) == (expected, ending), (
+            f"prompt {prompt}, config {config}, row {row}, {num_tokens} tokens: {tokens} {reason}, alone {expected} {ending}"
+        )
         with self._lock:
             self.num_tokens += len(tokens)
 
     def check_output(self, out: GenerateOutput, prompts: list[int], config: int, num_tokens: int) -> None:
         with self._lock:
-            self.happened.update({name: getattr(out.metrics, name) for name in ("num_preemptions", "num_accepted_tokens", "num_reused_tokens")})
+            self.happened.update(
+                {
+                    name: getattr(out.metrics, name)
+                    for name in ("num_preemptions", "num_accepted_tokens", "num_reused_tokens")
+                }
+            )
         samples = CONFIGS[config].num_return_sequences
         for row, (tokens, reason) in enumerate(zip(out.generated_token_ids, out.finish_reasons)):
             prompt = prompts[row // samples]
@@ -185,12 +217,17 @@ def beam_rows(out: GenerateOutput) -> list[tuple]:
     return list(zip(out.generated_token_ids, out.finish_reasons, out.sequence_scores, out.logprobs or out.texts))
 
 
-# -- what threads do -----------------------------------------------------------------------------------------------------
+# -- what threads do
+# -----------------------------------------------------------------------------------------------------
 
 
 def draw(world: World, chance: random.Random, one_row: bool = False) -> tuple[int, int, int]:
     """A prompt, a config, and how many tokens to ask for."""
-    configs = [index for index, config in enumerate(CONFIGS) if not one_row or config.num_return_sequences == config.num_beams == 1]
+    configs = [
+        index
+        for index, config in enumerate(CONFIGS)
+        if not one_row or config.num_return_sequences == config.num_beams == 1
+    ]
     return chance.randrange(len(world.prompts)), chance.choice(configs), chance.choice([1, 2, 9, LONGEST_OUTPUT])
 
 
@@ -198,7 +235,9 @@ def generate(world: World, chance: random.Random) -> None:
     """A batch of any size."""
     _, config, num_tokens = draw(world, chance)
     prompts = [chance.randrange(len(world.prompts)) for _ in range(chance.choice([1, 2, 5, 12]))]
-    out = world.generator.generate([world.prompts[index] for index in prompts], with_length(CONFIGS[config], num_tokens))
+    out = world.generator.generate(
+        [world.prompts[index] for index in prompts], with_length(CONFIGS[config], num_tokens)
+    )
     world.check_output(out, prompts, config, num_tokens)
 
 
@@ -216,7 +255,12 @@ def generate_and_cancel(world: World, chance: random.Random) -> None:
             cancel.set()
         return count[event.row] < 7 if event.row % 3 == 1 else None
 
-    out = world.generator.generate([world.prompts[index] for index in prompts], with_length(CONFIGS[config], num_tokens), CallbackStreamer(take), cancel)
+    out = world.generator.generate(
+        [world.prompts[index] for index in prompts],
+        with_length(CONFIGS[config], num_tokens),
+        CallbackStreamer(take),
+        cancel,
+    )
     world.check_output(out, prompts, config, num_tokens)
     assert all(rows[row] == [*tokens, None] for row, tokens in enumerate(out.generated_token_ids))
 
@@ -233,18 +277,25 @@ def search(world: World, chance: random.Random) -> None:
     timer.cancel()
     expected = [row for prompt in prompts for row in world.expected_beams(prompt, config)]
     for row, alone in zip(beam_rows(out), expected, strict=True):
-        assert row == alone or row[1] == "cancelled" and cancel.is_set(), f"beams {config} of {prompts}: {row}, alone {alone}"
+        assert row == alone or row[1] == "cancelled" and cancel.is_set(), (
+            f"beams {config} of {prompts}: {row}, alone {alone}"
+        )
 
 
 def add_and_wait(world: World, chance: random.Random) -> None:
     prompt, config, num_tokens = draw(world, chance, one_row=True)
-    request = world.generator.add_request(world.prompts[prompt], with_length(CONFIGS[config], num_tokens), chance.randint(-2, 2))
+    request = world.generator.add_request(
+        world.prompts[prompt], with_length(CONFIGS[config], num_tokens), chance.randint(-2, 2)
+    )
     world.check_output(request.result(), [prompt], config, num_tokens)
 
 
 def add_several_and_cancel_some(world: World, chance: random.Random) -> None:
     drawn = [draw(world, chance, one_row=True) for _ in range(chance.randint(2, 6))]
-    requests = [world.generator.add_request(world.prompts[prompt], with_length(CONFIGS[config], n), chance.randint(-1, 1)) for prompt, config, n in drawn]
+    requests = [
+        world.generator.add_request(world.prompts[prompt], with_length(CONFIGS[config], n), chance.randint(-1, 1))
+        for prompt, config, n in drawn
+    ]
     for _ in range(chance.randint(0, 12)):
         world.engine.step()
     for request in chance.sample(requests, len(requests) // 2):
@@ -285,7 +336,8 @@ def stream(world: World, chance: random.Random) -> None:
 
 
 def session(world: World, chance: random.Random) -> None:
-    """Append, truncate and fork, with other things going on between; the caches of idle ones may be dropped at any time."""
+    """Append, truncate and fork, with other things going on between; the caches of idle ones may be dropped at any
+    time."""
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(Session(world.engine))]
         for _ in range(chance.randint(2, 8)):
@@ -300,7 +352,9 @@ def session(world: World, chance: random.Random) -> None:
                 num_rows = chance.randint(1, min(3, len(new)))
                 rows = one.append(new, num_rows)
                 for row in range(num_rows):
-                    assert torch.equal(rows[row], world.expected_logits(one.tokens[: len(one) - num_rows + row + 1])), "logits of a session"
+                    assert torch.equal(rows[row], world.expected_logits(one.tokens[: len(one) - num_rows + row + 1])), (
+                        "logits of a session"
+                    )
             elif what < 0.8:
                 one.truncate(chance.randint(0, len(one)))
             elif len(sessions) < 4:
@@ -357,7 +411,8 @@ ACTIONS: dict[Callable[[World, random.Random], None], int] = {
 """What a thread does next, by weight."""
 
 
-# -- the engines -----------------------------------------------------------------------------------------------------------
+# -- the engines
+# -----------------------------------------------------------------------------------------------------------
 
 
 class TrueDrafts(NoDraft):
@@ -370,8 +425,16 @@ class TrueDrafts(NoDraft):
         for span in spans:
             sequence = span.sequence
             room = min(self.chance.randint(0, 4), sequence.max_length - len(sequence.tokens) - 1)
-            if isinstance(sequence.policy, (Greedy, Sampling)) and span.num_rows == 1 and room > 0 and cache.reserve(sequence, len(sequence.tokens) + room):
-                span.drafts = [token if self.chance.random() < 0.7 else (token + 1) % VOCAB for token in greedy(self.model, sequence.tokens, room)]
+            if (
+                isinstance(sequence.policy, (Greedy, Sampling))
+                and span.num_rows == 1
+                and room > 0
+                and cache.reserve(sequence, len(sequence.tokens) + room)
+            ):
+                span.drafts = [
+                    token if self.chance.random() < 0.7 else (token + 1) % VOCAB
+                    for token in greedy(self.model, sequence.tokens, room)
+                ]
 
 
 def true_drafts() -> Drafter:
@@ -404,38 +467,79 @@ def tiny_model(kv_cache_dtype: str):
     from pace.assets import TINY
     from pace.llm import LLMModel
 
-    return [LLMModel(TINY, dtype="float32", kv_cache_dtype=kv_cache_dtype, progress=False, prefix_cache_bytes=0) for _ in range(2)]
+    return [
+        LLMModel(TINY, dtype="float32", kv_cache_dtype=kv_cache_dtype, progress=False, prefix_cache_bytes=0)
+        for _ in range(2)
+    ]
 
 
 def tiny(num_blocks: int = 16, kv_cache_dtype: str = "auto", **options: Any) -> tuple[Generator, Generator]:
     """Engines on the bundled model and the native kernels, both with keys and values in the same dtype."""
     model, other = tiny_model(kv_cache_dtype)
-    engine = Engine.create(model._engine.model, model._engine.ops, num_blocks * model._engine.cache.spec.block_bytes, **options)
+    engine = Engine.create(
+        model._engine.model, model._engine.ops, num_blocks * model._engine.cache.spec.block_bytes, **options
+    )
     return Generator(engine, model.tokenizer, model._generator.defaults), other._generator
 
 
 WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "fake": lambda: fake(max_tokens_per_step=48, max_sequences_per_step=6),
     "drafts": lambda: fake(drafter=true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5),
-    "draft model": lambda: fake(drafter=draft_model(), max_tokens_per_step=40, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
-    "bmc": lambda: fake(18, true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"kv_cache_type": "bmc", "bmc_rows": 24}),
-    "prefix": lambda: fake(drafter=true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5, cache_options={"prefix_cache_bytes": None}),
-    "tiny": lambda: tiny(drafter=prompt_lookup(), max_tokens_per_step=64, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
-    "int8": lambda: tiny(14, "int8", drafter=prompt_lookup(), max_tokens_per_step=40, max_sequences_per_step=6, cache_options={"prefix_cache_bytes": None}),
+    "draft model": lambda: fake(
+        drafter=draft_model(),
+        max_tokens_per_step=40,
+        max_sequences_per_step=6,
+        cache_options={"prefix_cache_bytes": None},
+    ),
+    "bmc": lambda: fake(
+        18,
+        true_drafts(),
+        max_tokens_per_step=40,
+        max_sequences_per_step=5,
+        cache_options={"kv_cache_type": "bmc", "bmc_rows": 24},
+    ),
+    "prefix": lambda: fake(
+        drafter=true_drafts(),
+        max_tokens_per_step=40,
+        max_sequences_per_step=5,
+        cache_options={"prefix_cache_bytes": None},
+    ),
+    "tiny": lambda: tiny(
+        drafter=prompt_lookup(),
+        max_tokens_per_step=64,
+        max_sequences_per_step=6,
+        cache_options={"prefix_cache_bytes": None},
+    ),
+    "int8": lambda: tiny(
+        14,
+        "int8",
+        drafter=prompt_lookup(),
+        max_tokens_per_step=40,
+        max_sequences_per_step=6,
+        cache_options={"prefix_cache_bytes": None},
+    ),
 }
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------------
+# -- the run
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def run(name: str, seconds: float, seed: int) -> World:
     """Stresses the world of that name; returns it with its counts. Raises AssertionError for anything wrong."""
     world = World(*WORLDS[name](), time.monotonic() + seconds)
     shares = [list(ACTIONS)[index::NUM_THREADS] for index in range(NUM_THREADS)]
-    threads = [threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share), daemon=True) for share in shares]
+    threads = [
+        threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share), daemon=True)
+        for share in shares
+    ]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < world.deadline + PATIENCE and not world.errors:
+    while (
+        any(thread.is_alive() for thread in threads)
+        and time.monotonic() < world.deadline + PATIENCE
+        and not world.errors
+    ):
         time.sleep(0.05)
     assert not world.errors, "\n".join(world.errors)
     if any(thread.is_alive() for thread in threads):
@@ -463,7 +567,9 @@ def _work(world: World, chance: random.Random, first: list[Callable]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Random stress of the engine; ends with an error for any wrong token or leaked block.")
+    parser = argparse.ArgumentParser(
+        description="Random stress of the engine; ends with an error for any wrong token or leaked block."
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="for all worlds together")
     parser.add_argument("--world", choices=WORLDS, help="default: all, one after the other")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))

@@ -1,4 +1,5 @@
-"""Random cases by the hundred, by hand: the command line and the loop of `tests.llm.beam_oracle` and `tests.llm.quantization_sweep`."""
+"""Random cases by the hundred, by hand: the command line and the loop of `tests.llm.beam_oracle` and
+`tests.llm.quantization_sweep`."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import torch
 
 
 def main(description: str, check_case: Callable[[int], str | None], num_cases: int) -> NoReturn:
-    """Prints what `check_case(seed)` says is wrong (None: nothing) for each of `num_cases` seeds, or of as many as the command line asks for; leaves with 1
-    if anything was."""
+    """Prints what `check_case(seed)` says is wrong (None: nothing) for each of `num_cases` seeds, or of as many as the
+    command line asks for; leaves with 1 if anything was."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--cases", type=int, default=num_cases)
     parser.add_argument("--first-seed", type=int, default=0)

@@ -12,7 +12,16 @@ from pace.llm.layers.rotary import RopeConfig, Rotary
 CONFIGS = [
     RopeConfig("default", theta=10000.0, dim=64, max_positions=4096),
     RopeConfig("dynamic", theta=10000.0, dim=10, max_positions=100, factor=4.0),
-    RopeConfig("longrope", 1e4, 6, 4096, original_max_positions=100, short_factor=(1.0, 1.1, 1.3), long_factor=(2.0, 3.0, 5.0), attention_factor=1.19),
+    RopeConfig(
+        "longrope",
+        1e4,
+        6,
+        4096,
+        original_max_positions=100,
+        short_factor=(1.0, 1.1, 1.3),
+        long_factor=(2.0, 3.0, 5.0),
+        attention_factor=1.19,
+    ),
 ]
 
 
@@ -27,8 +36,12 @@ def test_angles_are_the_true_values_rounded_once(config: RopeConfig) -> None:
     for row, position in enumerate(positions.tolist()):
         angles = (torch.tensor(float(position)) * frequencies[row]).tolist()
         factor = config.attention_factor
-        assert torch.equal(cos[row], torch.tensor([math.cos(angle) * factor for angle in angles], dtype=torch.float64).float())
-        assert torch.equal(sin[row], torch.tensor([math.sin(angle) * factor for angle in angles], dtype=torch.float64).float())
+        assert torch.equal(
+            cos[row], torch.tensor([math.cos(angle) * factor for angle in angles], dtype=torch.float64).float()
+        )
+        assert torch.equal(
+            sin[row], torch.tensor([math.sin(angle) * factor for angle in angles], dtype=torch.float64).float()
+        )
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)

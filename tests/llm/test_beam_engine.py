@@ -1,4 +1,5 @@
-"""Beams in the engine: the same texts whatever the batch, the cache and the interruptions, and blocks that they share."""
+"""Beams in the engine: the same texts whatever the batch, the cache and the interruptions, and blocks that they
+share."""
 
 from __future__ import annotations
 
@@ -16,11 +17,19 @@ from tests.llm.beams import BACKENDS, BEAMS, load, make_generator, rows_found, r
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.generators import random_prompts
 
+# -- the engine around it
+# -------------------------------------------------------------------------------------------------
 
-# -- the engine around it -------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("limits", [{}, {"max_tokens_per_step": 1}, {"max_tokens_per_step": 5, "max_sequences_per_step": 3}, {"max_sequences_per_step": 8}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_tokens_per_step": 1},
+        {"max_tokens_per_step": 5, "max_sequences_per_step": 3},
+        {"max_sequences_per_step": 8},
+    ],
+)
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone(limits: dict) -> None:
     prompts = random_prompts(1, 9)
     alone = [row for prompt in prompts for row in rows_of(make_generator().generate(prompt, BEAMS))]
@@ -35,7 +44,10 @@ def test_batches_are_bit_identical_on_the_kernels(checkpoint, backend: str) -> N
     model = load(checkpoint("qwen2")[0], backend)
     prompts = [list(range(2, 2 + length)) for length in (1, 17, 40)]
     config = SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=12)
-    together, alone = rows_of(model.generate(prompts, config)), [row for prompt in prompts for row in rows_of(model.generate(prompt, config))]
+    together, alone = (
+        rows_of(model.generate(prompts, config)),
+        [row for prompt in prompts for row in rows_of(model.generate(prompt, config))],
+    )
     assert [row[0] for row in together] == [row[0] for row in alone]
     if backend == "native":
         assert together == alone
@@ -84,9 +96,13 @@ def test_a_beam_that_goes_on_alone_copies_nothing(monkeypatch) -> None:
     monkeypatch.setattr(BlockPool, "copy", lambda self, *args: copies.append(args) or copy(self, *args))
     model = FakeModel()
     table = model.logits_of
-    model.logits_of = lambda tokens: table(tokens) if len(tokens) == 20 else torch.full((50,), -30.0).index_fill(0, torch.tensor(tokens[-1]), 30.0)
+    model.logits_of = lambda tokens: (
+        table(tokens) if len(tokens) == 20 else torch.full((50,), -30.0).index_fill(0, torch.tensor(tokens[-1]), 30.0)
+    )
     generator = make_generator(model=model)
-    out = generator.generate(list(range(1, 21)), SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=30, ignore_eos=True))
+    out = generator.generate(
+        list(range(1, 21)), SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=30, ignore_eos=True)
+    )
     assert all(len(set(tokens)) == 1 for tokens in out.generated_token_ids)
     assert len(copies) == 2, "when three beams leave the prompt's last block, and never again"
 
@@ -95,7 +111,9 @@ def test_beside_other_requests_and_sessions() -> None:
     generator = make_generator(40, max_tokens_per_step=16, model=FakeModel(eos_bias=-50.0))
     prompts = random_prompts(8, 6, longest=60)
     config = SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=25)
-    expected = [rows_of(make_generator(model=FakeModel(eos_bias=-50.0)).generate(prompt, config)) for prompt in prompts[:3]]
+    expected = [
+        rows_of(make_generator(model=FakeModel(eos_bias=-50.0)).generate(prompt, config)) for prompt in prompts[:3]
+    ]
     results: dict[int, object] = {}
 
     def search(index: int) -> None:
@@ -108,7 +126,10 @@ def test_beside_other_requests_and_sessions() -> None:
         with Session(generator.engine) as s:
             results[index] = [int(s.append([token]).argmax()) for token in prompts[index]]
 
-    threads = [threading.Thread(target=work, args=(index,)) for index, work in enumerate([search, search, search, plain, plain, session])]
+    threads = [
+        threading.Thread(target=work, args=(index,))
+        for index, work in enumerate([search, search, search, plain, plain, session])
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -138,7 +159,9 @@ def test_no_more_beams_at_once_than_there_are_places() -> None:
     generator = make_generator(max_sequences_per_step=8)
     widths = []
     generator.engine.model.hook = lambda batch: widths.append(len(batch.spans.kv_len))
-    generator.generate(random_prompts(5, 12, longest=9), SamplingConfig(num_beams=3, max_new_tokens=10, ignore_eos=True))
+    generator.generate(
+        random_prompts(5, 12, longest=9), SamplingConfig(num_beams=3, max_new_tokens=10, ignore_eos=True)
+    )
     assert max(widths) == 6
     widths.clear()
     generator.generate([[5]], SamplingConfig(num_beams=11, max_new_tokens=3, ignore_eos=True))
@@ -158,10 +181,13 @@ def test_many_prompts_in_few_sequences() -> None:
     config = SamplingConfig(num_beams=2, max_new_tokens=3)
     out = generator.generate(prompts, config)
     assert most <= 8 and len(out.texts) == 60
-    assert rows_of(out)[41:43] == [row for prompt in prompts[41:43] for row in rows_of(make_generator().generate(prompt, config))]
+    assert rows_of(out)[41:43] == [
+        row for prompt in prompts[41:43] for row in rows_of(make_generator().generate(prompt, config))
+    ]
 
 
-# -- what goes wrong ------------------------------------------------------------------------------------------------------
+# -- what goes wrong
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 5, 11])
@@ -244,9 +270,19 @@ def test_a_call_is_cancelled_from_another_thread(when: int) -> None:
     model.hook = lambda batch: event.set() if model.num_calls >= when - 1 else None
     if not when:
         event.set()
-    out = generator.generate(random_prompts(7, 6, longest=9), SamplingConfig(num_beams=4, num_return_sequences=2, max_new_tokens=20), cancel=event)
-    assert len(out.finish_reasons) == 12 and "cancelled" in out.finish_reasons and ("length" in out.finish_reasons) == (when == 30)
-    assert all(len(tokens) == 20 for tokens, reason in zip(out.generated_token_ids, out.finish_reasons) if reason == "length")
+    out = generator.generate(
+        random_prompts(7, 6, longest=9),
+        SamplingConfig(num_beams=4, num_return_sequences=2, max_new_tokens=20),
+        cancel=event,
+    )
+    assert (
+        len(out.finish_reasons) == 12
+        and "cancelled" in out.finish_reasons
+        and ("length" in out.finish_reasons) == (when == 30)
+    )
+    assert all(
+        len(tokens) == 20 for tokens, reason in zip(out.generated_token_ids, out.finish_reasons) if reason == "length"
+    )
     generator.engine.check_idle()
     assert generator.engine.cache.used_bytes == 0 and not generator.engine.between_steps
 
@@ -280,6 +316,10 @@ def test_bans_may_leave_less_texts_than_beams() -> None:
         make_generator().generate([[7]], SamplingConfig(num_return_sequences=5, **config))
     for wrong in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="NaN or inf"):
-            make_generator().generate([[7]], SamplingConfig(num_beams=2, logits_processors=[lambda ids, logits, wrong=wrong: logits + wrong]))
+            make_generator().generate(
+                [[7]], SamplingConfig(num_beams=2, logits_processors=[lambda ids, logits, wrong=wrong: logits + wrong])
+            )
     with pytest.raises(ValueError, match="found 0 texts"):
-        make_generator().generate([[7]], SamplingConfig(num_beams=2, logits_processors=[lambda ids, logits: logits - np.inf]))
+        make_generator().generate(
+            [[7]], SamplingConfig(num_beams=2, logits_processors=[lambda ids, logits: logits - np.inf])
+        )

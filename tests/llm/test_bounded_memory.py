@@ -27,15 +27,29 @@ STEP_TOKENS, STEP_ROWS = 512, 128
 """The scheduler's limits."""
 
 ALLOCATOR_BYTES = 24 << 20
-"""Token lists, block tables, what Python, threads and the allocator keep; far less than activations of the long text would take."""
+"""Token lists, block tables, what Python, threads and the allocator keep; far less than activations of the long text
+would take."""
 
 
 @functools.cache
 def engine() -> Engine:
     model_class, config = read_config(
-        dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS,
-             num_attention_heads=HEADS, num_key_value_heads=2, head_dim=HEAD_DIM, max_position_embeddings=1 << 15, rms_norm_eps=1e-5, hidden_act="silu",
-             rope_theta=1e4, tie_word_embeddings=True)  # fmt: skip
+        dict(
+            architectures=["LlamaForCausalLM"],
+            model_type="llama",
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            intermediate_size=INNER,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=2,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=1 << 15,
+            rms_norm_eps=1e-5,
+            hidden_act="silu",
+            rope_theta=1e4,
+            tie_word_embeddings=True,
+        )  # fmt: skip
     )
     model = model_class(config, torch.bfloat16, native)
     model.load_weights(RandomWeights(model))
@@ -69,12 +83,17 @@ def peak_growth(run: Callable[[], object]) -> int:
 
 
 def resident(field: str) -> int:
-    return next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field + ":"))
+    return next(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(field + ":")
+    )
 
 
 def activation_bytes(tokens: int) -> int:
-    """Of a step: what a layer has in flight at most. The residual and what is added to it, queries, keys, values and attention's
-    output, and the MLP's intermediate, all fp32; bf16 copies of the inputs of products where the instruction set wants them."""
+    """Of a step: what a layer has in flight at most. The residual and what is added to it, queries, keys, values and
+    attention's output, and the MLP's intermediate, all fp32; bf16 copies of the inputs of products where the
+    instruction set wants them."""
     return tokens * 6 * (4 * HIDDEN + 4 * HEADS * HEAD_DIM + INNER)
 
 
@@ -91,7 +110,9 @@ def test_a_prompt_of_16k_tokens_grows_by_its_keys_and_values() -> None:
 def test_scores_and_all_logits_of_a_long_text_need_few_rows_at_once() -> None:
     generate(STEP_TOKENS)  # buffers and threads are there from now on
     length, row_bytes = 4000, 4 * VOCAB
-    bound = 3 * STEP_ROWS * row_bytes + engine().cache.bytes_for(length) + activation_bytes(STEP_TOKENS) + ALLOCATOR_BYTES  # logits, their log-softmax, and a look for NaN
+    bound = (
+        3 * STEP_ROWS * row_bytes + engine().cache.bytes_for(length) + activation_bytes(STEP_TOKENS) + ALLOCATOR_BYTES
+    )  # logits, their log-softmax, and a look for NaN
     assert peak_growth(lambda: score(engine(), [text(length)])) <= bound < length * row_bytes / 4
     with Session(engine()) as s:
         result_bytes = 2000 * row_bytes
@@ -103,6 +124,8 @@ def test_scores_and_all_logits_of_a_long_text_need_few_rows_at_once() -> None:
 def test_logits_that_memory_does_not_hold_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(session, "available_memory_bytes", lambda: 100 << 20)
     with Session(engine()) as s:
-        with pytest.raises(MemoryError, match=r"1000 rows of logits take 122.1 MiB, and 100.0 MiB of memory are left; .* or use score"):
+        with pytest.raises(
+            MemoryError, match=r"1000 rows of logits take 122.1 MiB, and 100.0 MiB of memory are left; .* or use score"
+        ):
             s.append(text(1000), "all")
         assert len(s) == 0 and s.append(text(600), 600).shape == (600, VOCAB)

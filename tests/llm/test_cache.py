@@ -49,9 +49,18 @@ def resident_bytes() -> int:
         return int(stream.read().split()[1]) * 4096
 
 
-@pytest.mark.parametrize("spec", [KVSpec(3, 2, 5, torch.float32), KVSpec(16, 8, 16, torch.bfloat16), KVSpec(3, 2, 5, torch.int8), KVSpec(1, 1, 64, torch.int8)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        KVSpec(3, 2, 5, torch.float32),
+        KVSpec(16, 8, 16, torch.bfloat16),
+        KVSpec(3, 2, 5, torch.int8),
+        KVSpec(1, 1, 64, torch.int8),
+    ],
+)
 def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
-    """Keys and values of all layers of a block are its bytes, each once; blocks a multiple of 64 KB apart are padded."""
+    """Keys and values of all layers of a block are its bytes, each once; blocks a multiple of 64 KB apart are
+    padded."""
     layers = spec.allocate(3)
     tensors = [tensor for layer in layers for tensor in layer.tensors]
     starts = {head.data_ptr(): head.nbytes for tensor in tensors for head in tensor[1]}
@@ -113,7 +122,10 @@ def test_a_fork_shares_until_it_is_written(dtype: torch.dtype) -> None:
     assert target.block_table[:2] == source.block_table[:2] and target.block_table[2] != source.block_table[2]
     for layer in cache.kv:
         for number, tensor in enumerate(layer.tensors):
-            assert tensor[target.block_table[2]].eq(10 * number + 3).all() and tensor[source.block_table[2]].eq(10 * number + 3).all()
+            assert (
+                tensor[target.block_table[2]].eq(10 * number + 3).all()
+                and tensor[source.block_table[2]].eq(10 * number + 3).all()
+            )
     cache.check_integrity([source, target])
     cache.free(source)
     cache.check_integrity([source, target])
@@ -228,7 +240,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check_integrity(self.sequences)
         for sequence in self.sequences:
             blocks = torch.tensor(list(sequence.block_table), dtype=torch.int64)
-            assert self.cache.kv[1].k[blocks, 0, 0].reshape(-1)[: sequence.num_computed].tolist() == self.content[sequence.id]
+            assert (
+                self.cache.kv[1].k[blocks, 0, 0].reshape(-1)[: sequence.num_computed].tolist()
+                == self.content[sequence.id]
+            )
 
 
 TestCacheMachine = CacheMachine.TestCase
@@ -236,7 +251,8 @@ TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=30, de
 
 
 def test_a_process_with_a_cache_beyond_its_memory_can_fork():
-    """The pool reserves addresses, not memory: with more than any machine has, fork still works (plain memory refuses it)."""
+    """The pool reserves addresses, not memory: with more than any machine has, fork still works (plain memory refuses
+    it)."""
     cache = CacheManager(KVSpec(1, 1, 64, torch.float32), 2**40)
     assert cache.kv[0].k.nbytes + cache.kv[0].v.nbytes > 2**38
     assert exit_code_in_fork(lambda: True) == 0

@@ -31,7 +31,10 @@ def bounded(num_blocks: int, **arguments) -> LLMModel:
 
 
 def prompts(*lengths: int) -> list[list[int]]:
-    return [torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in lengths]
+    return [
+        torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        for length in lengths
+    ]
 
 
 def steps_of(model: LLMModel, monkeypatch) -> list[int]:
@@ -50,12 +53,19 @@ def test_the_budget_is_kept_and_reported() -> None:
         model.generate(prompts(30, 50, 20, 100, 7), GREEDY)
         report = model.memory_report()
         assert report.cache_used == 0 < report.cache_touched <= 9 * block_bytes()
-    assert LLMModel(TINY, progress=False, kv_cache_bytes="1.5MiB").memory_report().cache_budget == 3 * 2**19 // block_bytes() * block_bytes()
+    assert (
+        LLMModel(TINY, progress=False, kv_cache_bytes="1.5MiB").memory_report().cache_budget
+        == 3 * 2**19 // block_bytes() * block_bytes()
+    )
 
 
 @pytest.mark.parametrize("num_blocks", [7, 10, 16])
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3, "num_return_sequences": 2}], ids=["greedy", "samples"])
-def test_sequences_that_compete_for_a_small_cache_get_the_same_tokens(num_blocks: int, sampling: dict, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "sampling", [{}, {"do_sample": True, "seed": 3, "num_return_sequences": 2}], ids=["greedy", "samples"]
+)
+def test_sequences_that_compete_for_a_small_cache_get_the_same_tokens(
+    num_blocks: int, sampling: dict, monkeypatch
+) -> None:
     rows, config = prompts(40, 3, 50, 17, 33, 48), GREEDY.copy().merge_from(SamplingConfig(**sampling))
     expected = unbounded().generate(rows, config)
     with bounded(num_blocks) as model:
@@ -65,7 +75,9 @@ def test_sequences_that_compete_for_a_small_cache_get_the_same_tokens(num_blocks
         out = model.generate(rows, config)
         assert out.generated_token_ids == expected.generated_token_ids and out.finish_reasons == expected.finish_reasons
         num_samples = sampling.get("num_return_sequences", 1)
-        assert sum(steps) > 40 + sum(num_samples * (len(row) + 59) for row in rows) - (num_samples - 1) * sum(map(len, rows)), "something was computed twice"
+        assert sum(steps) > 40 + sum(num_samples * (len(row) + 59) for row in rows) - (num_samples - 1) * sum(
+            map(len, rows)
+        ), "something was computed twice"
         session.truncate(39)
         assert torch.equal(session.append(rows[0][39:]), before)
         session.close()
@@ -79,24 +91,37 @@ def test_a_text_that_fills_the_cache_ends_with_length(caplog) -> None:
     with bounded(8) as model, caplog.at_level(logging.WARNING, "pace"):
         out = model.generate(prompt, GREEDY)
         assert out.finish_reasons == ["length"] and out.generated_token_ids == [expected[:28]]
-        assert "may reach 160 tokens; it ends with 'length' at 128" in caplog.text and f"kv_cache_bytes={10 * block_bytes()}" in caplog.text
+        assert (
+            "may reach 160 tokens; it ends with 'length' at 128" in caplog.text
+            and f"kv_cache_bytes={10 * block_bytes()}" in caplog.text
+        )
 
 
 def test_what_can_never_fit_is_refused_before_anything_runs(monkeypatch) -> None:
     short, long = prompts(20, 128)
     with bounded(8) as model:
         steps = steps_of(model, monkeypatch)
-        with pytest.raises(ValueError, match=rf"prompt 1 has 128 tokens.* may have 128: the cache of .* KiB.* kv_cache_bytes={9 * block_bytes()} .*or more"):
+        with pytest.raises(
+            ValueError,
+            match=rf"prompt 1 has 128 tokens.* may have 128: the cache of .* KiB.* kv_cache_bytes={9 * block_bytes()} .*or more",
+        ):
             model.generate([short, long], GREEDY)
-        with pytest.raises(ValueError, match=rf"text 0 has 129 tokens.* at most 128.*kv_cache_bytes={9 * block_bytes()} "):
+        with pytest.raises(
+            ValueError, match=rf"text 0 has 129 tokens.* at most 128.*kv_cache_bytes={9 * block_bytes()} "
+        ):
             model.score([long + [5]])
         with model.session() as session:
             session.append(short)
-            with pytest.raises(ValueError, match=rf"has 20 tokens; 128 more would pass the 128.*kv_cache_bytes={10 * block_bytes()} "):
+            with pytest.raises(
+                ValueError, match=rf"has 20 tokens; 128 more would pass the 128.*kv_cache_bytes={10 * block_bytes()} "
+            ):
                 session.append(long)
         assert steps == [20]
     with bounded(9) as model:  # what the error advised
-        assert model.generate(long, SamplingConfig(max_new_tokens=2, ignore_eos=True)).output_token_ids.shape == (1, 130)
+        assert model.generate(long, SamplingConfig(max_new_tokens=2, ignore_eos=True)).output_token_ids.shape == (
+            1,
+            130,
+        )
 
 
 def test_the_tightest_bound_is_named() -> None:
@@ -118,7 +143,9 @@ def test_the_tightest_bound_is_named() -> None:
         (dict(kv_cache_bytes="100KiB", max_seq_len=1000), ValueError, "too little: max_seq_len=1000 tokens take"),
     ],
 )
-def test_budgets_that_make_no_sense_are_told_before_weights_are_read(arguments: dict, error: type[Exception], message: str, monkeypatch) -> None:
+def test_budgets_that_make_no_sense_are_told_before_weights_are_read(
+    arguments: dict, error: type[Exception], message: str, monkeypatch
+) -> None:
     monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     with pytest.raises(error, match=message):
         LLMModel(TINY, progress=False, **arguments)

@@ -19,7 +19,7 @@ from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.session import Session
 from pace.llm.stopping_criteria import StoppingCriteria
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
+from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
 from tests.llm.generators import random_prompts
 from tests.llm.test_cache import CacheMachine
 from tests.llm.test_engine import ScriptedDrafter
@@ -64,13 +64,25 @@ def blocks_of(sequence: Sequence) -> range:
     return range(sequence.block_table[0], sequence.block_table[-1] + 1)
 
 
-# -- runs -----------------------------------------------------------------------------------------------------------------------
+# -- runs
+# -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "sizes"), [(OPTIONS["dynamic"], [1, 2, 3, 4, 5, 6, 7, 8]), ({"kv_cache_type": "bmc", "bmc_rows": 48}, [3, 6, 9]), ({"kv_cache_type": "bmc", "bmc_rows": 20}, [2, 4, 6, 8])])
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        (OPTIONS["dynamic"], [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"kv_cache_type": "bmc", "bmc_rows": 48}, [3, 6, 9]),
+        ({"kv_cache_type": "bmc", "bmc_rows": 20}, [2, 4, 6, 8]),
+    ],
+)
 def test_a_run_grows_by_its_rows_and_is_copied_only_then(options: dict, sizes: list[int], monkeypatch) -> None:
     cache, sequence, copied, runs = make_cache(100, **options), sequence_of(500), [], []
-    monkeypatch.setattr(cache.pool, "copy", lambda source, target, count, copy=cache.pool.copy: (copied.append(count), copy(source, target, count)))
+    monkeypatch.setattr(
+        cache.pool,
+        "copy",
+        lambda source, target, count, copy=cache.pool.copy: (copied.append(count), copy(source, target, count)),
+    )
     for length in range(1, 129):
         write(cache, sequence, length)
         if not runs or runs[-1] != blocks_of(sequence):
@@ -92,7 +104,9 @@ def test_where_spare_rows_do_not_fit_what_is_needed_will_do() -> None:
     other, sequence = sequence_of(64, most=64), sequence_of(500)
     write(cache, other, 64)
     write(cache, sequence, 30)
-    assert len(sequence.block_table) == 2 and cache.num_free_blocks == 2, "there were four of the six that it would have liked"
+    assert len(sequence.block_table) == 2 and cache.num_free_blocks == 2, (
+        "there were four of the six that it would have liked"
+    )
     cache.check_integrity([other, sequence])
 
 
@@ -212,16 +226,30 @@ def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
         ({"kv_cache_type": "bmc", "bmc_rows": 0}, ValueError, "bmc_rows must be an int >= 1"),
         ({"kv_cache_type": "bmc", "bmc_rows": 1.5}, TypeError, "bmc_rows must be an int >= 1"),
         ({"kv_cache_type": "bmc", "bmc_rows": True}, TypeError, "bmc_rows must be an int >= 1"),
-        ({"kv_cache_type": "bmc", "prefix_cache_bytes": 1 << 20}, ValueError, "prefix cache .* needs kv_cache_type='paged'"),
-        ({"kv_cache_type": "dynamic", "prefix_cache_bytes": "1MiB"}, ValueError, "prefix cache .* needs kv_cache_type='paged'"),
+        (
+            {"kv_cache_type": "bmc", "prefix_cache_bytes": 1 << 20},
+            ValueError,
+            "prefix cache .* needs kv_cache_type='paged'",
+        ),
+        (
+            {"kv_cache_type": "dynamic", "prefix_cache_bytes": "1MiB"},
+            ValueError,
+            "prefix cache .* needs kv_cache_type='paged'",
+        ),
         ({"prefix_cache_bytes": 10}, ValueError, "prefix_cache_bytes=10 keeps no block"),
-        ({"prefix_cache_bytes": "8MiB", "kv_cache_bytes": "4MiB"}, ValueError, "is a part of kv_cache_bytes, which is 4194304 here"),
+        (
+            {"prefix_cache_bytes": "8MiB", "kv_cache_bytes": "4MiB"},
+            ValueError,
+            "is a part of kv_cache_bytes, which is 4194304 here",
+        ),
         ({"prefix_cache_bytes": "much"}, ValueError, 'prefix_cache_bytes: .*or "auto"'),
         ({"prefix_cache_bytes": None}, TypeError, "prefix_cache_bytes: .*got None"),
         ({"prefix_cache_bytes": True}, TypeError, "prefix_cache_bytes: .*got True"),
     ],
 )
-def test_options_that_make_no_sense_are_told_before_weights_are_read(options: dict, error: type[Exception], message: str, monkeypatch) -> None:
+def test_options_that_make_no_sense_are_told_before_weights_are_read(
+    options: dict, error: type[Exception], message: str, monkeypatch
+) -> None:
     from pace.llm.models import model_utils
 
     monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
@@ -229,7 +257,8 @@ def test_options_that_make_no_sense_are_told_before_weights_are_read(options: di
         LLMModel(TINY, progress=False, **options)
 
 
-# -- the engine: any policy, anything at once -----------------------------------------------------------------------------------
+# -- the engine: any policy, anything at once
+# -----------------------------------------------------------------------------------
 
 
 class GenerationDrafter(ScriptedDrafter):
@@ -243,7 +272,9 @@ class GenerationDrafter(ScriptedDrafter):
 @pytest.mark.parametrize("num_blocks", [6, 9, 14, 40])
 def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
     model = FakeModel()
-    engine = Engine.create(model, OPS, num_blocks * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=24)
+    engine = Engine.create(
+        model, OPS, num_blocks * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=24
+    )
     prompts = random_prompts(num_blocks, 9, longest=50)
     out = Generator(engine).generate(prompts, SamplingConfig(max_new_tokens=40))
     assert out.generated_token_ids == [greedy(model, prompt, 40) for prompt in prompts]
@@ -268,8 +299,19 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
     """Arrivals, aborts, drafts, sessions that grow, are cut, forked and closed, all in a cache that is too small."""
     chance = random.Random(seed)
     model = FakeModel(eos_bias=1.0)
-    limits = {"max_tokens_per_step": chance.choice([1, 7, 64]), "max_sequences_per_step": 4, "max_logit_rows_per_step": 5}
-    engine = Engine.create(model, OPS, 16 * SPEC.block_bytes, GenerationDrafter(model, random.Random(seed), 5), cache_options=OPTIONS[name], **limits)
+    limits = {
+        "max_tokens_per_step": chance.choice([1, 7, 64]),
+        "max_sequences_per_step": 4,
+        "max_logit_rows_per_step": 5,
+    }
+    engine = Engine.create(
+        model,
+        OPS,
+        16 * SPEC.block_bytes,
+        GenerationDrafter(model, random.Random(seed), 5),
+        cache_options=OPTIONS[name],
+        **limits,
+    )
     stems = random_prompts(seed, 3, longest=70)
     live: list[Sequence] = []
     sessions = [Session(engine)]
@@ -302,7 +344,9 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
     while engine.step():
         engine.cache.check_integrity(engine.scheduler.sequences())
     for sequence in live:
-        assert sequence.generated == greedy(model, sequence.tokens[: sequence.num_prompt_tokens], sequence.max_length - sequence.num_prompt_tokens, (0,))
+        assert sequence.generated == greedy(
+            model, sequence.tokens[: sequence.num_prompt_tokens], sequence.max_length - sequence.num_prompt_tokens, (0,)
+        )
     for session in sessions:
         session.close()
     engine.check_idle()
@@ -317,7 +361,10 @@ def test_an_interrupt_after_any_line_leaves_every_sequence_right(name: str) -> N
     for stop_at in range(5, 2000, 37):
         engine = Engine.create(model, OPS, 8 * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=20)
         prompts = [[9, 8, 7] * 8, [9, 8, 7] * 7]
-        others = [Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 30, end_tokens=[0]), len(prompt) + 30) for prompt in prompts]
+        others = [
+            Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 30, end_tokens=[0]), len(prompt) + 30)
+            for prompt in prompts
+        ]
         engine.submit(others)
         assert interrupted_before_line(stop_at, lambda: [engine.step() for _ in range(40)], within)
         engine.cache.check_integrity(engine.scheduler.sequences())
@@ -327,7 +374,8 @@ def test_an_interrupt_after_any_line_leaves_every_sequence_right(name: str) -> N
         engine.check_idle()
 
 
-# -- the bundled model ----------------------------------------------------------------------------------------------------------
+# -- the bundled model
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -348,10 +396,23 @@ MODEL_OPTIONS = {
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_the_bundled_model_says_the_same_bits(plain: LLMModel, name: str) -> None:
-    prompts = ["Once upon a time there was a little fox", "1, 2, 3, 4,", "Once upon a time there was a little fox who lived in", "The capital of Japan is"]
+    prompts = [
+        "Once upon a time there was a little fox",
+        "1, 2, 3, 4,",
+        "Once upon a time there was a little fox who lived in",
+        "The capital of Japan is",
+    ]
     configs = [
         SamplingConfig(max_new_tokens=60, logprobs=2, ignore_eos=True),
-        SamplingConfig(max_new_tokens=30, do_sample=True, temperature=1.2, seed=5, num_return_sequences=3, repetition_penalty=1.2, logprobs=1),
+        SamplingConfig(
+            max_new_tokens=30,
+            do_sample=True,
+            temperature=1.2,
+            seed=5,
+            num_return_sequences=3,
+            repetition_penalty=1.2,
+            logprobs=1,
+        ),
     ]
     with LLMModel(TINY, progress=False, **MODEL_OPTIONS[name]) as model:
         for config in configs * 2:
@@ -381,7 +442,9 @@ def test_the_second_turn_of_a_chat_computes_only_what_is_new(plain: LLMModel) ->
             computed.clear()
             out = model.generate(prompt, config)
             assert out.generated_token_ids == plain.generate(prompt, config).generated_token_ids
-            same = next((index for index, (a, b) in enumerate(zip(prompt, known)) if a != b), min(len(prompt), len(known)))
+            same = next(
+                (index for index, (a, b) in enumerate(zip(prompt, known)) if a != b), min(len(prompt), len(known))
+            )
             reused = out.metrics.num_reused_tokens
             assert reused == same // 16 * 16 and reused >= len(known) - 20, "all full blocks of what was said before"
             assert computed[0] == len(prompt) - reused
@@ -389,14 +452,22 @@ def test_the_second_turn_of_a_chat_computes_only_what_is_new(plain: LLMModel) ->
             messages.append({"role": "assistant", "content": out.texts[0]})
         assert reused > 100
         report = model.memory_report()
-        assert report.cache_used == 0 < report.cache_kept <= report.cache_touched and "cache, kept prefixes" in str(report)
+        assert report.cache_used == 0 < report.cache_kept <= report.cache_touched and "cache, kept prefixes" in str(
+            report
+        )
 
 
 def test_the_command_line_has_them(capsys) -> None:
     from pace.cli import main
 
     texts = []
-    for options in ([], ["--kv-cache-type", "bmc", "--bmc-rows", "20"], ["--kv-cache-type", "dynamic"], ["--prefix-cache-bytes", "0"], ["--prefix-cache-bytes", "1MiB"]):
+    for options in (
+        [],
+        ["--kv-cache-type", "bmc", "--bmc-rows", "20"],
+        ["--kv-cache-type", "dynamic"],
+        ["--prefix-cache-bytes", "0"],
+        ["--prefix-cache-bytes", "1MiB"],
+    ):
         assert main(["generate", "Once upon a time", "--max-new-tokens", "20", *options]) == 0
         texts.append(capsys.readouterr().out)
     assert len(set(texts)) == 1 and len(texts[0]) > 20

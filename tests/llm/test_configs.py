@@ -16,14 +16,39 @@ import torch
 from pace.cli.arguments import field_explanations
 from pace.llm.configs import KVCacheType, SamplingConfig
 
-INTEGERS = ["max_new_tokens", "max_length", "min_new_tokens", "top_k", "no_repeat_ngram_size", "num_beams", "num_return_sequences", "pad_token_id", "seed"]
-NUMBERS = ["temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "length_penalty"]
+INTEGERS = [
+    "max_new_tokens",
+    "max_length",
+    "min_new_tokens",
+    "top_k",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "num_return_sequences",
+    "pad_token_id",
+    "seed",
+]
+NUMBERS = [
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "length_penalty",
+]
 FLAGS = ["do_sample", "ignore_eos"]
 
 
 def test_the_defaults() -> None:
     config = SamplingConfig()
-    assert (config.do_sample, config.temperature, config.top_k, config.top_p, config.num_beams) == (False, 1.0, 50, 1.0, 1)
+    assert (config.do_sample, config.temperature, config.top_k, config.top_p, config.num_beams) == (
+        False,
+        1.0,
+        50,
+        1.0,
+        1,
+    )
     assert config.max_new_tokens is None and config.explicit_fields == set()
 
 
@@ -71,14 +96,31 @@ def test_out_of_range_is_told(name: str, value) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, value", [("eos_token_id", "a"), ("stop_strings", 5), ("bad_words_ids", [5]), ("logit_bias", [1]), ("logit_bias", {"a": 1}), ("logits_processors", [3])]
+    "name, value",
+    [
+        ("eos_token_id", "a"),
+        ("stop_strings", 5),
+        ("bad_words_ids", [5]),
+        ("logit_bias", [1]),
+        ("logit_bias", {"a": 1}),
+        ("logits_processors", [3]),
+    ],
 )
 def test_wrong_kinds_are_told(name: str, value) -> None:
     with pytest.raises(TypeError, match=name):
         SamplingConfig(**{name: value})
 
 
-@pytest.mark.parametrize("wrong, right", [("max_new_token", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k"), ("stop", "stop_strings"), ("max", "max_new_tokens")])
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        ("max_new_token", "max_new_tokens"),
+        ("temprature", "temperature"),
+        ("topk", "top_k"),
+        ("stop", "stop_strings"),
+        ("max", "max_new_tokens"),
+    ],
+)
 def test_an_unknown_field_names_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(TypeError, match=f"did you mean '({right})'"):
         SamplingConfig(**{wrong: 1})
@@ -88,7 +130,13 @@ def test_an_unknown_field_names_the_nearest(wrong: str, right: str) -> None:
 
 def test_values_are_made_canonical() -> None:
     config = SamplingConfig(eos_token_id=5, stop_strings="x", logprobs=True, temperature=2, bad_words_ids=((1, 2),))
-    assert (config.eos_token_id, config.stop_strings, config.logprobs, config.temperature, config.bad_words_ids) == ([5], ["x"], 0, 2.0, [[1, 2]])
+    assert (config.eos_token_id, config.stop_strings, config.logprobs, config.temperature, config.bad_words_ids) == (
+        [5],
+        ["x"],
+        0,
+        2.0,
+        [[1, 2]],
+    )
     assert SamplingConfig(eos_token_id=torch.tensor([4, 5, 4])).eos_token_id == [4, 5]
     assert SamplingConfig(logit_bias={3: -math.inf}).logit_bias == {3: -math.inf}
 
@@ -107,7 +155,10 @@ def test_assignment_is_checked_and_none_unsets() -> None:
 
 
 def test_the_caller_beats_the_file_beats_the_default() -> None:
-    caller, file = SamplingConfig(temperature=1.0, do_sample=False), SamplingConfig(temperature=0.6, do_sample=True, top_p=0.9)
+    caller, file = (
+        SamplingConfig(temperature=1.0, do_sample=False),
+        SamplingConfig(temperature=0.6, do_sample=True, top_p=0.9),
+    )
     merged = caller.merge_from(file)
     assert merged is caller
     assert (merged.temperature, merged.do_sample, merged.top_p, merged.top_k) == (1.0, False, 0.9, 50)
@@ -119,18 +170,32 @@ def test_the_two_lengths_are_one_wish(mine: str, other: str) -> None:
     assert getattr(SamplingConfig(**{mine: 10}).merge_from(SamplingConfig(**{other: 20})), other) is None
 
 
-@pytest.mark.parametrize("duplicate", [SamplingConfig.copy, copy.copy, copy.deepcopy, lambda config: pickle.loads(pickle.dumps(config))])
+@pytest.mark.parametrize(
+    "duplicate", [SamplingConfig.copy, copy.copy, copy.deepcopy, lambda config: pickle.loads(pickle.dumps(config))]
+)
 def test_a_copy_is_independent(duplicate) -> None:
     config = SamplingConfig(stop_strings=["a"], top_k=3)
     twin = duplicate(config)
     twin.stop_strings.append("b")
     twin.top_k, twin.top_p = 4, 0.5
     assert config.explicit_fields == {"stop_strings", "top_k"}
-    assert config.stop_strings == ["a"] and config.top_k == 3 and config == SamplingConfig(stop_strings=["a"], top_k=3) != twin
+    assert (
+        config.stop_strings == ["a"]
+        and config.top_k == 3
+        and config == SamplingConfig(stop_strings=["a"], top_k=3) != twin
+    )
 
 
 def test_from_pretrained(tmp_path, caplog) -> None:
-    fields = {"temperature": 0.6, "eos_token_id": [1, 2], "pad_token_id": -1, "top_k": None, "transformers_version": "5", "bos_token_id": 1, "penalty_alpha": 0.6}
+    fields = {
+        "temperature": 0.6,
+        "eos_token_id": [1, 2],
+        "pad_token_id": -1,
+        "top_k": None,
+        "transformers_version": "5",
+        "bos_token_id": 1,
+        "penalty_alpha": 0.6,
+    }
     (tmp_path / "generation_config.json").write_text(json.dumps(fields))
     with caplog.at_level(logging.WARNING, "pace"):
         config = SamplingConfig.from_pretrained(tmp_path)
@@ -149,13 +214,18 @@ def test_a_file_may_say_none_with_minus_one() -> None:
 def test_a_file_of_transformers_is_read(tmp_path) -> None:
     from transformers import GenerationConfig
 
-    GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, repetition_penalty=1.1, eos_token_id=[5, 6], max_new_tokens=33).save_pretrained(tmp_path)
+    GenerationConfig(
+        do_sample=True, temperature=0.7, top_p=0.8, repetition_penalty=1.1, eos_token_id=[5, 6], max_new_tokens=33
+    ).save_pretrained(tmp_path)
     config = SamplingConfig.from_pretrained(tmp_path)
     assert (config.do_sample, config.temperature, config.top_p, config.repetition_penalty) == (True, 0.7, 0.8, 1.1)
     assert (config.eos_token_id, config.max_new_tokens) == ([5, 6], 33)
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", '{"temperature": "hot"}', '{"top_k": -4}', '{"eos_token_id": {}}', "[" * 100_000, "\xff"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[1]", "{", '{"temperature": "hot"}', '{"top_k": -4}', '{"eos_token_id": {}}', "[" * 100_000, "\xff"],
+)
 def test_a_damaged_file_is_told(tmp_path, content: str) -> None:
     (tmp_path / "generation_config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises((ValueError, TypeError), match="generation_config.json"):
@@ -171,7 +241,11 @@ def test_a_missing_file_is_told(tmp_path) -> None:
     "fields, error, word",
     [
         (dict(num_beams=4, num_return_sequences=5), ValueError, "num_return_sequences=5 exceeds num_beams=4"),
-        (dict(num_beams=4, num_return_sequences=5, do_sample=True), ValueError, "num_return_sequences=5 exceeds num_beams=4"),
+        (
+            dict(num_beams=4, num_return_sequences=5, do_sample=True),
+            ValueError,
+            "num_return_sequences=5 exceeds num_beams=4",
+        ),
         (dict(do_sample=True, temperature=0), ValueError, "do_sample=False"),
         (dict(do_sample=True, temperature=1e-40), ValueError, "do_sample=False"),
         (dict(num_return_sequences=2), ValueError, "do_sample=True"),
@@ -183,7 +257,16 @@ def test_contradictions_are_told(fields: dict, error: type[Exception], word: str
         SamplingConfig(**fields).check_consistent()
 
 
-@pytest.mark.parametrize("fields, warned", [(dict(temperature=0.7), True), (dict(temperature=0.7, do_sample=False), False), (dict(temperature=1.0), False), (dict(length_penalty=2.0), True), (dict(length_penalty=2.0, early_stopping=True, num_beams=2), False)])
+@pytest.mark.parametrize(
+    "fields, warned",
+    [
+        (dict(temperature=0.7), True),
+        (dict(temperature=0.7, do_sample=False), False),
+        (dict(temperature=1.0), False),
+        (dict(length_penalty=2.0), True),
+        (dict(length_penalty=2.0, early_stopping=True, num_beams=2), False),
+    ],
+)
 def test_what_has_no_effect_is_told(fields: dict, warned: bool, caplog) -> None:
     with caplog.at_level(logging.WARNING, "pace"):
         SamplingConfig(**fields).check_consistent()

@@ -56,7 +56,10 @@ def test_half_a_character_at_the_end_is_flushed(kind: str) -> None:
     assert set(follower.flush()) == {"\ufffd"}
 
 
-@pytest.mark.parametrize("stops", [["fox"], ["a fox", "fox,"], ["time there", "zzz"], ["\n\nNew"], ["é"], ["O"], ["nowhere"], ["line.", "New line."]])
+@pytest.mark.parametrize(
+    "stops",
+    [["fox"], ["a fox", "fox,"], ["time there", "zzz"], ["\n\nNew"], ["é"], ["O"], ["nowhere"], ["line.", "New line."]],
+)
 @pytest.mark.parametrize("kind", ZOO)
 def test_pieces_end_before_the_first_stop_string(kind: str, stops: list[str]) -> None:
     tokenizer = ZOO[kind]()
@@ -69,7 +72,7 @@ def test_pieces_end_before_the_first_stop_string(kind: str, stops: list[str]) ->
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
     pieces = TextPieces(ZOO["byte_level"](), ["end"])
-    encode = lambda text: ZOO["byte_level"]()(text)["input_ids"]  # noqa: E731
+    encode = lambda text: ZOO["byte_level"]()(text)["input_ids"]
     shown = ""
     for token in encode("the e"):
         shown += pieces.push(token)
@@ -83,7 +86,9 @@ def test_random_stops_never_leak() -> None:
     text = "abababcabcababcc"
     tokens = tokenizer(text)["input_ids"]
     for _ in range(200):
-        stops = ["".join(chance.choice("abc") for _ in range(chance.randint(1, 6))) for _ in range(chance.randint(1, 3))]
+        stops = [
+            "".join(chance.choice("abc") for _ in range(chance.randint(1, 6))) for _ in range(chance.randint(1, 3))
+        ]
         pieces = TextPieces(tokenizer, stops)
         shown = "".join([pieces.push(token) for token in tokens] + [pieces.flush()])
         prefixes = [decode(tokenizer, tokens[:count]) for count in range(1, len(tokens) + 1)]

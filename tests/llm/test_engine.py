@@ -8,7 +8,6 @@ import threading
 
 import pytest
 import torch
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.drafter import NoDraft
@@ -18,6 +17,7 @@ from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.session import CollectLogits
 from pace.llm.stopping_criteria import NeverStops, StoppingCriteria
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
 from tests.llm.generators import make_generator, random_prompts
 from tests.support import exit_code_in_fork, functions_in, interrupted_before_line
 
@@ -34,7 +34,15 @@ def assert_greedy(model: FakeModel, sequence: Sequence, num_tokens: int) -> None
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 33])
-@pytest.mark.parametrize("limits", [{}, {"max_tokens_per_step": 1}, {"max_tokens_per_step": 5, "max_sequences_per_step": 3}, {"max_tokens_per_step": 33}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_tokens_per_step": 1},
+        {"max_tokens_per_step": 5, "max_sequences_per_step": 3},
+        {"max_tokens_per_step": 33},
+    ],
+)
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone(count: int, limits: dict[str, int]) -> None:
     generator = make_generator(**limits)
     prompts = random_prompts(count, count)
@@ -60,14 +68,22 @@ def test_preemption_really_happens() -> None:
     lengths = []
     generator.engine.model.hook = lambda batch: lengths.append(len(batch.tokens))
     generator.generate([[1] * 20, [2] * 20], SamplingConfig(max_new_tokens=60, ignore_eos=True))
-    assert sum(lengths) > 2 * (20 + 59), "something was computed twice, since 6 blocks do not hold two times 80 positions"
+    assert sum(lengths) > 2 * (20 + 59), (
+        "something was computed twice, since 6 blocks do not hold two times 80 positions"
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_arrivals_and_aborts_at_random_steps_leak_nothing(seed: int) -> None:
     chance = random.Random(seed)
     model = FakeModel(eos_bias=1.0)
-    engine = Engine.create(model, OPS, 12 * model.kv_spec.block_bytes, max_tokens_per_step=chance.choice([1, 7, 64]), max_sequences_per_step=4)
+    engine = Engine.create(
+        model,
+        OPS,
+        12 * model.kv_spec.block_bytes,
+        max_tokens_per_step=chance.choice([1, 7, 64]),
+        max_sequences_per_step=4,
+    )
     live: list[Sequence] = []
     done: list[Sequence] = []
     for prompt in random_prompts(seed, 25, longest=60):
@@ -106,7 +122,9 @@ def test_several_threads_share_steps() -> None:
     results: dict[int, list[list[int]]] = {}
 
     def work(index: int) -> None:
-        results[index] = generator.generate([prompts[index], prompts[-1 - index]], SamplingConfig(max_new_tokens=30)).generated_token_ids
+        results[index] = generator.generate(
+            [prompts[index], prompts[-1 - index]], SamplingConfig(max_new_tokens=30)
+        ).generated_token_ids
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(prompts))]
     for thread in threads:
@@ -163,7 +181,15 @@ def test_an_error_inside_a_step_frees_this_call_and_spares_others(error: type[Ba
 
 
 def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> None:
-    files = ("engine.py", "scheduler.py", "cache.py", "sampler.py", "batching.py", "sequence.py", "stopping_criteria.py")
+    files = (
+        "engine.py",
+        "scheduler.py",
+        "cache.py",
+        "sampler.py",
+        "batching.py",
+        "sequence.py",
+        "stopping_criteria.py",
+    )
     within = functions_in(*files, spared=("__enter__", "__exit__", "_recover"))
     model = FakeModel()
     for stop_at in range(5, 1500, 13):
@@ -171,8 +197,11 @@ def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> 
         engine = generator.engine
         others = [make_sequence(model, [9, 8, 7] * 8, 30), make_sequence(model, [3] * 20, 25)]
         engine.submit(others)
-        # CPython looks for Ctrl-C at calls and jumps back: never at these two lines, which it counts to no `try` or `with` either.
-        assert interrupted_before_line(stop_at, lambda: [engine.step() for _ in range(40)], within, lambda line: line in ("try:", "return True"))
+        # CPython looks for Ctrl-C at calls and jumps back: never at these two lines, which it counts to no `try` or
+        # `with` either.
+        assert interrupted_before_line(
+            stop_at, lambda: [engine.step() for _ in range(40)], within, lambda line: line in ("try:", "return True")
+        )
         engine.cache.check_integrity(engine.scheduler.sequences())
         while engine.step():
             pass
@@ -190,7 +219,9 @@ def test_an_interrupt_within_a_move_leaves_every_sequence_in_one_queue() -> None
         stop_at += 1
         engine = make_engine(num_blocks=7)
         model, queues = engine.model, engine.scheduler
-        early, late, urgent = (make_sequence(model, [token] * 20, num_tokens) for token, num_tokens in ((9, 4), (3, 4), (7, 2)))
+        early, late, urgent = (
+            make_sequence(model, [token] * 20, num_tokens) for token, num_tokens in ((9, 4), (3, 4), (7, 2))
+        )
         idle = Sequence([5] * 20, CollectLogits(19, 1, model.vocab_size), NeverStops(), 20)
         engine.submit([idle, early, late])
 
@@ -201,7 +232,9 @@ def test_an_interrupt_within_a_move_leaves_every_sequence_in_one_queue() -> None
             while not urgent.is_finished:
                 engine.step()
 
-        was_interrupted = interrupted_before_line(stop_at, work, lambda code: code.co_name in ("_admit", "_preempt", "settle"))
+        was_interrupted = interrupted_before_line(
+            stop_at, work, lambda code: code.co_name in ("_admit", "_preempt", "settle")
+        )
         assert len(list(queues.sequences())) == len(set(queues.sequences())), f"line {stop_at}"
         if not was_interrupted:
             assert late.times.num_preemptions and idle in queues.parked, "every move was made"
@@ -227,7 +260,9 @@ def test_an_interrupt_while_a_sequence_leaves_does_not_free_its_blocks_twice() -
                 generator.engine.step()
 
         was_interrupted = interrupted_before_line(
-            stop_at, finish, lambda code: code.co_name in ("settle", "remove", "free", "truncate", "give_back") and leaving.is_finished
+            stop_at,
+            finish,
+            lambda code: code.co_name in ("settle", "remove", "free", "truncate", "give_back") and leaving.is_finished,
         )
         generator.engine.abort([leaving])
         generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
@@ -251,7 +286,8 @@ def test_a_model_called_by_its_own_processor_says_so() -> None:
 
 
 def test_a_stream_dropped_in_a_cycle_is_collected_inside_a_step() -> None:
-    """The collection closes the stream within a step of the same thread, which must neither wait for the lock nor lose it."""
+    """The collection closes the stream within a step of the same thread, which must neither wait for the lock nor lose
+    it."""
     model = FakeModel(eos_bias=-50.0)
     generator = make_generator(model)
     engine, config = generator.engine, SamplingConfig(max_new_tokens=8)
@@ -314,14 +350,23 @@ class ScriptedDrafter(NoDraft):
 
 
 @pytest.mark.parametrize("length", [1, 4, 20])
-@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(do_sample=True, seed=3, repetition_penalty=1.3), SamplingConfig(no_repeat_ngram_size=2)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        SamplingConfig(),
+        SamplingConfig(do_sample=True, seed=3, repetition_penalty=1.3),
+        SamplingConfig(no_repeat_ngram_size=2),
+    ],
+)
 def test_drafts_change_nothing_but_the_number_of_steps(length: int, config: SamplingConfig) -> None:
     model = FakeModel()
     prompts = random_prompts(length, 6, longest=40)
     config = config.copy()
     config.max_new_tokens = 40
     plain = make_generator(model).generate(prompts, config)
-    engine = Engine.create(model, OPS, 30 * model.kv_spec.block_bytes, drafter=ScriptedDrafter(model, random.Random(1), length))
+    engine = Engine.create(
+        model, OPS, 30 * model.kv_spec.block_bytes, drafter=ScriptedDrafter(model, random.Random(1), length)
+    )
     drafted = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0)).generate(prompts, config)
     assert drafted.generated_token_ids == plain.generated_token_ids
     assert 0 < drafted.metrics.num_accepted_tokens < drafted.metrics.num_drafted_tokens
@@ -335,7 +380,9 @@ def test_logits_that_are_not_finite_fail_their_sequence_alone() -> None:
     good = make_sequence(engine.model, [1], 10)
     engine.submit([good])
     honest = engine.model.logits_of
-    engine.model.logits_of = lambda tokens: honest(tokens) * float("nan") if tokens[0] == 2 and len(tokens) > 4 else honest(tokens)
+    engine.model.logits_of = lambda tokens: (
+        honest(tokens) * float("nan") if tokens[0] == 2 and len(tokens) > 4 else honest(tokens)
+    )
     with pytest.raises(ValueError, match="not finite"):
         generator.generate([2], SamplingConfig(max_new_tokens=10))
     engine.model.logits_of = honest
@@ -350,7 +397,9 @@ def test_samples_of_one_prompt_compute_it_once() -> None:
     computed = []
     generator.engine.model.hook = lambda batch: computed.append(len(batch.tokens))
     prompt = random_prompts(1, 1, 60)[0] * 3
-    out = generator.generate(prompt, SamplingConfig(do_sample=True, num_return_sequences=6, seed=1, max_new_tokens=20, ignore_eos=True))
+    out = generator.generate(
+        prompt, SamplingConfig(do_sample=True, num_return_sequences=6, seed=1, max_new_tokens=20, ignore_eos=True)
+    )
     assert sum(computed) == len(prompt) + 5 + 6 * 19
     assert len(set(map(tuple, out.generated_token_ids))) > 1
     alone = generator.generate(prompt, SamplingConfig(do_sample=True, seed=1, max_new_tokens=20, ignore_eos=True))

@@ -19,7 +19,6 @@ from pace.llm.streamer import NullFeed, ProgressFeed, make_feed
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import check_idle, make_generator, random_prompts
 
-
 # -- the order ---------------------------------------------------------------------------------------------------------
 
 
@@ -55,10 +54,16 @@ def test_a_higher_priority_takes_the_place_of_one_that_runs_and_gives_it_back() 
     generator.engine.step()
     assert len(first.tokens) == 2 and len(second.tokens) == 1
     equal = generator.add_request(high, config, priority=1)
-    assert second.result().finish_reasons == ["length"] and not equal.tokens and len(first.tokens) == 2, "one after the other, in order of arrival"
+    assert second.result().finish_reasons == ["length"] and not equal.tokens and len(first.tokens) == 2, (
+        "one after the other, in order of arrival"
+    )
     assert equal.result() and len(first.tokens) == 2
     out = first.result()
-    assert out.metrics.num_preemptions == 1 and str(out.metrics).endswith(", preemptions: 1") and second.result().metrics.num_preemptions == 0
+    assert (
+        out.metrics.num_preemptions == 1
+        and str(out.metrics).endswith(", preemptions: 1")
+        and second.result().metrics.num_preemptions == 0
+    )
     assert sum(computed) == 30 + 9 + 2 * (20 + 9), "there was room for the blocks of all: nothing was computed twice"
     assert_as_alone_with(generator, first, low, config)
     check_idle(generator)
@@ -97,7 +102,8 @@ def test_no_one_is_preempted_for_one_that_would_not_fit_even_so() -> None:
     check_idle(generator)
 
 
-# -- many prompts --------------------------------------------------------------------------------------------------------
+# -- many prompts
+# --------------------------------------------------------------------------------------------------------
 
 
 class Remembering(LogitsProcessor):
@@ -128,7 +134,10 @@ def test_2000_prompts_run_in_bounded_memory() -> None:
     assert sum(size == 16 for size in in_engine) > 0.95 * len(in_engine), "as many as may run, until few are left"
     assert len(out.generated_token_ids) == len(out.request_metrics) == 2000
     for row in chance.sample(range(2000), 50):
-        assert out.generated_token_ids[row] == make_generator(model).generate(prompts[row], SamplingConfig(max_new_tokens=3)).generated_token_ids[0]
+        assert (
+            out.generated_token_ids[row]
+            == make_generator(model).generate(prompts[row], SamplingConfig(max_new_tokens=3)).generated_token_ids[0]
+        )
     check_idle(generator)
 
 

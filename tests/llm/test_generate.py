@@ -48,11 +48,18 @@ def random_ids(seed: int, *shape: int) -> torch.Tensor:
 def theirs(model, ids: torch.Tensor, num_tokens: int) -> list[int]:
     """Greedy tokens of transformers."""
     with torch.no_grad():
-        out = model.generate(ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+        out = model.generate(
+            ids[None],
+            attention_mask=torch.ones_like(ids[None]),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
     return out[0, len(ids) :].tolist()
 
 
-# -- against transformers -----------------------------------------------------------------------------------------------
+# -- against transformers
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,18 +72,39 @@ def test_64_greedy_tokens_are_those_of_transformers(checkpoint, backend: str, fa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoint, backend: str, family: str, monkeypatch) -> None:
-    """Processors and filters by themselves are compared in test_logits.py; here with each model's logits, and in their order."""
+def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(
+    checkpoint, backend: str, family: str, monkeypatch
+) -> None:
+    """Processors and filters by themselves are compared in test_logits.py; here with each model's logits, and in their
+    order."""
     folder, oracle, _ = checkpoint(family)
-    everything = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [9, 11]], "min_new_tokens": 6, "eos_token_id": list(range(90))}
-    filters = [{"temperature": 0.7, "top_k": 20}, {"top_p": 0.8, "top_k": 0}, {"min_p": 0.03, "typical_p": 0.8}, {"temperature": 1.5, "top_p": 0.9, **everything}]
+    everything = {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[7], [9, 11]],
+        "min_new_tokens": 6,
+        "eos_token_id": list(range(90)),
+    }
+    filters = [
+        {"temperature": 0.7, "top_k": 20},
+        {"top_p": 0.8, "top_k": 0},
+        {"min_p": 0.03, "typical_p": 0.8},
+        {"temperature": 1.5, "top_p": 0.9, **everything},
+    ]
     for seed, fields in enumerate(filters):
         fields = {"do_sample": True, "max_new_tokens": 24, **fields}
         numbers = map(uniform, itertools.repeat(seed), itertools.count())
-        monkeypatch.setattr(torch, "multinomial", lambda weights, num_samples: torch.tensor([[draw(weights[0], next(numbers))]]))
+        monkeypatch.setattr(
+            torch, "multinomial", lambda weights, num_samples: torch.tensor([[draw(weights[0], next(numbers))]])
+        )
         prompt = random_ids(seed, 30)
         with torch.no_grad():
-            expected = oracle.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), pad_token_id=0, **{"eos_token_id": None, **fields})
+            expected = oracle.generate(
+                prompt[None],
+                attention_mask=torch.ones_like(prompt[None]),
+                pad_token_id=0,
+                **{"eos_token_id": None, **fields},
+            )
         config = SamplingConfig(seed=seed, ignore_eos="eos_token_id" not in fields, **fields)
         assert load(folder, backend).generate(prompt, config).output_token_ids.tolist() == expected.tolist()
         assert next(numbers) == uniform(seed, expected.shape[1] - 30), "one number for each token"
@@ -85,11 +113,16 @@ def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(checkpoin
 @pytest.mark.parametrize("count", [2, 17, 33])
 def test_ragged_batches_are_the_singles(model: LLMModel, backend: str, count: int) -> None:
     prompts = [random_ids(index, 1 + index * 7 % 41).tolist() for index in range(count)]
-    for config in (SamplingConfig(max_new_tokens=12), SamplingConfig(max_new_tokens=12, do_sample=True, seed=5, top_p=0.9, logprobs=2)):
+    for config in (
+        SamplingConfig(max_new_tokens=12),
+        SamplingConfig(max_new_tokens=12, do_sample=True, seed=5, top_p=0.9, logprobs=2),
+    ):
         together = model.generate(prompts, config)
         singles = [model.generate(prompt, config) for prompt in prompts]
         assert together.generated_token_ids == [single.generated_token_ids[0] for single in singles]
-        if config.logprobs is not None and backend == "native":  # plain torch sums in an order that depends on the batch
+        if (
+            config.logprobs is not None and backend == "native"
+        ):  # plain torch sums in an order that depends on the batch
             assert together.logprobs == [single.logprobs[0] for single in singles], "bit by bit"
 
 
@@ -97,7 +130,10 @@ def test_threads_share_a_model(model: LLMModel) -> None:
     prompts = [random_ids(index, 20 + index).tolist() for index in range(4)]
     expected = [model.generate(prompt, GREEDY).generated_token_ids for prompt in prompts]
     results: dict[int, list] = {}
-    threads = [threading.Thread(target=lambda i=i: results.update({i: model.generate(prompts[i], GREEDY).generated_token_ids})) for i in range(4)]
+    threads = [
+        threading.Thread(target=lambda i=i: results.update({i: model.generate(prompts[i], GREEDY).generated_token_ids}))
+        for i in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -105,16 +141,35 @@ def test_threads_share_a_model(model: LLMModel) -> None:
     assert [results[index] for index in range(4)] == expected
 
 
-# -- inputs -------------------------------------------------------------------------------------------------------------
+# -- inputs
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_every_kind_of_input_is_the_same_prompt(model: LLMModel) -> None:
     text = "Once upon a time"
     ids = model.tokenizer(text)["input_ids"]
-    kinds = [text, [text], ids, tuple(ids), [ids], torch.tensor(ids), torch.tensor([ids]), torch.tensor(ids, dtype=torch.int32), np.array([ids])]
+    kinds = [
+        text,
+        [text],
+        ids,
+        tuple(ids),
+        [ids],
+        torch.tensor(ids),
+        torch.tensor([ids]),
+        torch.tensor(ids, dtype=torch.int32),
+        np.array([ids]),
+    ]
     kinds += [[torch.tensor(ids)], [np.array(ids)], list(np.array(ids)), list(torch.tensor(ids))]
-    kinds += [{"input_ids": [ids], "attention_mask": mask} for mask in (torch.ones(1, len(ids)), np.ones((1, len(ids))), [torch.ones(len(ids))])]
-    kinds += [model.tokenizer(text), model.tokenizer([text]), model.tokenizer(text, return_tensors="pt"), {"input_ids": torch.tensor([ids])}]
+    kinds += [
+        {"input_ids": [ids], "attention_mask": mask}
+        for mask in (torch.ones(1, len(ids)), np.ones((1, len(ids))), [torch.ones(len(ids))])
+    ]
+    kinds += [
+        model.tokenizer(text),
+        model.tokenizer([text]),
+        model.tokenizer(text, return_tensors="pt"),
+        {"input_ids": torch.tensor([ids])},
+    ]
     expected = model.generate(text, GREEDY).generated_token_ids
     for kind in kinds:
         out = model.generate(kind, GREEDY)
@@ -133,7 +188,9 @@ def test_padding_is_seen_through_and_given_back(model: LLMModel, side: str, monk
     width = batch["input_ids"].shape[1]
     assert torch.equal(out.output_token_ids[:, :width], batch["input_ids"])
     assert out.output_token_ids[:, width:].tolist() == singles
-    lists = model.generate({"input_ids": batch["input_ids"].tolist(), "attention_mask": batch["attention_mask"].tolist()}, GREEDY)
+    lists = model.generate(
+        {"input_ids": batch["input_ids"].tolist(), "attention_mask": batch["attention_mask"].tolist()}, GREEDY
+    )
     assert torch.equal(lists.output_token_ids, out.output_token_ids)
 
 
@@ -168,10 +225,26 @@ BAD_INPUTS = [
     (None, TypeError, "inputs must be"),
     ({"ids": [1]}, ValueError, "input_ids"),
     ({"input_ids": [1], "labels": [1]}, ValueError, "labels"),
-    ({"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.ones(1, 2)}, ValueError, "attention_mask"),
-    ({"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[1, 0, 1]])}, ValueError, "hole"),
-    ({"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 0, 0]])}, ValueError, "all 0"),
-    ({"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 2, 1]])}, ValueError, "0 and 1"),
+    (
+        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.ones(1, 2)},
+        ValueError,
+        "attention_mask",
+    ),
+    (
+        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[1, 0, 1]])},
+        ValueError,
+        "hole",
+    ),
+    (
+        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 0, 0]])},
+        ValueError,
+        "all 0",
+    ),
+    (
+        {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[0, 2, 1]])},
+        ValueError,
+        "0 and 1",
+    ),
     ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, ValueError, "attention_mask"),
     ({"input_ids": [[1, 2]], "attention_mask": []}, ValueError, "attention_mask"),
     ({"input_ids": [[1, 2]], "attention_mask": 1}, TypeError, "attention_mask"),
@@ -194,7 +267,12 @@ def test_bad_inputs_are_told(checkpoint, inputs, error: type[Exception], message
 
 @pytest.mark.parametrize(
     "fields, message",
-    [(dict(logit_bias={900: 1.0}), "logit_bias"), (dict(bad_words_ids=[[900]]), "bad_words"), (dict(eos_token_id=900), "eos"), (dict(logprobs=900), "logprobs")],
+    [
+        (dict(logit_bias={900: 1.0}), "logit_bias"),
+        (dict(bad_words_ids=[[900]]), "bad_words"),
+        (dict(eos_token_id=900), "eos"),
+        (dict(logprobs=900), "logprobs"),
+    ],
 )
 def test_tokens_beyond_the_vocabulary_are_told(checkpoint, fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -206,7 +284,8 @@ def test_a_config_must_be_one(checkpoint) -> None:
         load(checkpoint("llama")[0], "torch").generate([1], {"max_new_tokens": 3})
 
 
-# -- lengths and stops ----------------------------------------------------------------------------------------------------
+# -- lengths and stops
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_context_ends_a_generation(model: LLMModel) -> None:
@@ -220,14 +299,20 @@ def test_the_context_ends_a_generation(model: LLMModel) -> None:
 def test_stop_strings_end_and_trim_the_text(model: LLMModel) -> None:
     full = model.generate([7, 8], SamplingConfig(max_new_tokens=60, ignore_eos=True))
     text = full.texts[0]
-    clean = [index for index in range(8, len(text) - 4) if "\ufffd" not in text[index : index + 3] and text.index(text[index : index + 3]) == index]
+    clean = [
+        index
+        for index in range(8, len(text) - 4)
+        if "\ufffd" not in text[index : index + 3] and text.index(text[index : index + 3]) == index
+    ]
     for index in clean[:3] + clean[-3:]:
         stop = text[index : index + 3]
         config = SamplingConfig(max_new_tokens=60, ignore_eos=True, stop_strings=[stop])
         out = model.generate([7, 8], config)
         assert out.texts == [text[:index]] and out.finish_reasons == ["stop"]
         assert full.generated_token_ids[0][: len(out.generated_token_ids[0])] == out.generated_token_ids[0]
-        assert stop in model.tokenizer.decode(out.generated_token_ids[0]) and stop not in model.tokenizer.decode(out.generated_token_ids[0][:-1])
+        assert stop in model.tokenizer.decode(out.generated_token_ids[0]) and stop not in model.tokenizer.decode(
+            out.generated_token_ids[0][:-1]
+        )
         assert "".join(model.stream([7, 8], config)) == text[:index]
     assert clean, "the random model says something that can be a stop string"
 
@@ -258,7 +343,8 @@ def test_the_files_defaults_hold_unless_the_caller_says_otherwise(checkpoint, tm
     assert model.generate([[5, 6], [7]], GREEDY).output_token_ids[1, 0] == 4
 
 
-# -- streamers --------------------------------------------------------------------------------------------------------------
+# -- streamers
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
@@ -277,7 +363,9 @@ def test_streams_are_the_text(checkpoint, backend: str, kind: str) -> None:
 
 
 def test_transformers_streamers_work_as_they_are(model: LLMModel, capsys) -> None:
-    out = model.generate("Once upon", GREEDY, streamer=HFTextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True))
+    out = model.generate(
+        "Once upon", GREEDY, streamer=HFTextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    )
     assert capsys.readouterr().out == out.texts[0] + "\n"
     streamer = TextIteratorStreamer(model.tokenizer, timeout=30, skip_special_tokens=True)
     thread = threading.Thread(target=model.generate, args=("Once upon", GREEDY, streamer))
@@ -358,7 +446,9 @@ def test_a_stream_left_early_frees_its_blocks(model: LLMModel) -> None:
     ],
     ids=["in the run", "before it", "a batch"],
 )
-def test_the_reader_of_a_streamer_is_released_when_generation_fails(model: LLMModel, inputs, config, message: str) -> None:
+def test_the_reader_of_a_streamer_is_released_when_generation_fails(
+    model: LLMModel, inputs, config, message: str
+) -> None:
     streamer = TextIteratorStreamer(model.tokenizer, timeout=20)
     with pytest.raises(ValueError, match=message):
         model.generate(inputs, config, streamer)
@@ -368,7 +458,8 @@ def test_the_reader_of_a_streamer_is_released_when_generation_fails(model: LLMMo
         pytest.fail("the reader waits for an end that does not come")
 
 
-# -- the model itself ---------------------------------------------------------------------------------------------------------
+# -- the model itself
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -409,11 +500,15 @@ def test_max_seq_len_bounds_a_sequence(checkpoint) -> None:
         ("unused", "", {"tokenizer_name_or_path": "./nowhere"}, FileNotFoundError),
     ],
 )
-def test_small_things_are_checked_before_weights_are_read(checkpoint, tmp_path, monkeypatch, name, content, arguments, error) -> None:
+def test_small_things_are_checked_before_weights_are_read(
+    checkpoint, tmp_path, monkeypatch, name, content, arguments, error
+) -> None:
     folder = shutil.copytree(checkpoint("llama")[0], tmp_path / "model")
     (folder / name).write_text(content)
     reads = []
-    monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: reads.append(directory) or CheckpointReader(directory))
+    monkeypatch.setattr(
+        model_utils, "CheckpointReader", lambda directory: reads.append(directory) or CheckpointReader(directory)
+    )
     with pytest.raises(error):
         LLMModel(folder, progress=False, **arguments)
     assert not reads
@@ -435,7 +530,9 @@ def test_a_model_without_a_tokenizer_takes_ids(checkpoint, tmp_path) -> None:
         model.stream([5])
     with pytest.raises(ValueError, match="stop_strings"):
         model.generate([5], SamplingConfig(stop_strings="x"))
-    other = LLMModel(tmp_path, tokenizer_name_or_path=checkpoint("llama")[0], dtype="fp32", backend="torch", progress=False)
+    other = LLMModel(
+        tmp_path, tokenizer_name_or_path=checkpoint("llama")[0], dtype="fp32", backend="torch", progress=False
+    )
     assert other.generate("fox", GREEDY).texts
 
 

@@ -1,4 +1,5 @@
-"""`kv_cache_dtype`: keys and values in a dtype of their own. What is promised of bits holds in every one; int8 takes half the memory and costs little accuracy."""
+"""`kv_cache_dtype`: keys and values in a dtype of their own. What is promised of bits holds in every one; int8 takes
+half the memory and costs little accuracy."""
 
 from __future__ import annotations
 
@@ -28,10 +29,14 @@ def model(kv_cache_dtype: str = "int8", dtype: str = "bfloat16") -> LLMModel:
 
 
 def prompts(*lengths: int) -> list[list[int]]:
-    return [torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in lengths]
+    return [
+        torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        for length in lengths
+    ]
 
 
-# -- bits ----------------------------------------------------------------------------------------------------------------------
+# -- bits
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_sequence_has_the_same_tokens_and_logits_in_every_company() -> None:
@@ -60,7 +65,9 @@ def test_sessions_cut_forked_and_continued_have_the_logits_of_their_tokens() -> 
     model()._engine.check_idle()
 
 
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3, "num_return_sequences": 2}], ids=["greedy", "samples"])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"do_sample": True, "seed": 3, "num_return_sequences": 2}], ids=["greedy", "samples"]
+)
 def test_preemption_changes_no_token(sampling: dict) -> None:
     rows, config = prompts(40, 3, 50, 17, 33, 48), GREEDY.copy().merge_from(SamplingConfig(**sampling))
     block_bytes = model()._model.kv_spec.block_bytes
@@ -113,12 +120,14 @@ def test_the_backends_agree() -> None:
             assert all((ours - theirs).abs().max() < 0.05 for ours, theirs in zip(scores, expected)), backend
 
 
-# -- accuracy --------------------------------------------------------------------------------------------------------------------
+# -- accuracy
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_logits_are_near() -> None:
-    """Of the bundled model in float32 with its cache in other dtypes, over 5,003 tokens that it was not trained on. Measured: log-probabilities are off by
-    0.0010 on average in bfloat16 and by 0.0030 in int8; their mean, -1.2409, becomes -1.2409 and -1.2404."""
+    """Of the bundled model in float32 with its cache in other dtypes, over 5,003 tokens that it was not trained on.
+    Measured: log-probabilities are off by 0.0010 on average in bfloat16 and by 0.0030 in int8; their mean, -1.2409,
+    becomes -1.2409 and -1.2404."""
     texts = [json.loads(line)["text"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
     text = [text for text in texts if 60 < len(text) < 2000][:60]
     exact, bf16, int8 = (torch.cat(model(name, "float32").score(text)) for name in ("float32", "bfloat16", "int8"))
@@ -128,8 +137,9 @@ def test_logits_are_near() -> None:
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
 def test_logits_of_every_architecture_are_near(variant: int, tmp_path) -> None:
-    """An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of itself: 4 to 5 times as much where the
-    largest of a head is twice an ordinary one. Measured on logits: 1.5 to 3.6 times."""
+    """An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of
+    itself: 4 to 5 times as much where the largest of a head is twice an ordinary one. Measured on logits: 1.5 to 3.6
+    times."""
     model_type, _, fields = VARIANTS[variant]
     save_tiny(tmp_path, model_type, fields)
     tiny = load_model(tmp_path, torch.float32, native)
@@ -144,13 +154,18 @@ def test_logits_of_every_architecture_are_near(variant: int, tmp_path) -> None:
     assert torch.equal(logits(torch.int8, chunk=7), int8)
 
 
-# -- memory and options ----------------------------------------------------------------------------------------------------------
+# -- memory and options
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_budget_holds_nearly_twice_the_tokens() -> None:
-    wide, narrow = (LLMModel(TINY, kv_cache_dtype=name, kv_cache_bytes="4MiB", progress=False) for name in ("auto", "int8"))
+    wide, narrow = (
+        LLMModel(TINY, kv_cache_dtype=name, kv_cache_bytes="4MiB", progress=False) for name in ("auto", "int8")
+    )
     spec = narrow._model.kv_spec
-    assert spec.dtype == torch.int8 and spec.position_bytes == spec.num_layers * spec.num_kv_heads * 2 * (spec.head_dim + 4)
+    assert spec.dtype == torch.int8 and spec.position_bytes == spec.num_layers * spec.num_kv_heads * 2 * (
+        spec.head_dim + 4
+    )
     ratio = narrow.memory_report().cache_tokens / wide.memory_report().cache_tokens
     assert 0.98 * 2 / (1 + 4 / spec.head_dim) < ratio < 2
     out = narrow.generate(prompts(100), SamplingConfig(max_new_tokens=28, ignore_eos=True))
@@ -174,8 +189,15 @@ def test_the_same_budget_holds_nearly_twice_the_tokens() -> None:
 def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
     with LLMModel(TINY, dtype=dtype, kv_cache_dtype=given, kv_cache_bytes="1MiB", progress=False) as loaded:
         assert loaded._model.dtype == model_utils.parse_dtype(dtype)
-        assert {layer.k.dtype for layer in loaded._engine.cache.kv} == {layer.v.dtype for layer in loaded._engine.cache.kv} == {expected}
-        assert len(loaded.generate([5, 6, 7], SamplingConfig(max_new_tokens=3, ignore_eos=True)).generated_token_ids[0]) == 3
+        assert (
+            {layer.k.dtype for layer in loaded._engine.cache.kv}
+            == {layer.v.dtype for layer in loaded._engine.cache.kv}
+            == {expected}
+        )
+        assert (
+            len(loaded.generate([5, 6, 7], SamplingConfig(max_new_tokens=3, ignore_eos=True)).generated_token_ids[0])
+            == 3
+        )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +209,9 @@ def test_names_and_dtypes(given, dtype: str, expected: torch.dtype) -> None:
         (8, TypeError, "got int"),
     ],
 )
-def test_what_is_unknown_is_refused_before_weights_are_read(given, error: type[Exception], message: str, monkeypatch) -> None:
+def test_what_is_unknown_is_refused_before_weights_are_read(
+    given, error: type[Exception], message: str, monkeypatch
+) -> None:
     monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
     with pytest.raises(error, match=message):
         LLMModel(TINY, kv_cache_dtype=given, progress=False)

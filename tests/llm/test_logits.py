@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.logits import FrequencyPresencePenalty, LogitsProcessor, NoRepeatNgram, Processors, RepetitionPenalty, build_filters, build_processors
+from pace.llm.logits import (
+    FrequencyPresencePenalty,
+    LogitsProcessor,
+    NoRepeatNgram,
+    Processors,
+    RepetitionPenalty,
+    build_filters,
+    build_processors,
+)
 from tests.support import backend, backends
 
 VOCAB = 40
@@ -26,7 +34,9 @@ def random_case(seed: int, longest: int = 30) -> tuple[list[int], torch.Tensor]:
     return tokens, torch.randn(VOCAB, generator=generator) * 4
 
 
-def ours(config: SamplingConfig, tokens: list[int], logits: torch.Tensor, num_prompt_tokens: int, ops=None) -> torch.Tensor:
+def ours(
+    config: SamplingConfig, tokens: list[int], logits: torch.Tensor, num_prompt_tokens: int, ops=None
+) -> torch.Tensor:
     logits = logits.clone()
     for processor in build_processors(config, num_prompt_tokens, END):
         processor.process_(logits, tokens)
@@ -52,7 +62,13 @@ PROCESSORS = {
     ),
     "min new": (dict(min_new_tokens=4), lambda n: [hf.MinNewTokensLengthLogitsProcessor(n, 4, END)]),
     "all in order": (
-        dict(logit_bias={4: 1.5}, repetition_penalty=1.2, no_repeat_ngram_size=2, bad_words_ids=[[5, 1]], min_new_tokens=3),
+        dict(
+            logit_bias={4: 1.5},
+            repetition_penalty=1.2,
+            no_repeat_ngram_size=2,
+            bad_words_ids=[[5, 1]],
+            min_new_tokens=3,
+        ),
         lambda n: [
             hf.SequenceBiasLogitsProcessor([[[4], 1.5]]),
             hf.RepetitionPenaltyLogitsProcessor(1.2),
@@ -72,7 +88,13 @@ FILTERS = {
     "typical": (dict(top_k=0, typical_p=0.7), [hf.TypicalLogitsWarper(0.7)]),
     "all in order": (
         dict(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.8),
-        [hf.TemperatureLogitsWarper(1.7), hf.TopKLogitsWarper(20), hf.TopPLogitsWarper(0.9), hf.MinPLogitsWarper(0.02), hf.TypicalLogitsWarper(0.8)],
+        [
+            hf.TemperatureLogitsWarper(1.7),
+            hf.TopKLogitsWarper(20),
+            hf.TopPLogitsWarper(0.9),
+            hf.MinPLogitsWarper(0.02),
+            hf.TypicalLogitsWarper(0.8),
+        ],
     ),
 }
 
@@ -105,7 +127,13 @@ def test_filters_are_those_of_transformers(name: str, ops: str) -> None:
 @pytest.mark.parametrize("ops", backends())
 def test_top_k_keeps_what_equals_the_last(ops: str) -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0])
-    assert (ours(SamplingConfig(do_sample=True, top_k=2), [0], logits, 1, backend(ops)) > -math.inf).tolist() == [False, True, True, True, False]
+    assert (ours(SamplingConfig(do_sample=True, top_k=2), [0], logits, 1, backend(ops)) > -math.inf).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_greedy_has_no_filters() -> None:
@@ -115,7 +143,12 @@ def test_greedy_has_no_filters() -> None:
 
 def test_openai_penalties_count_generated_tokens_only() -> None:
     prompt, generated = [1, 1, 1, 2], [5, 6, 5, 5]
-    result = ours(SamplingConfig(frequency_penalty=0.5, presence_penalty=0.25), prompt + generated, torch.zeros(VOCAB), len(prompt))
+    result = ours(
+        SamplingConfig(frequency_penalty=0.5, presence_penalty=0.25),
+        prompt + generated,
+        torch.zeros(VOCAB),
+        len(prompt),
+    )
     expected = torch.zeros(VOCAB)
     expected[5], expected[6] = -3 * 0.5 - 0.25, -0.5 - 0.25
     assert torch.equal(result, expected)
@@ -168,7 +201,9 @@ class FirstOfPrompt(LogitsProcessor):
     """Allows the first token of the prompt, then the first generated one."""
 
     def apply(self, logits: torch.Tensor) -> None:
-        logits += 1000 * torch.nn.functional.one_hot(torch.tensor(self.seen[0 if len(self.seen) <= self.num_prompt_tokens else self.num_prompt_tokens]), VOCAB)
+        logits += 1000 * torch.nn.functional.one_hot(
+            torch.tensor(self.seen[0 if len(self.seen) <= self.num_prompt_tokens else self.num_prompt_tokens]), VOCAB
+        )
 
 
 def test_a_processor_knows_where_the_prompt_ends() -> None:
@@ -186,7 +221,9 @@ def test_logits_that_apply_returns_would_be_lost() -> None:
     with pytest.raises(TypeError, match=r"Returning.apply must change the logits in place .* got Tensor"):
         ours(SamplingConfig(logits_processors=[Returning()]), [1], torch.zeros(VOCAB), 1)
     Returning.apply = lambda self, logits: logits.add_(1)
-    assert torch.equal(ours(SamplingConfig(logits_processors=[Returning()]), [1], torch.zeros(VOCAB), 1), torch.ones(VOCAB)), "in place, and told"
+    assert torch.equal(
+        ours(SamplingConfig(logits_processors=[Returning()]), [1], torch.zeros(VOCAB), 1), torch.ones(VOCAB)
+    ), "in place, and told"
     with pytest.raises(NotImplementedError, match="must define apply"):
         ours(SamplingConfig(logits_processors=[LogitsProcessor()]), [1], torch.zeros(VOCAB), 1)
 
@@ -228,10 +265,16 @@ def test_what_is_no_processor_is_told() -> None:
 
 def test_transformers_and_ours_stand_in_one_list_and_in_theirs() -> None:
     tokens, logits = random_case(6)
-    theirs_list = hf.LogitsProcessorList([hf.NoRepeatNGramLogitsProcessor(2), hf.MinNewTokensLengthLogitsProcessor(2, 9, END)])
+    theirs_list = hf.LogitsProcessorList(
+        [hf.NoRepeatNGramLogitsProcessor(2), hf.MinNewTokensLengthLogitsProcessor(2, 9, END)]
+    )
     expected = theirs([*theirs_list, hf.RepetitionPenaltyLogitsProcessor(1.4)], tokens, logits)
-    torch.testing.assert_close(ours(SamplingConfig(logits_processors=theirs_list), tokens, logits, 2), theirs(theirs_list, tokens, logits))
-    torch.testing.assert_close(ours(SamplingConfig(logits_processors=[*theirs_list, RepetitionPenalty(1.4)]), tokens, logits, 2), expected)
+    torch.testing.assert_close(
+        ours(SamplingConfig(logits_processors=theirs_list), tokens, logits, 2), theirs(theirs_list, tokens, logits)
+    )
+    torch.testing.assert_close(
+        ours(SamplingConfig(logits_processors=[*theirs_list, RepetitionPenalty(1.4)]), tokens, logits, 2), expected
+    )
     torch.testing.assert_close(theirs([*theirs_list, RepetitionPenalty(1.4)], tokens, logits), expected)
 
 
@@ -246,7 +289,11 @@ stateful = [
 
 
 @pytest.mark.parametrize("make", stateful)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    st.lists(st.integers(0, 4), max_size=8),
+    st.lists(st.integers(0, 4), max_size=8),
+)
 @settings(max_examples=60, deadline=None)
 def test_rolled_back_is_as_if_it_had_not_been(make, kept: list[int], dropped: list[int], after: list[int]) -> None:
     once, fresh = make(), make()

@@ -26,7 +26,8 @@ def llama(**fields):
     return config_of("LlamaForCausalLM", **fields)
 
 
-# ----------------------------------------------------------------------------------------------------------- what is read
+# ----------------------------------------------------------------------------------------------------------- what is
+# read
 
 
 @pytest.mark.parametrize("architecture", MODEL_LIST)
@@ -39,7 +40,9 @@ def test_defaults_are_those_of_transformers(architecture):
         if field.name == "rope":
             assert value.theta == theirs.rope_parameters["rope_theta"] and value.kind == "default"
         elif field.name == "layer_types":
-            assert {ours.window(i) for i in range(ours.num_hidden_layers)} == {None} and set(expected) == {"full_attention"}
+            assert {ours.window(i) for i in range(ours.num_hidden_layers)} == {None} and set(expected) == {
+                "full_attention"
+            }
         elif field.name == "n_inner":
             assert value == 4 * theirs.n_embd
         elif field.name == "sliding_window" and hasattr(ours, "effective_window"):
@@ -58,37 +61,35 @@ def test_defaults_are_those_of_transformers(architecture):
 
 def test_llama_3_1():
     config = llama(
-        **{
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "bos_token_id": 128000,
-            "eos_token_id": [128001, 128008, 128009],
-            "hidden_act": "silu",
-            "hidden_size": 4096,
-            "initializer_range": 0.02,
-            "intermediate_size": 14336,
-            "max_position_embeddings": 131072,
-            "mlp_bias": False,
-            "model_type": "llama",
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 8,
-            "pretraining_tp": 1,
-            "rms_norm_eps": 1e-05,
-            "rope_scaling": {
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-                "rope_type": "llama3",
-            },
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": False,
-            "torch_dtype": "bfloat16",
-            "transformers_version": "4.42.3",
-            "use_cache": True,
-            "vocab_size": 128256,
-        }
+        attention_bias=False,
+        attention_dropout=0.0,
+        bos_token_id=128000,
+        eos_token_id=[128001, 128008, 128009],
+        hidden_act="silu",
+        hidden_size=4096,
+        initializer_range=0.02,
+        intermediate_size=14336,
+        max_position_embeddings=131072,
+        mlp_bias=False,
+        model_type="llama",
+        num_attention_heads=32,
+        num_hidden_layers=32,
+        num_key_value_heads=8,
+        pretraining_tp=1,
+        rms_norm_eps=1e-05,
+        rope_scaling={
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        rope_theta=500000.0,
+        tie_word_embeddings=False,
+        torch_dtype="bfloat16",
+        transformers_version="4.42.3",
+        use_cache=True,
+        vocab_size=128256,
     )
     assert config.head_dim == 128 and config.eos_token_id == (128001, 128008, 128009)
     assert config.rope == RopeConfig(
@@ -143,21 +144,31 @@ def test_length_before_extension():
         ({"type": "linear", "factor": 4.0}, 16384),  # lmsys/vicuna-7b-v1.5-16k
         ({"type": "linear", "factor": 0.5}, 4096),
         ({"type": "dynamic", "factor": 2.0}, 2**31 - 1),
-        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),  # as Qwen2.5 tells its users to write
+        (
+            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+            16384,
+        ),  # as Qwen2.5 tells its users to write
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
         ({"type": "linear", "factor": 1e6}, 2**31 - 1),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 4096),
     ],
 )
 def test_how_long_a_text_may_be(scaling, longest):
-    model_class, config = read_config({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "rope_scaling": scaling})
+    model_class, config = read_config(
+        {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "rope_scaling": scaling}
+    )
     assert model_class(config, torch.float32, reference).max_position_embeddings == longest
     assert config.max_position_embeddings == 4096
 
 
 def test_gptj_names_of_both_kinds():
     config = config_of("GPTJForCausalLM", n_embd=64, n_head=4, n_layer=2, n_positions=128, rotary_dim=8)
-    assert (config.hidden_size, config.head_dim, config.num_hidden_layers, config.max_position_embeddings) == (64, 16, 2, 128)
+    assert (config.hidden_size, config.head_dim, config.num_hidden_layers, config.max_position_embeddings) == (
+        64,
+        16,
+        2,
+        128,
+    )
     assert config.n_inner == 256
     with pytest.raises(ValueError, match="contradicts"):
         config_of("GPTJForCausalLM", n_embd=64, hidden_size=32)
@@ -184,7 +195,8 @@ def test_heads_are_as_wide_as_the_kernels_hold():
         llama(head_dim=MAX_HEAD_DIM + 1)
 
 
-# --------------------------------------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------------------------------------- what is
+# refused
 
 
 @pytest.mark.parametrize(
@@ -284,7 +296,20 @@ def test_what_is_not_implemented_is_refused_by_name(architecture, fields, named)
         config_of(architecture, **fields)
 
 
-@pytest.mark.parametrize("raw", [None, [], "x", 3, {}, {"architectures": []}, {"architectures": [3]}, {"architectures": "Llama"}, {"model_type": 3}])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        [],
+        "x",
+        3,
+        {},
+        {"architectures": []},
+        {"architectures": [3]},
+        {"architectures": "Llama"},
+        {"model_type": 3},
+    ],
+)
 def test_not_a_config_at_all(raw):
     with pytest.raises(ValueError, match="config.json"):
         read_config(raw)

@@ -35,7 +35,9 @@ def test_what_is_unknown_is_refused(choices, words):
         OperatorConfig(**choices)
 
 
-@pytest.mark.parametrize("text", ["mlp=", "=torch", "mlp=torch,", "mlp=torch,mlp=native", "mlp=torch=torch", "native,mlp=torch"])
+@pytest.mark.parametrize(
+    "text", ["mlp=", "=torch", "mlp=torch,", "mlp=torch,mlp=native", "mlp=torch=torch", "native,mlp=torch"]
+)
 def test_text_that_is_no_choice_is_refused(text):
     with pytest.raises(ValueError):
         read_backend(text)
@@ -48,10 +50,17 @@ def test_an_unknown_backend_names_the_known_ones():
 
 
 def test_the_report_shows_every_operator():
-    report = OperatorReport("op by op", [OperatorRun("norm", "native", 12, 0.25), OperatorRun("attention", "torch", 3, None)])
+    report = OperatorReport(
+        "op by op", [OperatorRun("norm", "native", 12, 0.25), OperatorRun("attention", "torch", 3, None)]
+    )
     lines = str(report).splitlines()
     assert [line.split()[0] for line in lines] == ["operator", *OPERATORS]
-    assert lines[2].split() == ["norm", "native", "12", "0.250"] and lines[5].split() == ["attention", "torch", "3", "-"]
+    assert lines[2].split() == ["norm", "native", "12", "0.250"] and lines[5].split() == [
+        "attention",
+        "torch",
+        "3",
+        "-",
+    ]
     assert lines[1].split() == ["embedding", "did", "not", "run", "0", "-"]
     assert report["norm"].calls == 12
     with pytest.raises(KeyError):

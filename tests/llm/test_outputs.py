@@ -1,4 +1,5 @@
-"""What comes back beside the tokens: log-probabilities of prompt and text, and metrics; with processors and drafts as without."""
+"""What comes back beside the tokens: log-probabilities of prompt and text, and metrics; with processors and drafts as
+without."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.llm.generators import CONFIGS, check_idle, make_generator, random_pro
 from tests.llm.test_engine import ScriptedDrafter
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_tokens_per_step": 1}, {"max_tokens_per_step": 7}, {"max_logit_rows_per_step": 3}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_tokens_per_step": 1}, {"max_tokens_per_step": 7}, {"max_logit_rows_per_step": 3}]
+)
 @pytest.mark.parametrize("num_blocks", [7, 100])
 def test_prompt_logprobs_are_those_of_the_model(limits: dict[str, int], num_blocks: int) -> None:
     model = FakeModel()
@@ -46,7 +49,9 @@ def test_prompt_logprobs_are_scores_and_those_of_transformers(checkpoint) -> Non
         assert torch.equal(told, model.score(prompt.tolist())[0]), "bit by bit"
         with torch.no_grad():
             theirs = oracle(prompt[None]).logits[0].log_softmax(-1)
-        torch.testing.assert_close(told, theirs[:-1].gather(1, prompt[1:, None])[:, 0], rtol=1e-3, atol=1e-4)  # what logits agree to
+        torch.testing.assert_close(
+            told, theirs[:-1].gather(1, prompt[1:, None])[:, 0], rtol=1e-3, atol=1e-4
+        )  # what logits agree to
 
 
 def test_more_prompt_logprobs_than_words_are_told() -> None:
@@ -61,8 +66,18 @@ def test_each_row_has_metrics_of_its_own() -> None:
     assert [metrics.num_prompt_tokens for metrics in out.request_metrics] == [3, 1, 2]
     assert [metrics.num_generated_tokens for metrics in out.request_metrics] == [5, 5, 5]
     for metrics in out.request_metrics:
-        assert 0 <= metrics.seconds_waiting < metrics.seconds_to_first_token < metrics.total_seconds <= out.metrics.total_seconds
-        assert metrics.prefill_tokens_per_second > 0 and metrics.decode_tokens_per_second > 0 and metrics.num_preemptions == 0
+        assert (
+            0
+            <= metrics.seconds_waiting
+            < metrics.seconds_to_first_token
+            < metrics.total_seconds
+            <= out.metrics.total_seconds
+        )
+        assert (
+            metrics.prefill_tokens_per_second > 0
+            and metrics.decode_tokens_per_second > 0
+            and metrics.num_preemptions == 0
+        )
         assert f"{metrics.num_prompt_tokens} prompt + 5 new tokens" in str(metrics)
     requests = [generator.add_request([token], SamplingConfig(max_new_tokens=5)) for token in (1, 2, 3)]
     waits = [request.result().metrics.seconds_waiting for request in requests]
@@ -74,10 +89,18 @@ def test_each_row_has_metrics_of_its_own() -> None:
 @pytest.mark.parametrize("length", [1, 7])
 def test_processors_of_every_kind_compose_with_drafts(length: int, config: SamplingConfig) -> None:
     model, config = FakeModel(), with_length(config, 40)
-    engine = Engine.create(model, OPS, 30 * model.kv_spec.block_bytes, drafter=PlainContinuation(random.Random(1), length, config))
-    out = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0)).generate(prompts := random_prompts(length, 8), config)
+    engine = Engine.create(
+        model, OPS, 30 * model.kv_spec.block_bytes, drafter=PlainContinuation(random.Random(1), length, config)
+    )
+    out = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0)).generate(
+        prompts := random_prompts(length, 8), config
+    )
     plain = make_generator().generate(prompts, config)
-    assert (out.generated_token_ids, out.texts, out.finish_reasons) == (plain.generated_token_ids, plain.texts, plain.finish_reasons)
+    assert (out.generated_token_ids, out.texts, out.finish_reasons) == (
+        plain.generated_token_ids,
+        plain.texts,
+        plain.finish_reasons,
+    )
     assert out.logprobs == plain.logprobs and out.prompt_logprobs == plain.prompt_logprobs
     assert 0 < out.metrics.num_accepted_tokens < out.metrics.num_drafted_tokens, "some were taken, some rolled back"
     engine.check_idle()

@@ -1,4 +1,5 @@
-"""Beginnings of texts are computed once: what is reused are the bits that would have been computed, and never too much of them."""
+"""Beginnings of texts are computed once: what is reused are the bits that would have been computed, and never too much
+of them."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_a_prompt_that_was_there_is_computed_from_its_last_block_on(length: int,
     assert "reused" not in str(first.metrics)
     second, computed = generate(engine, [prompt])
     assert (second.metrics.num_reused_tokens, computed) == (reused, length - reused + 7)
-    assert second.metrics.prefill_tokens_per_second * second.metrics.seconds_to_first_token == pytest.approx(length - reused)
+    assert second.metrics.prefill_tokens_per_second * second.metrics.seconds_to_first_token == pytest.approx(
+        length - reused
+    )
     assert f"{length} prompt ({reused} of them reused) +" in str(second.metrics) or not reused
 
 
@@ -106,13 +109,17 @@ def test_without_it_nothing_is_reused() -> None:
 @pytest.mark.parametrize("kept", [None, 1, 5, 14])
 @pytest.mark.parametrize("seed", range(4))
 def test_reuse_under_pressure_changes_no_token(seed: int, kept: int | None) -> None:
-    """Prompts that begin alike, in a cache that holds a few of them: blocks are taken from the prefix cache all the time."""
+    """Prompts that begin alike, in a cache that holds a few of them: blocks are taken from the prefix cache all the
+    time."""
     chance = random.Random(seed)
     engine = prefix_engine(14, kept, max_tokens_per_step=chance.choice([10, 33, 512]), max_sequences_per_step=4)
     stems = [ids(stem, 80) for stem in range(2)]
     reused = 0
     for _ in range(12):
-        prompts = [chance.choice(stems)[: chance.randint(1, 80)] + ids(chance.randrange(3), chance.randint(0, 20)) for _ in range(chance.randint(1, 5))]
+        prompts = [
+            chance.choice(stems)[: chance.randint(1, 80)] + ids(chance.randrange(3), chance.randint(0, 20))
+            for _ in range(chance.randint(1, 5))
+        ]
         out, _ = generate(engine, prompts, chance.randint(1, 40))
         reused += out.metrics.num_reused_tokens
         assert engine.cache.used_bytes == 0 and engine.cache.prefix_bytes <= (kept or 3) * SPEC.block_bytes
@@ -170,11 +177,17 @@ def test_a_hash_alone_finds_nothing() -> None:
     """Python's hash of an int is its rest by 2**61 - 1: texts of equal hashes, block by block, are still told apart."""
     cache = CacheManager(SPEC, 100 * SPEC.block_bytes, prefix_cache_bytes=50 * SPEC.block_bytes)
     tokens = ids(1, 60)
-    texts = [tokens, [token + 2**61 - 1 for token in tokens], tokens[:20] + [token + 2**61 - 1 for token in tokens[20:]]]
+    texts = [
+        tokens,
+        [token + 2**61 - 1 for token in tokens],
+        tokens[:20] + [token + 2**61 - 1 for token in tokens[20:]],
+    ]
     found = []
     for text in texts * 2:
         sequence = Sequence(text, None, None, 4096)
-        assert [hash(tokens_of(sequence, index)) for index in range(3)] == [hash(tuple(tokens[i : i + 16])) for i in (0, 16, 32)]
+        assert [hash(tokens_of(sequence, index)) for index in range(3)] == [
+            hash(tuple(tokens[i : i + 16])) for i in (0, 16, 32)
+        ]
         cache.reuse(sequence)
         found.append(sequence.num_computed)
         assert cache.reserve(sequence, 60)
@@ -185,7 +198,8 @@ def test_a_hash_alone_finds_nothing() -> None:
     assert found == [0, 0, 16, 48, 48, 48]
 
 
-# -- sessions, scores, errors ---------------------------------------------------------------------------------------------------
+# -- sessions, scores, errors
+# ---------------------------------------------------------------------------------------------------
 
 
 def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor:
@@ -327,7 +341,8 @@ TestPrefixMachine = PrefixMachine.TestCase
 TestPrefixMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-# -- models whose angles depend on the length of the text -----------------------------------------------------------------------
+# -- models whose angles depend on the length of the text
+# -----------------------------------------------------------------------
 
 
 def test_texts_of_different_regimes_share_nothing() -> None:
@@ -338,20 +353,41 @@ def test_texts_of_different_regimes_share_nothing() -> None:
     assert reused == [0, 0, 32, 48, 32]
 
 
-@pytest.mark.parametrize(("model_type", "special"), [("llama", "gqa"), ("llama", "dynamic-beyond"), ("llama", "dynamic-within"), ("llama", "longrope-long"), ("phi3", "longrope-long")])
+@pytest.mark.parametrize(
+    ("model_type", "special"),
+    [
+        ("llama", "gqa"),
+        ("llama", "dynamic-beyond"),
+        ("llama", "dynamic-within"),
+        ("llama", "longrope-long"),
+        ("phi3", "longrope-long"),
+    ],
+)
 @pytest.mark.skipif("native" not in backends(), reason="bits are promised for the kernels")
 def test_logits_and_text_are_the_same_bits_with_and_without(tmp_path, model_type: str, special: str) -> None:
-    """Prompts that begin alike, shorter and longer than where the angles change (16, or 64 for dynamic-within), and texts that grow past it."""
-    save_tiny(tmp_path, model_type, next(fields for name, what, fields in VARIANTS if (name, what) == (model_type, special)))
+    """Prompts that begin alike, shorter and longer than where the angles change (16, or 64 for dynamic-within), and
+    texts that grow past it."""
+    save_tiny(
+        tmp_path, model_type, next(fields for name, what, fields in VARIANTS if (name, what) == (model_type, special))
+    )
     native = backend("native")
     model = load_model(tmp_path, torch.float32, native)
     text = torch.randint(2, 99, (60,), generator=torch.Generator().manual_seed(3)).tolist()
     kept, reused = Engine.create(model, native, 1 << 22, cache_options=ON), 0
     for length in (60, 12, 50, 40, 16, 60, 33):
         fresh = Engine.create(model, native, 1 << 22)
-        rows = [torch.cat([session.append(text[:length], min(length, 5)), session.append([5, 7, 9], "all")]) for session in (Session(kept), Session(fresh))]
+        rows = [
+            torch.cat([session.append(text[:length], min(length, 5)), session.append([5, 7, 9], "all")])
+            for session in (Session(kept), Session(fresh))
+        ]
         assert torch.equal(*rows)
-        config = SamplingConfig(max_new_tokens=64 - length if special == "dynamic-within" else 20, do_sample=True, seed=length, logprobs=3, ignore_eos=True)
+        config = SamplingConfig(
+            max_new_tokens=64 - length if special == "dynamic-within" else 20,
+            do_sample=True,
+            seed=length,
+            logprobs=3,
+            ignore_eos=True,
+        )
         outs = [Generator(engine).generate(text[:length], config) for engine in (kept, fresh)]
         assert outs[0].generated_token_ids == outs[1].generated_token_ids and outs[0].logprobs == outs[1].logprobs
         reused += outs[0].metrics.num_reused_tokens

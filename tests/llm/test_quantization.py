@@ -38,12 +38,21 @@ def read(folder) -> tuple[dict, dict[str, torch.Tensor]]:
     return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
 
 
-def dequantized(config_json: dict, state: dict[str, torch.Tensor], config: QuantizationConfig) -> dict[str, torch.Tensor]:
+def dequantized(
+    config_json: dict, state: dict[str, torch.Tensor], config: QuantizationConfig
+) -> dict[str, torch.Tensor]:
     """The checkpoint whose matrices have gone through their formats, tensor by tensor as it is stored."""
     model = make(config_json)
-    kinds = {part: "embedding" if isinstance(matrix, Embedding) else "lm_head" if part == "lm_head" else "format" for matrix in model.matrices() for part in matrix.parts}
+    kinds = {
+        part: "embedding" if isinstance(matrix, Embedding) else "lm_head" if part == "lm_head" else "format"
+        for matrix in model.matrices()
+        for part in matrix.parts
+    }
     formats = config.for_modules(kinds, isinstance(model.lm_head, TiedLMHead))
-    return {name: format.quantize(tensor).dequantize() if (format := formats.get(name.removesuffix(".weight"))) else tensor for name, tensor in state.items()}
+    return {
+        name: format.quantize(tensor).dequantize() if (format := formats.get(name.removesuffix(".weight"))) else tensor
+        for name, tensor in state.items()
+    }
 
 
 def load(config_json: dict, state: dict[str, torch.Tensor], **options):
@@ -59,10 +68,14 @@ def tiny(quantization: str | None = "int4", **options) -> LLMModel:
 
 
 def prompts(*lengths: int) -> list[list[int]]:
-    return [torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in lengths]
+    return [
+        torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        for length in lengths
+    ]
 
 
-# -- weights -------------------------------------------------------------------------------------------------------------------
+# -- weights
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
@@ -79,8 +92,9 @@ def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
 
 @pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
 def test_kernels_are_as_near_as_quantised_inputs_allow(quantization) -> None:
-    """Each product of integers rounds its input to max / 127 of a group, a relative error of peak / (127 sqrt 12) with peaks of 2 to 4 times
-    the mean; errors of the products before the logits add up as independent ones. What float8 multiplies is not rounded."""
+    """Each product of integers rounds its input to max / 127 of a group, a relative error of peak / (127 sqrt 12) with
+    peaks of 2 to 4 times the mean; errors of the products before the logits add up as independent ones. What float8
+    multiplies is not rounded."""
     config = QuantizationConfig(**quantization) if isinstance(quantization, dict) else QuantizationConfig(quantization)
     config_json, state = read(TINY)
     ids = torch.tensor(prompts(50)[0])
@@ -121,16 +135,26 @@ def storages(model) -> dict[str, Storage | torch.dtype]:
 
 def test_what_is_said_of_modules_is_done() -> None:
     config_json, state = read(TINY)
-    config = QuantizationConfig("int4", group=32, embedding="int4", overrides={"*.down_proj": "int8", "model.layers.1.*": None, "*.3.*.v_proj": {"format": "int4", "group": 16}})
+    config = QuantizationConfig(
+        "int4",
+        group=32,
+        embedding="int4",
+        overrides={"*.down_proj": "int8", "model.layers.1.*": None, "*.3.*.v_proj": {"format": "int4", "group": 16}},
+    )
     model = load(config_json, state, dtype=torch.bfloat16, quantization=config)
     found = storages(model)
     assert found["model.layers.0.self_attn.q_proj"] == found["model.layers.0.mlp.up_proj"] == Storage("int4", 32)
     assert found["model.layers.0.mlp.down_proj"] == Storage("int8", None)
     assert found["model.embed_tokens"] == Storage("int4", 64)
     assert {found[name] for name in found if ".layers.1." in name} == {torch.bfloat16}
-    assert found["model.layers.3.self_attn.q_proj"] == found["model.layers.3.self_attn.v_proj"] == Storage("int4", 16), "one matrix, in what holds all its parts"
+    assert (
+        found["model.layers.3.self_attn.q_proj"] == found["model.layers.3.self_attn.v_proj"] == Storage("int4", 16)
+    ), "one matrix, in what holds all its parts"
     ids = torch.tensor(prompts(30)[0])
-    assert torch.equal(prefill(model, reference, ids), prefill(load(config_json, dequantized(config_json, state, config)), reference, ids))
+    assert torch.equal(
+        prefill(model, reference, ids),
+        prefill(load(config_json, dequantized(config_json, state, config)), reference, ids),
+    )
 
 
 def test_parts_that_no_storage_holds_become_floats(caplog) -> None:
@@ -145,7 +169,10 @@ def test_parts_that_no_storage_holds_become_floats(caplog) -> None:
     }
     assert storages(model)["model.layers.2.self_attn.q_proj"] == torch.float32
     ids = torch.tensor(prompts(30)[0])
-    assert torch.equal(prefill(model, reference, ids), prefill(load(config_json, dequantized(config_json, state, config)), reference, ids))
+    assert torch.equal(
+        prefill(model, reference, ids),
+        prefill(load(config_json, dequantized(config_json, state, config)), reference, ids),
+    )
 
 
 class QuantizedReader(TensorDict):
@@ -153,7 +180,10 @@ class QuantizedReader(TensorDict):
 
     def __init__(self, state: dict[str, torch.Tensor | QuantizedRows]):
         self.state = state
-        self.tensors = {name: (source.storage if isinstance(source, QuantizedRows) else source.dtype, tuple(source.shape)) for name, source in state.items()}
+        self.tensors = {
+            name: (source.storage if isinstance(source, QuantizedRows) else source.dtype, tuple(source.shape))
+            for name, source in state.items()
+        }
 
     def column_order(self, name: str) -> torch.Tensor | None:
         return self.state[name].order
@@ -170,7 +200,13 @@ def quantized_checkpoint() -> tuple[dict, dict[str, torch.Tensor | QuantizedRows
     """The bundled model with a format for each kind of projection, its head apart, and floats."""
     config_json, state = read(TINY)
     state["lm_head.weight"] = state["model.embed_tokens.weight"] * 1.5
-    formats = {"q_proj": "int4", "k_proj": {"format": "int4", "symmetric": False, "group": 32}, "v_proj": "int8", "o_proj": "nf4", "gate_proj": "mxfp4"}
+    formats = {
+        "q_proj": "int4",
+        "k_proj": {"format": "int4", "symmetric": False, "group": 32},
+        "v_proj": "int8",
+        "o_proj": "nf4",
+        "gate_proj": "mxfp4",
+    }
     formats |= {"up_proj": "mxfp4", "down_proj": "fp8", "lm_head": "int8"}
     for name, tensor in state.items():
         if format := formats.get(name.split(".")[-2]):
@@ -193,9 +229,15 @@ def test_what_comes_quantised_stays_as_it_is() -> None:
     model.load_weights(QuantizedReader(state), workers=2)
     model.kv_dtype = torch.float32
     found = storages(model)
-    assert found["model.layers.0.self_attn.q_proj"] == found["model.layers.1.self_attn.k_proj"] == Storage("int8", 32, has_mins=True)
+    assert (
+        found["model.layers.0.self_attn.q_proj"]
+        == found["model.layers.1.self_attn.k_proj"]
+        == Storage("int8", 32, has_mins=True)
+    )
     assert found["model.layers.2.self_attn.q_proj"] == found["model.embed_tokens"] == torch.bfloat16
-    assert found["model.layers.3.mlp.gate_proj"] == Storage("int4", 32, codebook="mxfp4") and found["lm_head"] == Storage("int8", None)
+    assert found["model.layers.3.mlp.gate_proj"] == Storage("int4", 32, codebook="mxfp4") and found[
+        "lm_head"
+    ] == Storage("int8", None)
     values = {name: rows.dequantize() if isinstance(rows, QuantizedRows) else rows for name, rows in state.items()}
     for name in values:
         if name.startswith("model.layers.2.self_attn") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
@@ -211,10 +253,15 @@ def test_what_is_quantised_already_is_not_quantised_again(caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="pace"):
         model.load_weights(QuantizedReader(state))
     assert "36 tensors of this checkpoint are quantised already and stay as they are" in caplog.text
-    assert storages(model)["model.embed_tokens"] == Int8().storage and storages(model)["model.layers.0.self_attn.o_proj"].codebook == "nf4"
+    assert (
+        storages(model)["model.embed_tokens"] == Int8().storage
+        and storages(model)["model.layers.0.self_attn.o_proj"].codebook == "nf4"
+    )
     state["model.embed_tokens.weight"] = Int8().quantize(state["model.embed_tokens.weight"])
     model = make(config_json, quantization=QuantizationConfig("int4"))
-    with pytest.raises(ValueError, match=r"quantised already \(model.*, and 36 more tensors\).*load it without quantization, or"):
+    with pytest.raises(
+        ValueError, match=r"quantised already \(model.*, and 36 more tensors\).*load it without quantization, or"
+    ):
         model.load_weights(QuantizedReader(state))
     assert model.nbytes == 0
 
@@ -238,7 +285,8 @@ def test_weights_that_cannot_be_quantised_are_named() -> None:
         load(config_json, state, quantization=QuantizationConfig("int4"))
 
 
-# -- bits ----------------------------------------------------------------------------------------------------------------------
+# -- bits
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "fp8"])
@@ -271,7 +319,12 @@ def test_programs_eager_kernels_and_threads_have_the_same_bits(quantization) -> 
 def test_any_operator_runs_on_torch(quantization) -> None:
     """On unpacked weights: those of the kernels, whose nf4 levels are rounded to integers."""
     rows = prompts(30)
-    with LLMModel(TINY, quantization=quantization, progress=False, backend="embedding=torch,projection=torch,mlp=torch,lm_head=torch") as mixed:
+    with LLMModel(
+        TINY,
+        quantization=quantization,
+        progress=False,
+        backend="embedding=torch,projection=torch,mlp=torch,lm_head=torch",
+    ) as mixed:
         scores = mixed.score(rows)[0]
         report = mixed.operator_report()
         assert report["mlp"].implementation == "torch" and report["attention"].implementation == "native"
@@ -294,7 +347,9 @@ def test_drafts_change_no_token(quantization) -> None:
 
 def test_a_draft_model_has_the_format_without_what_is_said_of_modules() -> None:
     config = QuantizationConfig("int4", overrides={"model.layers.4.*": None})
-    with LLMModel(TINY, quantization=config, spec_config=DraftModelConfig(TINY_DRAFT), backend="torch", progress=False) as model:
+    with LLMModel(
+        TINY, quantization=config, spec_config=DraftModelConfig(TINY_DRAFT), backend="torch", progress=False
+    ) as model:
         draft = model._engine.drafter.source.model.model
         assert draft.quantization == QuantizationConfig("int4")
         assert {matrix.weight.storage for matrix in draft.matrices()} == {Int8().storage, Int4().storage}
@@ -304,9 +359,12 @@ def test_a_draft_model_has_the_format_without_what_is_said_of_modules() -> None:
 def test_an_int8_cache_prefixes_and_beams(quantization) -> None:
     (row,) = prompts(90)
     beams = SamplingConfig(num_beams=3, max_new_tokens=12, num_return_sequences=2)
-    with LLMModel(TINY, quantization=quantization, kv_cache_dtype="int8", progress=False) as model, LLMModel(
-        TINY, quantization=quantization, kv_cache_dtype="int8", prefix_cache_bytes=0, progress=False
-    ) as without:
+    with (
+        LLMModel(TINY, quantization=quantization, kv_cache_dtype="int8", progress=False) as model,
+        LLMModel(
+            TINY, quantization=quantization, kv_cache_dtype="int8", prefix_cache_bytes=0, progress=False
+        ) as without,
+    ):
         first, second = (model.generate(row + [7, 8], GREEDY) for _ in range(2))
         fresh = without.generate(row + [7, 8], GREEDY)
         assert second.metrics.num_reused_tokens >= 80 and fresh.metrics.num_reused_tokens == 0
@@ -316,7 +374,8 @@ def test_an_int8_cache_prefixes_and_beams(quantization) -> None:
         model._engine.check_idle()
 
 
-# -- memory --------------------------------------------------------------------------------------------------------------------
+# -- memory
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
@@ -328,7 +387,14 @@ def test_memory_is_what_was_planned(quantization) -> None:
     model.load_weights(TensorDict(state))
     assert model.nbytes == planned
     ideal = sum(
-        matrix.n * matrix.k * ((Int8() if isinstance(matrix, Embedding) and config.format.storage.code == "int4" else config.format).bits_per_weight(matrix.k) / 8)
+        matrix.n
+        * matrix.k
+        * (
+            (
+                Int8() if isinstance(matrix, Embedding) and config.format.storage.code == "int4" else config.format
+            ).bits_per_weight(matrix.k)
+            / 8
+        )
         for matrix in model.matrices()
     )
     vectors = 4 * (model.num_weights - sum(matrix.n * matrix.k for matrix in model.matrices()))
@@ -349,21 +415,31 @@ def test_what_does_not_fit_is_refused_by_its_quantised_size(monkeypatch) -> None
 
 def test_the_report_tells_bytes_by_part_and_how_many_times_smaller_they_are() -> None:
     report = tiny("int4").memory_report()
-    assert report.compression("GatedMLP") == pytest.approx(16 / 4.25, rel=0.02) and report.compression("Embedding", 32) == pytest.approx(4, rel=0.02)
+    assert report.compression("GatedMLP") == pytest.approx(16 / 4.25, rel=0.02) and report.compression(
+        "Embedding", 32
+    ) == pytest.approx(4, rel=0.02)
     assert report.compression() == pytest.approx(sum(report.weight_counts.values()) * 2 / sum(report.weights.values()))
     plain = tiny(None).memory_report()
     assert plain.weight_counts == report.weight_counts and plain.compression("Attention") == pytest.approx(1, rel=0.01)
     lines = {line.split("  ")[0]: line.split() for line in str(report).splitlines()}
-    assert lines["weights: GatedMLP"][-1] == f"{report.compression('GatedMLP'):.2f}" and lines["all weights"][-2] == f"{report.compression(bits=32):.2f}"
+    assert (
+        lines["weights: GatedMLP"][-1] == f"{report.compression('GatedMLP'):.2f}"
+        and lines["all weights"][-2] == f"{report.compression(bits=32):.2f}"
+    )
 
 
-# -- what users type -----------------------------------------------------------------------------------------------------------
+# -- what users type
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_synonyms_and_mistakes() -> None:
     with LLMModel(TINY, load_in_4bit=True, backend="torch", progress=False) as model:
         assert model._model.quantization == QuantizationConfig("nf4")
-    for arguments, told in (({"quantization": "int5"}, "int8"), ({"quantization": "int4", "load_in_8bit": True}, "both"), ({"quantization": {"overrides": {"*.qproj": None}}}, "'*.q_proj'")):
+    for arguments, told in (
+        ({"quantization": "int5"}, "int8"),
+        ({"quantization": "int4", "load_in_8bit": True}, "both"),
+        ({"quantization": {"overrides": {"*.qproj": None}}}, "'*.q_proj'"),
+    ):
         with pytest.raises(ValueError, match=told.replace("*", r"\*")):
             LLMModel(TINY, progress=False, **arguments)
 
@@ -376,7 +452,10 @@ def test_the_command_line(capsys) -> None:
         texts[quantization] = json.loads(capsys.readouterr().out)["generated_token_ids"]
         given = json.loads(quantization) if quantization.startswith("{") else quantization
         with LLMModel(TINY, quantization=given, backend="torch", progress=False) as model:
-            assert texts[quantization] == model.generate("Once upon a time", SamplingConfig(max_new_tokens=8)).generated_token_ids
+            assert (
+                texts[quantization]
+                == model.generate("Once upon a time", SamplingConfig(max_new_tokens=8)).generated_token_ids
+            )
     with pytest.raises(SystemExit):
         main([*arguments, "--quantization", "int3"])
     assert "did you mean 'int8'" in capsys.readouterr().err

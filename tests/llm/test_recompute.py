@@ -1,4 +1,5 @@
-"""A text that grows to where Phi-3 changes its angles is computed again from its start, once, as transformers does it."""
+"""A text that grows to where Phi-3 changes its angles is computed again from its start, once, as transformers does
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ def spans_of(prompt_length, num_tokens, chunk=512, blocks=64):
     model.recompute_length = LENGTH
     seen = []
     model.hook = lambda batch: seen.append(
-        (int(batch.positions[0]), len(batch.positions), int((batch.rope_lengths - batch.positions - 1).max() + batch.positions[0] + 1))
+        (
+            int(batch.positions[0]),
+            len(batch.positions),
+            int((batch.rope_lengths - batch.positions - 1).max() + batch.positions[0] + 1),
+        )
     )
     cache = CacheManager(model.kv_spec, blocks * model.kv_spec.block_bytes)
     engine = Engine(model, reference, cache, Scheduler(cache, max_tokens_per_step=chunk))
@@ -66,7 +71,10 @@ def test_a_session_keeps_what_it_has():
         assert model.num_calls == calls + 5
 
 
-@pytest.mark.parametrize(("model_type", "special"), [("phi3", "longrope-long"), ("phi3", "phi-4-mini"), ("llama", "longrope-long"), ("llama", "dynamic-beyond")])
+@pytest.mark.parametrize(
+    ("model_type", "special"),
+    [("phi3", "longrope-long"), ("phi3", "phi-4-mini"), ("llama", "longrope-long"), ("llama", "dynamic-beyond")],
+)
 def test_greedy_text_across_the_switch_is_that_of_transformers(tmp_path, model_type, special):
     fields = next(fields for name, what, fields in VARIANTS if (name, what) == (model_type, special))
     theirs = save_tiny(tmp_path, model_type, fields)
@@ -74,6 +82,8 @@ def test_greedy_text_across_the_switch_is_that_of_transformers(tmp_path, model_t
     cache = CacheManager(ours.kv_spec, 64 * ours.kv_spec.block_bytes)
     generator = Generator(Engine(ours, reference, cache, Scheduler(cache)))
     prompt = [5, 17, 33, 2, 71, 9, 28, 60, 11, 3]
-    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
+    expected = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     out = generator.generate(prompt, SamplingConfig(max_new_tokens=30, do_sample=False, ignore_eos=True))
     assert out.generated_token_ids[0] == expected[0, len(prompt) :].tolist()

@@ -25,7 +25,11 @@ def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig)
         assert request.tokens == alone.generated_token_ids[0][: len(request.tokens)]
         return
     out = request.result()
-    assert (out.generated_token_ids, out.texts, out.finish_reasons) == (alone.generated_token_ids, alone.texts, alone.finish_reasons)
+    assert (out.generated_token_ids, out.texts, out.finish_reasons) == (
+        alone.generated_token_ids,
+        alone.texts,
+        alone.finish_reasons,
+    )
     assert out.logprobs == alone.logprobs and out.prompt_logprobs == alone.prompt_logprobs
     assert torch.equal(out.output_token_ids, alone.output_token_ids)
 
@@ -38,7 +42,10 @@ def test_tokens_do_not_depend_on_what_happens_around(seed: int) -> None:
     """Random limits, pool, order of arrival, priorities, joining at any step, and cancelling in the middle."""
     chance = random.Random(seed)
     model = FakeModel(eos_bias=chance.choice([-50.0, 0.0, 1.0]))
-    limits = {"max_tokens_per_step": chance.choice([1, 5, 16, 512]), "max_sequences_per_step": chance.choice([1, 2, 5, 64])}
+    limits = {
+        "max_tokens_per_step": chance.choice([1, 5, 16, 512]),
+        "max_sequences_per_step": chance.choice([1, 2, 5, 64]),
+    }
     generator = make_generator(model, num_blocks=chance.choice([9, 14, 40]), **limits)
     engine, requests = generator.engine, []
     for prompt in random_prompts(seed, 20, longest=60):
@@ -58,7 +65,11 @@ def test_tokens_do_not_depend_on_what_happens_around(seed: int) -> None:
         if request.finish_reason != "cancelled":
             out = request.result()
             assert out.finish_reasons == alone.finish_reasons and out.generated_token_ids == alone.generated_token_ids
-            assert out.texts == alone.texts and out.logprobs == alone.logprobs and out.prompt_logprobs == alone.prompt_logprobs
+            assert (
+                out.texts == alone.texts
+                and out.logprobs == alone.logprobs
+                and out.prompt_logprobs == alone.prompt_logprobs
+            )
     check_idle(generator)
 
 
@@ -68,7 +79,9 @@ def test_every_order_of_arrival_gives_the_same() -> None:
     for seed in range(8):
         generator = make_generator(num_blocks=16, max_tokens_per_step=20)
         order = random.Random(seed).sample(range(6), 6)
-        requests = {index: generator.add_request(prompts[index], with_length(CONFIGS[index], 30), index % 3) for index in order}
+        requests = {
+            index: generator.add_request(prompts[index], with_length(CONFIGS[index], 30), index % 3) for index in order
+        }
         tokens = {index: requests[index].result().generated_token_ids for index in range(6)}
         assert tokens == (expected or tokens)
         expected = tokens
@@ -120,7 +133,12 @@ def test_requests_on_a_real_model_join_others_bit_for_bit(checkpoint) -> None:
     with LLMModel(checkpoint("llama")[0], dtype="float32", progress=False, kv_cache_bytes="1MiB") as model:
         chance = random.Random(1)
         prompts = [[chance.randrange(2, 280) for _ in range(chance.randint(1, 90))] for _ in range(12)]
-        configs = [SamplingConfig(max_new_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=1, do_sample=index % 2 == 1, seed=index) for index in range(12)]
+        configs = [
+            SamplingConfig(
+                max_new_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=1, do_sample=index % 2 == 1, seed=index
+            )
+            for index in range(12)
+        ]
         alone = [model.generate(prompt, config) for prompt, config in zip(prompts, configs)]
         requests = []
         for prompt, config in zip(prompts, configs):
@@ -145,8 +163,12 @@ def test_a_request_is_what_generate_gives() -> None:
     first = next(pieces)
     assert request.text.startswith(first) and 1 <= len(request.tokens) < 30
     out = generator.generate([1, 2, 3], config)
-    assert out.generated_token_ids == [request.tokens] and request.done, "the other call's steps were the request's as well"
-    assert first + "".join(pieces) == request.text == "".join(request) == out.texts[0], "who reads again reads from the beginning"
+    assert out.generated_token_ids == [request.tokens] and request.done, (
+        "the other call's steps were the request's as well"
+    )
+    assert first + "".join(pieces) == request.text == "".join(request) == out.texts[0], (
+        "who reads again reads from the beginning"
+    )
     assert request.result().generated_token_ids == out.generated_token_ids and request.finish_reason == "length"
     request.cancel()
     assert request.finish_reason == "length", "it is too late for that"
@@ -175,7 +197,9 @@ def test_a_request_that_fails_fails_alone() -> None:
 
     generator = make_generator()
     other = generator.add_request([4, 5], SamplingConfig(max_new_tokens=20, ignore_eos=True))
-    request = generator.add_request([1, 2, 3], SamplingConfig(max_new_tokens=20, ignore_eos=True, logits_processors=[refuse]))
+    request = generator.add_request(
+        [1, 2, 3], SamplingConfig(max_new_tokens=20, ignore_eos=True, logits_processors=[refuse])
+    )
     assert len(other.result().generated_token_ids[0]) == 20
     assert request.done and request.finish_reason == "error" and len(request.tokens) == 4
     for _ in range(2):
@@ -201,7 +225,9 @@ def test_ctrl_c_leaves_a_request_that_can_be_asked_again() -> None:
     generator = make_generator(FakeModel(eos_bias=-50.0))
     config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, repetition_penalty=1.2)
     torn_config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, logits_processors=[Struck()])
-    expected, torn_expected = (generator.generate(*asked).generated_token_ids for asked in (([1, 2], config), ([3], torn_config)))
+    expected, torn_expected = (
+        generator.generate(*asked).generated_token_ids for asked in (([1, 2], config), ([3], torn_config))
+    )
     Struck.strikes = [5]
     request, torn = generator.add_request([1, 2], config), generator.add_request([3], torn_config)
     with pytest.raises(KeyboardInterrupt):
@@ -256,7 +282,13 @@ def test_a_warning_comes_once_for_a_call(caplog) -> None:
 
 def test_what_a_request_cannot_be_is_told() -> None:
     generator = make_generator()
-    for priority, error in ((101, ValueError), (-101, ValueError), (1.5, TypeError), (True, TypeError), ("high", TypeError)):
+    for priority, error in (
+        (101, ValueError),
+        (-101, ValueError),
+        (1.5, TypeError),
+        (True, TypeError),
+        ("high", TypeError),
+    ):
         with pytest.raises(error, match="priority must be an int from -100 to 100"):
             generator.add_request([1], priority=priority)
     with pytest.raises(ValueError, match="add_request continues one prompt once, and this call makes 2 texts"):

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.generator import Generator
 from pace.llm.engine import Engine
+from pace.llm.generator import Generator
 from pace.llm.logits import Processors, build_filters, build_processors
 from pace.llm.sampler import Greedy, Sampler, Sampling, accept_drafts, draw, mix, token_logprob, uniform
 from pace.llm.sequence import Sequence, Span
@@ -24,7 +24,10 @@ def make_generator() -> Generator:
 def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
     count = 20_000
-    drawn = torch.bincount(torch.tensor([draw(probabilities, uniform(5, index)) for index in range(count)]), minlength=6) / count
+    drawn = (
+        torch.bincount(torch.tensor([draw(probabilities, uniform(5, index)) for index in range(count)]), minlength=6)
+        / count
+    )
     # Four standard deviations of a frequency: 4 * sqrt(p (1 - p) / n) <= 4 * 0.5 / sqrt(20000) = 0.0142.
     assert (drawn - probabilities).abs().max() < 0.0142
     assert drawn[[0, 2, 5]].sum() == 0, "what was filtered out is never drawn"
@@ -48,7 +51,13 @@ def test_uniform_numbers_are_uniform_and_unrelated() -> None:
 
 @pytest.mark.parametrize(
     "chosen, drafts, accepted",
-    [([], [], []), ([5], [], [5]), ([5, 6, 7], [5, 6], [5, 6, 7]), ([5, 6, 7], [5, 9], [5, 6]), ([5, 6, 7], [1, 6], [5])],
+    [
+        ([], [], []),
+        ([5], [], [5]),
+        ([5, 6, 7], [5, 6], [5, 6, 7]),
+        ([5, 6, 7], [5, 9], [5, 6]),
+        ([5, 6, 7], [1, 6], [5]),
+    ],
 )
 def test_drafts_are_accepted_up_to_the_first_that_differs(chosen, drafts, accepted) -> None:
     assert accept_drafts(chosen, drafts) == accepted
@@ -79,7 +88,15 @@ def test_a_processor_that_raises_ends_its_call_alone() -> None:
 @pytest.mark.parametrize("asked, num_top", [(True, 0), (0, 0), (3, 3)])
 def test_logprobs_are_of_the_models_own_distribution(asked, num_top: int) -> None:
     generator = make_generator()
-    config = SamplingConfig(max_new_tokens=8, logprobs=asked, repetition_penalty=1.5, do_sample=True, temperature=0.5, seed=2, ignore_eos=True)
+    config = SamplingConfig(
+        max_new_tokens=8,
+        logprobs=asked,
+        repetition_penalty=1.5,
+        do_sample=True,
+        temperature=0.5,
+        seed=2,
+        ignore_eos=True,
+    )
     out = generator.generate([[4, 5], [6]], config)
     for prompt, tokens, records in zip([[4, 5], [6]], out.generated_token_ids, out.logprobs):
         assert [record.token for record in records] == tokens
@@ -99,7 +116,10 @@ def test_logprobs_are_absent_unless_asked_for() -> None:
 def test_greedy_with_logprobs_is_greedy() -> None:
     generator = make_generator()
     plain = generator.generate([1, 2], SamplingConfig(max_new_tokens=20))
-    assert generator.generate([1, 2], SamplingConfig(max_new_tokens=20, logprobs=2)).generated_token_ids == plain.generated_token_ids
+    assert (
+        generator.generate([1, 2], SamplingConfig(max_new_tokens=20, logprobs=2)).generated_token_ids
+        == plain.generated_token_ids
+    )
 
 
 def test_token_logprob() -> None:
@@ -108,9 +128,24 @@ def test_token_logprob() -> None:
 
 
 class LargeOperations(TorchDispatchMode):
-    """Names of torch's operations that look at more numbers than one of its threads is given (32,768), views and lookups aside."""
+    """Names of torch's operations that look at more numbers than one of its threads is given (32,768), views and
+    lookups aside."""
 
-    LOOKUPS = {"index", "index_put_", "index_select", "gather", "scatter_", "select", "slice", "unsqueeze", "view", "alias", "detach", "empty", "lift_fresh"}
+    LOOKUPS = {
+        "index",
+        "index_put_",
+        "index_select",
+        "gather",
+        "scatter_",
+        "select",
+        "slice",
+        "unsqueeze",
+        "view",
+        "alias",
+        "detach",
+        "empty",
+        "lift_fresh",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,13 +160,28 @@ class LargeOperations(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"repetition_penalty": 1.2}, {"do_sample": True}, {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"do_sample": True, "min_p": 0.1}],
+    [
+        {},
+        {"repetition_penalty": 1.2},
+        {"do_sample": True},
+        {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
+        {"do_sample": True, "min_p": 0.1},
+    ],
     ids=str,
 )
 def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     native = pytest.importorskip("pace.ops.native")
     config = SamplingConfig(**fields).merge_from(SamplingConfig())
-    policy = Sampling(Processors(lambda: build_processors(config, 3, [])), build_filters(config), 5 if config.do_sample else None, None) if fields else Greedy()
+    policy = (
+        Sampling(
+            Processors(lambda: build_processors(config, 3, [])),
+            build_filters(config),
+            5 if config.do_sample else None,
+            None,
+        )
+        if fields
+        else Greedy()
+    )
     sequence = Sequence([1, 2, 3], policy, None, 10)
     logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     with LargeOperations() as seen:

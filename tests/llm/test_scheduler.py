@@ -59,7 +59,11 @@ def test_no_one_overtakes_a_sequence_that_does_not_fit_yet() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_every_step_keeps_its_limits_and_gets_on(seed: int) -> None:
     chance = random.Random(seed)
-    limits = {"max_tokens_per_step": chance.randint(1, 40), "max_sequences_per_step": chance.randint(1, 6), "max_logit_rows_per_step": chance.randint(1, 9)}
+    limits = {
+        "max_tokens_per_step": chance.randint(1, 40),
+        "max_sequences_per_step": chance.randint(1, 6),
+        "max_logit_rows_per_step": chance.randint(1, 9),
+    }
     scheduler = make_engine(num_blocks=12, **limits).scheduler
     sequences = [make_sequence(chance.randint(1, 90)) for _ in range(12)]
     for sequence in sequences:
@@ -73,7 +77,9 @@ def test_every_step_keeps_its_limits_and_gets_on(seed: int) -> None:
             break
         assert sum(span.num_tokens for span in spans) <= limits["max_tokens_per_step"]
         assert len(spans) <= limits["max_sequences_per_step"] >= len(scheduler.running)
-        assert sum(span.num_rows for span in spans if span.sequence.wanted_from is not None) <= limits["max_logit_rows_per_step"] + len(spans)
+        assert sum(span.num_rows for span in spans if span.sequence.wanted_from is not None) <= limits[
+            "max_logit_rows_per_step"
+        ] + len(spans)
         assert all(span.num_tokens >= 1 and span.start == span.sequence.num_computed for span in spans)
         for span in spans:
             scheduler.cache.commit(span.sequence, span.end)

@@ -22,11 +22,25 @@ def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor
     return torch.stack([model.logits_of(tokens[: end + 1]) for end in range(len(tokens) - num_rows, len(tokens))])
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_tokens_per_step": 3}, {"max_logit_rows_per_step": 1}, {"max_logit_rows_per_step": 4, "max_tokens_per_step": 6}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_tokens_per_step": 3},
+        {"max_logit_rows_per_step": 1},
+        {"max_logit_rows_per_step": 4, "max_tokens_per_step": 6},
+    ],
+)
 def test_rows_are_those_asked_for(limits: dict[str, int]) -> None:
     engine = make_engine(**limits)
     with Session(engine) as session:
-        for ids, wanted, num_rows in [([1, 2, 3], "last", 1), ([4] * 20, "all", 20), ([5] * 9, 4, 4), ([6], "all", 1), ([7, 8], 2, 2)]:
+        for ids, wanted, num_rows in [
+            ([1, 2, 3], "last", 1),
+            ([4] * 20, "all", 20),
+            ([5] * 9, 4, 4),
+            ([6], "all", 1),
+            ([7, 8], 2, 2),
+        ]:
             rows = session.append(ids, wanted)
             assert torch.equal(rows, expected(engine.model, session.tokens, num_rows))
     engine.check_idle()
@@ -45,7 +59,9 @@ def test_any_order_of_verbs_beside_generation_in_a_small_cache(seed: int) -> Non
         if verb == "append" and len(session) < 150:
             ids = [chance.randrange(50) for _ in range(chance.randint(1, 25))]
             wanted = chance.randint(1, len(ids))
-            assert torch.equal(session.append(torch.tensor(ids), wanted), expected(engine.model, session.tokens, wanted))
+            assert torch.equal(
+                session.append(torch.tensor(ids), wanted), expected(engine.model, session.tokens, wanted)
+            )
         elif verb == "truncate":
             session.truncate(chance.randint(0, len(session)))
         elif verb == "fork" and len(sessions) < 5:
@@ -53,7 +69,9 @@ def test_any_order_of_verbs_beside_generation_in_a_small_cache(seed: int) -> Non
             assert sessions[-1].tokens == session.tokens
         elif verb == "generate":
             prompt = [chance.randrange(50) for _ in range(30)]
-            assert generator.generate(prompt, SamplingConfig(max_new_tokens=30)).generated_token_ids == [greedy(engine.model, prompt, 30)]
+            assert generator.generate(prompt, SamplingConfig(max_new_tokens=30)).generated_token_ids == [
+                greedy(engine.model, prompt, 30)
+            ]
         elif verb == "close" and len(sessions) > 1:
             sessions.remove(session)
             session.close()
@@ -137,7 +155,13 @@ def test_bad_arguments_are_told(arguments: tuple, error: type[Exception], messag
 def test_ids_of_any_kind_are_the_same_tokens() -> None:
     session = Session(make_engine())
     expected = session.append([3, 4])
-    for ids in ((3, 4), torch.tensor([3, 4]), np.array([3, 4], dtype=np.int32), [np.int64(3), torch.tensor(4)], iter([3, 4])):
+    for ids in (
+        (3, 4),
+        torch.tensor([3, 4]),
+        np.array([3, 4], dtype=np.int32),
+        [np.int64(3), torch.tensor(4)],
+        iter([3, 4]),
+    ):
         session.truncate(np.int64(0))
         assert torch.equal(session.append(ids, np.int64(1)), expected) and session.tokens == [3, 4]
     assert session.append(np.int64(5)).shape == session.append(torch.tensor(5)).shape == (1, 50)

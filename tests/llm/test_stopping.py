@@ -33,7 +33,9 @@ def run(stopping: StoppingCriteria, prompt: list[int], generated: list[int]) -> 
         (10, [1], [5, 5], None, 2),  # in the prompt
     ],
 )
-def test_end_tokens_and_length(max_length: int, end: list[int], generated: list[int], reason: str | None, count: int) -> None:
+def test_end_tokens_and_length(
+    max_length: int, end: list[int], generated: list[int], reason: str | None, count: int
+) -> None:
     assert run(StoppingCriteria(max_length, end), [1, 2], generated) == (reason, generated[:count])
 
 

@@ -1,4 +1,5 @@
-"""A minute of random stress, in parts that can run side by side; `python -m tests.llm.stress --seconds 600` does more."""
+"""A minute of random stress, in parts that can run side by side; `python -m tests.llm.stress --seconds 600` does
+more."""
 
 from __future__ import annotations
 

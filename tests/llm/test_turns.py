@@ -53,7 +53,9 @@ def test_an_interrupted_release_loses_no_one_who_waits() -> None:
         other.start()
         while not lock._queue:
             time.sleep(0.001)
-        goes_on = interrupted_before_line(number, lambda: lock.__exit__(None, None, None), functions_in("turns.py"), lambda line: "with " in line)
+        goes_on = interrupted_before_line(
+            number, lambda: lock.__exit__(None, None, None), functions_in("turns.py"), lambda line: "with " in line
+        )
         if goes_on:
             lock.__enter__()  # asks again, as Engine.abort does
             lock.__exit__(None, None, None)
@@ -86,5 +88,10 @@ def test_an_interrupted_finaliser_keeps_no_lock() -> None:
     assert lock.call_if_free(lambda: calls.append(is_free(lock))) and calls == [False], "held meanwhile"
     for number in range(1, 8):  # up to the call of `action`
         lock = TurnLock()
-        assert interrupted_before_line(number, lambda: lock.call_if_free(calls.clear), lambda code: code.co_name == "call_if_free", lambda line: "with " in line)
+        assert interrupted_before_line(
+            number,
+            lambda: lock.call_if_free(calls.clear),
+            lambda code: code.co_name == "call_if_free",
+            lambda line: "with " in line,
+        )
         assert calls and is_free(lock), f"kept by an interrupt before line {number}"

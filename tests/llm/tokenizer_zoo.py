@@ -7,7 +7,11 @@ import functools
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-CORPUS = ["Once upon a time there was a naïve fox, who said: don't you like  two spaces?", "the end of the café, 3.14!\n\nNew line.", "日本語 and emoji 🦊👩‍👩‍👧 too"] * 3
+CORPUS = [
+    "Once upon a time there was a naïve fox, who said: don't you like  two spaces?",
+    "the end of the café, 3.14!\n\nNew line.",
+    "日本語 and emoji 🦊👩‍👩‍👧 too",
+] * 3
 
 
 @functools.cache
@@ -17,7 +21,9 @@ def byte_level(vocab_size: int = 300) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<pad>", "<end>"], initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<pad>", "<end>"], initial_alphabet=alphabet)
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
 
 
@@ -26,21 +32,31 @@ def sentencepiece(vocab_size: int = 360) -> PreTrainedTokenizerFast:
     """As Llama 2, Mistral: words that begin with ▁, and a token for each byte that is in no word."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     special = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, limit_alphabet=40, initial_alphabet=sorted("▁abcdefghijklmnopqrstuvwxyz"))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        limit_alphabet=40,
+        initial_alphabet=sorted("▁abcdefghijklmnopqrstuvwxyz"),
+    )
     tokenizer.train_from_iterator([text.replace(" ", "▁") for text in CORPUS], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
     return _with_ordinary_bytes(fast)
 
 
 def _with_ordinary_bytes(fast: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The trainer knows byte tokens only as special ones, which decoding would skip: declare just the three others special."""
+    """The trainer knows byte tokens only as special ones, which decoding would skip: declare just the three others
+    special."""
     import json
 
     state = json.loads(fast.backend_tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 3]
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="</s>", bos_token="<s>", unk_token="<unk>"
+    )
 
 
 ZOO = {"byte_level": byte_level, "sentencepiece": sentencepiece}

@@ -84,11 +84,15 @@ def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
     return (heads.double() / scales).round() * scales
 
 
-def expected_and_tolerance(sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """The definition in float64 on keys and values rounded to the cache's dtype, and how far fp32 arithmetic may be from it.
+def expected_and_tolerance(
+    sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """The definition in float64 on keys and values rounded to the cache's dtype, and how far fp32 arithmetic may be
+    from it.
 
-    A score is a chain of D rounded products, so it is off by at most D eps sum|q k| scale =: e (and in int8 by one rounding more, of
-    its scale); weights then are off by a factor 2 e, and the sum of up to n weighted values by another few n eps of their magnitude."""
+    A score is a chain of D rounded products, so it is off by at most D eps sum|q k| scale =: e (and in int8 by one
+    rounding more, of its scale); weights then are off by a factor 2 e, and the sum of up to n weighted values by
+    another few n eps of their magnitude."""
     length, heads, head_dim = sequence.q.shape
     group = heads // sequence.k.shape[1]
     q = sequence.q.double().transpose(0, 1)
@@ -202,7 +206,9 @@ def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads(dtype):
             q = torch.cat([sequences[i].q[-spans[i] :] for i in order])
             for threads in (1, 2, 3):
                 _C.set_num_threads(threads)
-                rows = native.attention(q, kv, make_spans([parts[i] for i in order]), 0.2).split([spans[i] for i in order])
+                rows = native.attention(q, kv, make_spans([parts[i] for i in order]), 0.2).split(
+                    [spans[i] for i in order]
+                )
                 outputs.append([rows[order.index(i)] for i in range(5)])
         alone = [native.attention(s.q[-n:], kv, make_spans([part]), 0.2) for n, s, part in zip(spans, sequences, parts)]
         outputs.append(alone)
@@ -278,7 +284,10 @@ def test_int8_is_off_by_at_most_half_a_scale():
     kv, (blocks,) = fill_cache([Sequence(heads, heads, heads)], torch.int8)
     position = torch.arange(60)
     block, offset = torch.tensor(blocks)[position // BLOCK_SIZE], position % BLOCK_SIZE
-    for elements, scales in ((kv.k[block, :, :, offset], kv.k_scales[block, :, offset]), (kv.v[block, :, offset, :50], kv.v_scales[block, :, offset])):
+    for elements, scales in (
+        (kv.k[block, :, :, offset], kv.k_scales[block, :, offset]),
+        (kv.v[block, :, offset, :50], kv.v_scales[block, :, offset]),
+    ):
         assert torch.equal(elements.abs().amax(-1), torch.full((60, 3), 127, dtype=torch.int8))
         error = (elements.double() * scales[..., None].double() - heads.double()).abs()
         assert (error <= heads.abs().amax(-1, keepdim=True).double() / 253.9).all() and error.max() > 0
@@ -299,7 +308,8 @@ def test_empty_spans_and_empty_batches():
     kv, (blocks,) = fill_cache([sequence], torch.float32)
     spans = make_spans([(0, 20, blocks), (1, 20, blocks), (0, 0, blocks)])
     assert torch.equal(
-        native.attention(sequence.q[19:], kv, spans, 0.25), native.attention(sequence.q[19:], kv, make_spans([(1, 20, blocks)]), 0.25)
+        native.attention(sequence.q[19:], kv, spans, 0.25),
+        native.attention(sequence.q[19:], kv, make_spans([(1, 20, blocks)]), 0.25),
     )
     assert native.attention(sequence.q[:0], kv, make_spans([(0, 20, blocks)]), 0.25).shape == (0, 32)
 
@@ -343,8 +353,14 @@ def test_wrong_arguments_are_refused_with_what_was_wrong():
         ("cache keys", lambda: native.attention(q, KVBlocks(kv.k[..., :8], kv.v), good, 1.0)),
         ("each block contiguous", lambda: native.attention(q, KVBlocks(kv.k[:1].expand(kv.k.shape), kv.v), good, 1.0)),
         ("int32", lambda: native.attention(q, kv, Spans(good.query_start.long(), good.kv_len, good.block_table), 1.0)),
-        ("have scales where they are int8", lambda: native.attention(q, KVBlocks(kv.k.to(torch.int8), kv.v.to(torch.int8)), good, 1.0)),
-        ("have scales where they are int8", lambda: native.attention(q, KVBlocks(kv.k, kv.v, int8.k_scales, int8.v_scales), good, 1.0)),
+        (
+            "have scales where they are int8",
+            lambda: native.attention(q, KVBlocks(kv.k.to(torch.int8), kv.v.to(torch.int8)), good, 1.0),
+        ),
+        (
+            "have scales where they are int8",
+            lambda: native.attention(q, KVBlocks(kv.k, kv.v, int8.k_scales, int8.v_scales), good, 1.0),
+        ),
         ("scales right behind", lambda: native.attention(q, replace(int8, k_scales=int8.k_scales.clone()), good, 1.0)),
         ("scales right behind", lambda: native.attention(q, replace(int8, v_scales=int8.k_scales), good, 1.0)),
         ("scales right behind", lambda: native.attention(q, replace(int8, v=int8.v.clone()), good, 1.0)),

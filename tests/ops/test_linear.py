@@ -73,9 +73,13 @@ def test_epilogues_agree_with_the_reference(name):
             expected = reference.linear(x, reference.DenseWeight(matrix), b, name, r)
             torch.testing.assert_close(native.linear(x, weight, b, name, r), expected, rtol=1e-5, atol=1e-5)
         expected = reference.linear_glu(x, reference.DenseWeight(matrix, True), name, b)
-        torch.testing.assert_close(native.linear_glu(x, packed(matrix, torch.float32, True), name, b), expected, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(
+            native.linear_glu(x, packed(matrix, torch.float32, True), name, b), expected, rtol=1e-5, atol=1e-4
+        )
     values = torch.linspace(-20, 20, 1001).view(7, 143)
-    torch.testing.assert_close(native.activation(values, name), reference.activation(values, name), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(
+        native.activation(values, name), reference.activation(values, name), rtol=2e-6, atol=2e-6
+    )
 
 
 def test_native_knows_the_activations_of_the_reference():
@@ -137,7 +141,11 @@ def test_inputs_may_be_strided_and_empty():
         (lambda w, g: native.linear(torch.zeros(2, 8, dtype=torch.float64), w), ValueError, "float64"),
         (lambda w, g: native.linear(torch.zeros(8, 2).T, w), ValueError, "contiguous rows"),
         (lambda w, g: native.linear(torch.zeros(2, 8), w, torch.zeros(3)), ValueError, "bias must be"),
-        (lambda w, g: native.linear(torch.zeros(2, 8), w, activation="swish"), ValueError, "unknown activation 'swish'"),
+        (
+            lambda w, g: native.linear(torch.zeros(2, 8), w, activation="swish"),
+            ValueError,
+            "unknown activation 'swish'",
+        ),
         (lambda w, g: native.linear(torch.zeros(2, 8), w, residual=torch.zeros(2, 8)), ValueError, "residual must be"),
         (lambda w, g: native.linear(torch.zeros(2, 8), g), ValueError, "linear_glu"),
         (lambda w, g: native.linear_glu(torch.zeros(2, 8), w, "silu"), ValueError, "glu=True"),

@@ -56,7 +56,9 @@ def test_layer_norm(k, affine, with_residual):
     shift = (k + 2) * EPS * s.abs().mean(-1, keepdim=True) / deviation
     scaled = (s - s.mean(-1, keepdim=True)).abs() / deviation
     gain = 1.0 if weight is None else weight.double().abs()
-    tolerance = (shift * (1 + scaled * (1 + shift)) + (k / 2 + 8) * EPS * (scaled + s.abs() / deviation)) * gain + 2 * EPS * expected.abs()
+    tolerance = (
+        shift * (1 + scaled * (1 + shift)) + (k / 2 + 8) * EPS * (scaled + s.abs() / deviation)
+    ) * gain + 2 * EPS * expected.abs()
     tolerance = tolerance + (0 if bias is None else 2 * EPS * bias.double().abs())
     assert ((y - expected).abs() <= tolerance).all()
 
@@ -81,10 +83,15 @@ def test_a_row_does_not_depend_on_the_others_or_the_threads():
     results = []
     for threads in (1, 2):
         _C.set_num_threads(threads)
-        results.append((*native.rms_norm(x, weight, 1e-6, residual), *native.layer_norm(x, weight, bias, 1e-6, residual)))
+        results.append(
+            (*native.rms_norm(x, weight, 1e-6, residual), *native.layer_norm(x, weight, bias, 1e-6, residual))
+        )
     _C.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*results))
-    row = (*native.rms_norm(x[99:100], weight, 1e-6, residual[99:100]), *native.layer_norm(x[99:100], weight, bias, 1e-6, residual[99:100]))
+    row = (
+        *native.rms_norm(x[99:100], weight, 1e-6, residual[99:100]),
+        *native.layer_norm(x[99:100], weight, bias, 1e-6, residual[99:100]),
+    )
     assert all(torch.equal(a[99:100], b) for a, b in zip(results[0], row))
 
 

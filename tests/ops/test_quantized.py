@@ -1,5 +1,5 @@
-"""Products with quantised weights, on every instruction set: against float64 of their definition on quantised inputs, and bit for bit
-between instruction sets, batches and threads."""
+"""Products with quantised weights, on every instruction set: against float64 of their definition on quantised inputs,
+and bit for bit between instruction sets, batches and threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,20 @@ STORAGES = [
     Storage("float8", 32),
     Storage("float8", 128),
 ]  # fmt: skip
-SIZES = [(1, 1), (16, 15), (33, 16), (50, 17), (15, 31), (17, 32), (64, 33), (21, 100), (81, 128), (40, 129), (70, 300), (35, 1100)]
+SIZES = [
+    (1, 1),
+    (16, 15),
+    (33, 16),
+    (50, 17),
+    (15, 31),
+    (17, 32),
+    (64, 33),
+    (21, 100),
+    (81, 128),
+    (40, 129),
+    (70, 300),
+    (35, 1100),
+]
 
 
 pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
@@ -46,7 +59,8 @@ def same_numbers_every_time():
 
 
 def random_rows(n: int, k: int, storage: Storage, ordered: bool = False) -> QuantizedRows:
-    """All codes that the storage has (but for float8's NaN), scales and minima of both signs over five orders of magnitude."""
+    """All codes that the storage has (but for float8's NaN), scales and minima of both signs over five orders of
+    magnitude."""
     if storage.code == "int8":
         codes = torch.randint(-128, 128, (n, k), dtype=torch.int8)
     elif storage.code == "int4":
@@ -69,7 +83,8 @@ def input_group(storage: Storage) -> int:
 
 
 def quantized_inputs(x: Tensor, rows: QuantizedRows) -> Tensor:
-    """x in float64 as the products see it: int8 codes and a scale for each group, in the order of the columns of codes."""
+    """x in float64 as the products see it: int8 codes and a scale for each group, in the order of the columns of
+    codes."""
     if rows.order is not None:
         x = x[:, rows.order]
     if rows.storage.code == "float8":
@@ -87,10 +102,12 @@ def columns_of_codes(matrix: Tensor, rows: QuantizedRows) -> Tensor:
 
 
 def assert_close_to_definition(got: Tensor, x: Tensor, weight: native.PackedWeight, rows: QuantizedRows) -> None:
-    """A chain of fp32 additions, one or two for each group (for each k in float8), of terms of which each was rounded twice."""
+    """A chain of fp32 additions, one or two for each group (for each k in float8), of terms of which each was rounded
+    twice."""
     w = columns_of_codes(native.unpack(weight).double(), rows)
     inputs = quantized_inputs(x, rows)
-    # A term is a group's dot product times its scale: what cancels inside of it does so exactly. Minima are terms of their own.
+    # A term is a group's dot product times its scale: what cancels inside of it does so exactly. Minima are terms of
+    # their own.
     magnitude = inputs.abs() @ w.abs().T
     if rows.storage.has_mins:
         group = rows.storage.group
@@ -103,7 +120,8 @@ def assert_close_to_definition(got: Tensor, x: Tensor, weight: native.PackedWeig
 
 
 def in_pairs(rows: QuantizedRows) -> QuantizedRows:
-    """Codes of int4 two in a byte, as files have them, each row with bytes behind it that are not its own; the high bits of an odd row's last byte are not, either."""
+    """Codes of int4 two in a byte, as files have them, each row with bytes behind it that are not its own; the high
+    bits of an odd row's last byte are not, either."""
     n, k = rows.shape
     codes = torch.nn.functional.pad(rows.codes, (0, k % 2), value=9)
     wide = torch.full((n, codes.shape[1] // 2 + 3), 0xEE, dtype=torch.uint8)
@@ -118,12 +136,20 @@ def test_codes_in_pairs_are_the_same_codes(storage):
         for glu in {False, n % 2 == 0}:
             rows = random_rows(n, k, storage, ordered=True)
             pairs = in_pairs(rows)
-            assert pairs.shape == rows.shape and pairs.nbytes == rows.nbytes and torch.equal(pairs.unpaired().codes, rows.codes)
+            assert (
+                pairs.shape == rows.shape
+                and pairs.nbytes == rows.nbytes
+                and torch.equal(pairs.unpaired().codes, rows.codes)
+            )
             assert torch.equal(pairs.dequantize(), rows.dequantize())
             weight = native.empty_weight(n, k, storage, glu, rows.order)
             for start, stop in ((n // 3, n), (0, n // 3)):
                 mins = pairs.mins[start:stop] if storage.has_mins else None
-                native.pack_quantized_(weight, replace(pairs, codes=pairs.codes[start:stop], scales=pairs.scales[start:stop], mins=mins), start)
+                native.pack_quantized_(
+                    weight,
+                    replace(pairs, codes=pairs.codes[start:stop], scales=pairs.scales[start:stop], mins=mins),
+                    start,
+                )
             expected = packed(rows, glu)
             assert torch.equal(weight._buffer[: weight.nbytes], expected._buffer[: expected.nbytes]), (n, k, glu)
 
@@ -178,7 +204,9 @@ def test_the_bits_are_the_same_on_every_instruction_set(storage):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("storage", [STORAGES[0], STORAGES[2], STORAGES[6], STORAGES[8], STORAGES[10], STORAGES[15]], ids=str)
+@pytest.mark.parametrize(
+    "storage", [STORAGES[0], STORAGES[2], STORAGES[6], STORAGES[8], STORAGES[10], STORAGES[15]], ids=str
+)
 def test_rows_are_the_same_bits_however_they_are_batched(isa, storage):
     _C.select_isa(isa)
     rows = random_rows(96, 600, storage)
@@ -196,7 +224,9 @@ def test_the_largest_codes_do_not_saturate(isa):
     """Inputs at 127 against weights at both ends: sums in 16 bits reach 2 * 128 * 127 and 8 * 2 * 15 * 127."""
     _C.select_isa(isa)
     k = 256
-    signs = torch.cat([torch.ones(1, k), -torch.ones(1, k), 1 - 2.0 * (torch.arange(k) % 2).view(1, k), torch.randn(1, k).sign()])
+    signs = torch.cat(
+        [torch.ones(1, k), -torch.ones(1, k), 1 - 2.0 * (torch.arange(k) % 2).view(1, k), torch.randn(1, k).sign()]
+    )
     for storage, ends in ((Storage("int8", None), (-128, 127)), (Storage("int8", 32), (-128, 127)), (Storage("int4", 128), (0, 15)),
                           (Storage("int4", None), (0, 15)), (Storage("int4", 32, codebook="iq4_nl"), (0, 15))):  # fmt: skip
         ends = torch.tensor(ends, dtype=torch.int8 if storage.code == "int8" else torch.uint8)
@@ -208,24 +238,45 @@ def test_the_largest_codes_do_not_saturate(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("storage", [Storage("int8", None), Storage("int8", 32), Storage("int4", 32, has_mins=True), Storage("float8", 32)], ids=str)
-@pytest.mark.parametrize("scale, size", [(1e-38, 1e20), (1e30, 1e-25), (1e-44, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1e-42)])
+@pytest.mark.parametrize(
+    "storage",
+    [Storage("int8", None), Storage("int8", 32), Storage("int4", 32, has_mins=True), Storage("float8", 32)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "scale, size", [(1e-38, 1e20), (1e30, 1e-25), (1e-44, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1e-42)]
+)
 def test_extreme_scales_of_weights_and_inputs(isa, storage, scale, size):
     _C.select_isa(isa)
     rows = random_rows(40, 100, storage)
-    rows = replace(rows, scales=torch.full_like(rows.scales, scale), mins=None if rows.mins is None else torch.full_like(rows.mins, -3 * scale))
+    rows = replace(
+        rows,
+        scales=torch.full_like(rows.scales, scale),
+        mins=None if rows.mins is None else torch.full_like(rows.mins, -3 * scale),
+    )
     x = torch.randn(3, 100) * size
     weight = packed(rows)
     got = native.linear(x, weight)
     assert got.isfinite().all()
     expected = quantized_inputs(x, rows) @ columns_of_codes(rows.dequantize().double(), rows).T
-    magnitude = quantized_inputs(x, rows).abs() @ (rows.scales[0, 0].double().abs() * (448 if storage.code == "float8" else 128)).expand(100, 40)
+    magnitude = quantized_inputs(x, rows).abs() @ (
+        rows.scales[0, 0].double().abs() * (448 if storage.code == "float8" else 128)
+    ).expand(100, 40)
     subnormal = 100 * 448 * (x.abs().max().double() + 1) * 2.0**-149  # of products, and of scales in fp32
     assert ((got.double() - expected).abs() <= 2.0**-10 * magnitude + subnormal + 1e-37).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("storage", [Storage("int8", None), Storage("int4", 32, has_mins=True), Storage("int4", 32, codebook="nf4"), Storage("float8", 32)], ids=str)
+@pytest.mark.parametrize(
+    "storage",
+    [
+        Storage("int8", None),
+        Storage("int4", 32, has_mins=True),
+        Storage("int4", 32, codebook="nf4"),
+        Storage("float8", 32),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_an_input_that_is_not_finite_spoils_its_row_alone(isa, storage, bad):
     _C.select_isa(isa)
@@ -256,7 +307,9 @@ def test_scales_of_float8_end_where_kernels_would_overflow():
     rows = random_rows(3, 20, Storage("float8", 16))
     with pytest.raises(ValueError, match="less than 2\\^120"):
         packed(replace(rows, scales=torch.full_like(rows.scales, 2.0**120)))
-    largest = replace(rows, scales=torch.full_like(rows.scales, 2.0**120 - 2.0**109), codes=torch.full_like(rows.codes, 0x01))
+    largest = replace(
+        rows, scales=torch.full_like(rows.scales, 2.0**120 - 2.0**109), codes=torch.full_like(rows.codes, 0x01)
+    )
     for m in (1, 9):
         got = native.linear(torch.eye(20)[:m], packed(largest))
         assert torch.equal(got, largest.dequantize().T[:m])
@@ -290,7 +343,9 @@ def test_rows_may_be_packed_in_pieces(glu):
         assert not native.unpack(weight).any()
         for begin, end in [(50, 70), (0, 3), (3, 50)]:
             mins = None if rows.mins is None else rows.mins[begin:end]
-            native.pack_quantized_(weight, QuantizedRows(storage, rows.codes[begin:end], rows.scales[begin:end], mins), begin)
+            native.pack_quantized_(
+                weight, QuantizedRows(storage, rows.codes[begin:end], rows.scales[begin:end], mins), begin
+            )
         assert torch.equal(native.unpack(weight), native.unpack(packed(rows)))
 
 
@@ -314,7 +369,9 @@ def test_factors_of_codebooks_keep_what_they_promise():
 def test_nbytes_are_those_of_the_layout():
     assert native.weight_nbytes(32, 64, Storage("int4", 32)) == 64 + 64 + 2 * (2 * 16 * 2 + 16 * 64 // 2)
     assert native.weight_nbytes(32, 64, Storage("int8", None)) == 64 + 4 * 32 + 2 * 16 * 64
-    assert native.weight_nbytes(17, 40, Storage("int4", 32, has_mins=True)) == 64 + 64 + 2 * (2 * 2 * 16 * 2 + 16 * 64 // 2)
+    assert native.weight_nbytes(17, 40, Storage("int4", 32, has_mins=True)) == 64 + 64 + 2 * (
+        2 * 2 * 16 * 2 + 16 * 64 // 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,9 +380,15 @@ def test_nbytes_are_those_of_the_layout():
         (lambda w, rows: native.pack_rows_(w, rows.dequantize(), 0), "pack_quantized_"),
         (lambda w, rows: native.pack_quantized_(w, rows, 5), "row 5"),
         (lambda w, rows: native.pack_quantized_(w, replace(rows, order=torch.arange(20)), 0), "another one"),
-        (lambda w, rows: native.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0), "rows of nf4"),
+        (
+            lambda w, rows: native.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0),
+            "rows of nf4",
+        ),
         (lambda w, rows: native.pack_quantized_(native.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
-        (lambda w, rows: native.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)), "permutation"),
+        (
+            lambda w, rows: native.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)),
+            "permutation",
+        ),
         (lambda w, rows: native.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
     ],
 )

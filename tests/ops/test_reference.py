@@ -31,7 +31,8 @@ def filled(matrix, dtype=torch.float32, glu=False):
     return weight
 
 
-# ---------------------------------------------------------------------------------------------------------------- weights
+# ----------------------------------------------------------------------------------------------------------------
+# weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -49,11 +50,17 @@ def test_a_weight_holds_what_was_packed(dtype):
 def test_a_quantised_weight_holds_the_values_of_its_rows():
     torch.manual_seed(0)
     storage, order = Storage("int4", 16, has_mins=True), torch.randperm(20)
-    rows = QuantizedRows(storage, torch.randint(16, (6, 20), dtype=torch.uint8), torch.randn(6, 2), torch.randn(6, 2), order)
+    rows = QuantizedRows(
+        storage, torch.randint(16, (6, 20), dtype=torch.uint8), torch.randn(6, 2), torch.randn(6, 2), order
+    )
     weight = ops.empty_weight(8, 20, storage, True, order)
     ops.pack_quantized_(weight, rows, 2)
     assert torch.equal(ops.unpack(weight), torch.cat([torch.zeros(2, 20), rows.dequantize()]))
-    assert (weight.storage, weight.dtype, weight.nbytes) == (storage, torch.float32, ops.weight_nbytes(8, 20, storage, True))
+    assert (weight.storage, weight.dtype, weight.nbytes) == (
+        storage,
+        torch.float32,
+        ops.weight_nbytes(8, 20, storage, True),
+    )
     x = torch.randn(3, 20, dtype=torch.float64)
     gate, up = x @ ops.unpack(weight)[:4].double().T, x @ ops.unpack(weight)[4:].double().T
     torch.testing.assert_close(ops.linear_glu(x, weight, "relu"), gate.relu() * up)
@@ -65,9 +72,15 @@ def test_a_quantised_weight_holds_the_values_of_its_rows():
         (lambda w, rows: ops.pack_rows_(w, rows.dequantize(), 0), "pack_quantized_"),
         (lambda w, rows: ops.pack_quantized_(w, rows, 5), "row 5"),
         (lambda w, rows: ops.pack_quantized_(w, replace(rows, order=torch.arange(20).flip(0)), 0), "another one"),
-        (lambda w, rows: ops.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0), "rows of nf4"),
+        (
+            lambda w, rows: ops.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0),
+            "rows of nf4",
+        ),
         (lambda w, rows: ops.pack_quantized_(ops.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
-        (lambda w, rows: ops.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)), "permutation"),
+        (
+            lambda w, rows: ops.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)),
+            "permutation",
+        ),
         (lambda w, rows: ops.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
     ],
 )
@@ -89,7 +102,8 @@ def test_gate_and_up_are_halves():
         ops.empty_weight(5, 4, torch.float32, glu=True)
 
 
-# ---------------------------------------------------------------------------------------------------- linear, activations
+# ---------------------------------------------------------------------------------------------------- linear,
+# activations
 
 
 def test_embedding_gives_rows_in_float32():
@@ -141,7 +155,8 @@ def test_linear_glu_multiplies_the_activated_gate_by_up():
     torch.testing.assert_close(ops.linear_glu(x, weight, "silu", bias), gate * gate.sigmoid() * up)
 
 
-# ------------------------------------------------------------------------------------------------------------------ norms
+# ------------------------------------------------------------------------------------------------------------------
+# norms
 
 
 def test_rms_norm():
@@ -180,7 +195,8 @@ def test_head_rms_norm_works_on_a_view():
     assert torch.equal(buffer[:, [0, 3, 4]], before[:, [0, 3, 4]])
 
 
-# -------------------------------------------------------------------------------------------------------------- attention
+# --------------------------------------------------------------------------------------------------------------
+# attention
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -194,7 +210,9 @@ def test_rotary_turns_pairs_as_complex_numbers(interleaved, rotated):
     for t in range(3):
         for h in range(2):
             for i, (a, b) in enumerate(pairs):
-                turned = complex(before[t, h, a], before[t, h, b]) * complex(math.cos(angle[t, i]), math.sin(angle[t, i]))
+                turned = complex(before[t, h, a], before[t, h, b]) * complex(
+                    math.cos(angle[t, i]), math.sin(angle[t, i])
+                )
                 assert buffer[t, h, a] == pytest.approx(turned.real) and buffer[t, h, b] == pytest.approx(turned.imag)
     assert torch.equal(buffer[:, :2, rotated:], before[:, :2, rotated:])
     assert torch.equal(buffer[:, 2:], before[:, 2:])
@@ -218,11 +236,14 @@ def test_stored_keys_and_values_are_where_the_layout_says():
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (1, None), (5, None), (17, None), (None, 2.0), (5, 0.5)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
 def test_attention_is_its_definition(window, softcap, heads, kv_heads):
-    """Three spans: a whole prompt, a single token after a past, and a chunk after a past; written out query by query."""
+    """Three spans: a whole prompt, a single token after a past, and a chunk after a past; written out query by
+    query."""
     dim, lengths, new = 5, [9, 20, 33], [9, 1, 14]
     keys = [torch.randn(n, kv_heads, dim).double() for n in lengths]
     values = [torch.randn(n, kv_heads, dim).double() for n in lengths]
-    kv = KVBlocks(torch.full((8, kv_heads, dim, 16), torch.nan).double(), torch.full((8, kv_heads, 16, 16), torch.nan).double())
+    kv = KVBlocks(
+        torch.full((8, kv_heads, dim, 16), torch.nan).double(), torch.full((8, kv_heads, 16, 16), torch.nan).double()
+    )
     table = torch.tensor([[6, -1, 99], [0, 3, -5], [7, 2, 4]], dtype=torch.int32)
     for s, n in enumerate(lengths):
         p = torch.arange(n)
@@ -244,13 +265,16 @@ def test_attention_is_its_definition(window, softcap, heads, kv_heads):
                 torch.testing.assert_close(out[token, h * dim : (h + 1) * dim], expected)
 
 
-# --------------------------------------------------------------------------------------------------------------- sampling
+# ---------------------------------------------------------------------------------------------------------------
+# sampling
 
 
 def test_argmax_takes_the_first_of_equals():
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, -1.0, 5.0, 5.0], [-math.inf, -math.inf, -2.0, -2.0]])
     assert ops.argmax(logits).tolist() == [1, 0, 2]
-    logits = torch.tensor([[1.0, math.nan], [math.nan, math.inf], [math.inf, 1.0], [-math.inf, -math.inf], [math.nan, -math.inf]])
+    logits = torch.tensor(
+        [[1.0, math.nan], [math.nan, math.inf], [math.inf, 1.0], [-math.inf, -math.inf], [math.nan, -math.inf]]
+    )
     assert ops.argmax(logits).tolist() == [-1, -1, -1, 0, -1]
 
 

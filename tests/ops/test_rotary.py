@@ -19,7 +19,10 @@ def isa(request):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("tokens", "heads", "head_dim", "half"), [(1, 1, 2, 1), (5, 3, 40, 10), (70, 4, 64, 32), (2, 2, 80, 16), (3, 1, 38, 19)])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "head_dim", "half"),
+    [(1, 1, 2, 1), (5, 3, 40, 10), (70, 4, 64, 32), (2, 2, 80, 16), (3, 1, 38, 19)],
+)
 def test_equals_its_twin(interleaved, tokens, heads, head_dim, half):
     fused = torch.randn(tokens, heads + 2, head_dim)
     angle = torch.randn(tokens, half)

@@ -52,7 +52,9 @@ def test_softmax_and_log_softmax(n):
     exact = logits.double().log_softmax(-1)
     eps = 2.0**-24
     # exp has 2 ulp, its argument is rounded once (|x - max| eps), the sum of n terms adds a few per piece of 4096.
-    relative = (20 + (logits.double() - logits.double().amax(-1, keepdim=True)).abs().nan_to_num(posinf=0.0) + min(n, 4096) / 64) * eps
+    relative = (
+        20 + (logits.double() - logits.double().amax(-1, keepdim=True)).abs().nan_to_num(posinf=0.0) + min(n, 4096) / 64
+    ) * eps
     probability = native.softmax(logits)
     assert ((probability - exact.exp()).abs() <= relative * exact.exp() + 1e-37).all()
     logarithm = native.log_softmax(logits)

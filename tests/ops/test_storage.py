@@ -22,7 +22,9 @@ def random_rows(storage: Storage, rows: int = 5, k: int = 80, order: bool = Fals
 
 STORAGES = [
     Storage(code, group, has_mins, codebook)
-    for code, group, has_mins, codebook in itertools.product(("int8", "int4", "float8"), (None, 16, 32, 48), (False, True), (None, *CODEBOOKS))
+    for code, group, has_mins, codebook in itertools.product(
+        ("int8", "int4", "float8"), (None, 16, 32, 48), (False, True), (None, *CODEBOOKS)
+    )
     if not (codebook and (code != "int4" or has_mins)) and not (has_mins and (code == "float8" or group is None))
 ]
 
@@ -31,7 +33,7 @@ STORAGES = [
 @pytest.mark.parametrize("order", [False, True])
 def test_dequantize_is_the_definition(storage, order):
     rows = random_rows(storage, order=order)
-    values, (n, k) = rows.dequantize(), rows.shape
+    values, k = rows.dequantize(), rows.shape[1]
     for row, column in [(0, 0), (1, 15), (2, 16), (3, 47), (4, 79), (0, 78)]:
         code = rows.codes[row, column]
         level = (
@@ -48,7 +50,9 @@ def test_dequantize_is_the_definition(storage, order):
 def test_common_storage_keeps_values(first, second):
     common = common_storage([first, second])
     if common is None:
-        assert "float8" in (first.code, second.code) or (first.codebook != second.codebook and {first.codebook, second.codebook} & {"nf4", "fp4"})
+        assert "float8" in (first.code, second.code) or (
+            first.codebook != second.codebook and {first.codebook, second.codebook} & {"nf4", "fp4"}
+        )
         return
     for storage in (first, second):
         rows = random_rows(storage)
@@ -60,12 +64,22 @@ def test_common_storage_keeps_values(first, second):
 
 def test_common_storage_is_no_larger_than_needed():
     assert common_storage([Storage("int4", 32), Storage("int4", 32)]) == Storage("int4", 32)
-    assert common_storage([Storage("int4", 32), Storage("int4", 64, has_mins=True)]) == Storage("int4", 32, has_mins=True)
-    assert common_storage([Storage("int4", 32, has_mins=True), Storage("int8", 16)]) == Storage("int8", 16, has_mins=True)
+    assert common_storage([Storage("int4", 32), Storage("int4", 64, has_mins=True)]) == Storage(
+        "int4", 32, has_mins=True
+    )
+    assert common_storage([Storage("int4", 32, has_mins=True), Storage("int8", 16)]) == Storage(
+        "int8", 16, has_mins=True
+    )
     assert common_storage([Storage("int8", None), Storage("int8", 32)]) == Storage("int8", 32)
-    assert common_storage([Storage("int4", 32, codebook="iq4_nl"), Storage("int4", 64, codebook="iq4_nl")]) == Storage("int4", 32, codebook="iq4_nl")
-    assert common_storage([Storage("int4", 32, codebook="iq4_nl"), Storage("int8", 32, has_mins=True)]) == Storage("int8", 32, has_mins=True)
-    assert common_storage([Storage("int4", 32, codebook="mxfp4"), Storage("int4", 32, codebook="iq4_nl")]) == Storage("int8", 32)
+    assert common_storage([Storage("int4", 32, codebook="iq4_nl"), Storage("int4", 64, codebook="iq4_nl")]) == Storage(
+        "int4", 32, codebook="iq4_nl"
+    )
+    assert common_storage([Storage("int4", 32, codebook="iq4_nl"), Storage("int8", 32, has_mins=True)]) == Storage(
+        "int8", 32, has_mins=True
+    )
+    assert common_storage([Storage("int4", 32, codebook="mxfp4"), Storage("int4", 32, codebook="iq4_nl")]) == Storage(
+        "int8", 32
+    )
     assert common_storage([Storage("int4", 32, codebook="nf4"), Storage("int4", 32)]) is None
     assert common_storage([Storage("float8", 128), Storage("int8", None)]) is None
 

@@ -33,15 +33,29 @@ def test_embedding_and_head_are_int8_beside_four_bits(name):
 
 
 def test_choices_by_pattern_and_the_last_one_counts():
-    config = QuantizationConfig("int4", group=32, lm_head={"format": "int4", "group": 128}, embedding=None, overrides={"*.down_proj": "int8", "model.layers.1.*": None})
+    config = QuantizationConfig(
+        "int4",
+        group=32,
+        lm_head={"format": "int4", "group": 128},
+        embedding=None,
+        overrides={"*.down_proj": "int8", "model.layers.1.*": None},
+    )
     assert formats(config) == [None, Int4(32), Int8(), None, None, Int4(128)]
     assert formats(QuantizationConfig("int8", overrides={"*": None, "lm_head": FP8()})) == [None] * 5 + [FP8()]
 
 
 def test_one_matrix_for_both_takes_what_is_said_of_either():
-    for said in ({"lm_head": None}, {"embedding": None}, {"overrides": {"lm_head": None}}, {"overrides": {"*.embed_tokens": None}}, {"lm_head": None, "embedding": None}):
+    for said in (
+        {"lm_head": None},
+        {"embedding": None},
+        {"overrides": {"lm_head": None}},
+        {"overrides": {"*.embed_tokens": None}},
+        {"lm_head": None, "embedding": None},
+    ):
         assert formats(QuantizationConfig("int8", **said), tied=True)[0] is None
-    with pytest.raises(ValueError, match="one matrix, which cannot have int4 for model.embed_tokens and floats for lm_head"):
+    with pytest.raises(
+        ValueError, match="one matrix, which cannot have int4 for model.embed_tokens and floats for lm_head"
+    ):
         formats(QuantizationConfig("int8", embedding="int4", lm_head=None), tied=True)
 
 
@@ -50,7 +64,12 @@ def test_one_matrix_for_both_takes_what_is_said_of_either():
     [
         QuantizationConfig(),
         QuantizationConfig("nf4", double_quantization=True, lm_head=None),
-        QuantizationConfig("int4", symmetric=False, embedding="int4", overrides={"*.q_proj": {"format": "int8", "group": 32}, "*.k_proj": None}),
+        QuantizationConfig(
+            "int4",
+            symmetric=False,
+            embedding="int4",
+            overrides={"*.q_proj": {"format": "int8", "group": 32}, "*.k_proj": None},
+        ),
     ],
     ids=str,
 )
@@ -61,7 +80,12 @@ def test_a_config_is_a_dict_of_its_arguments(config):
 
 def test_synonyms():
     assert read_quantization(None) is None
-    assert read_quantization("int4") == QuantizationConfig("int4") == read_quantization(Int4()) == read_quantization({"format": "int4"})
+    assert (
+        read_quantization("int4")
+        == QuantizationConfig("int4")
+        == read_quantization(Int4())
+        == read_quantization({"format": "int4"})
+    )
     assert read_quantization(None, load_in_4bit=True) == QuantizationConfig("nf4")
     assert read_quantization(None, load_in_8bit=True) == QuantizationConfig("int8")
 
@@ -80,7 +104,16 @@ def bitsandbytes(**fields):
 def test_bitsandbytes_configs(form):
     assert read_quantization(form(bitsandbytes(load_in_8bit=True))) == QuantizationConfig("int8")
     assert read_quantization(form(bitsandbytes(load_in_4bit=True))).format == FP4()
-    nested = read_quantization(form(bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, llm_int8_skip_modules=["down_proj", "lm_head"])))
+    nested = read_quantization(
+        form(
+            bitsandbytes(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                llm_int8_skip_modules=["down_proj", "lm_head"],
+            )
+        )
+    )
     assert formats(nested) == [Int8(), NF4(double_quantization=True), None, NF4(double_quantization=True), None, None]
 
 

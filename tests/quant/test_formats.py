@@ -1,4 +1,5 @@
-"""Each format against its published definition, written out as loops over Python's numbers; what no format may do; how good each is."""
+"""Each format against its published definition, written out as loops over Python's numbers; what no format may do; how
+good each is."""
 
 from __future__ import annotations
 
@@ -11,7 +12,19 @@ from pace.ops.storage import CODEBOOKS
 from pace.quant import FORMATS, FP4, FP8, MXFP4, MXFP8, NF4, Int4, Int8
 from pace.quant.nf4 import dynamic_levels
 
-EVERY = [Int8(), Int8(group=32), Int4(), Int4(32), Int4(128), Int4(None), Int4(32, symmetric=False), Int4(symmetric=False), NF4(), FP4(), NF4(double_quantization=True)]
+EVERY = [
+    Int8(),
+    Int8(group=32),
+    Int4(),
+    Int4(32),
+    Int4(128),
+    Int4(None),
+    Int4(32, symmetric=False),
+    Int4(symmetric=False),
+    NF4(),
+    FP4(),
+    NF4(double_quantization=True),
+]
 EVERY += [NF4(128), MXFP4(), MXFP8(), FP8(), FP8(64)]
 PACKED = 2.0**-11
 """By how much scales and minima of groups are rounded, relatively."""
@@ -25,7 +38,8 @@ def heavy_tailed(rows: int, k: int, seed: int = 0) -> torch.Tensor:
     return x * torch.logspace(-3, 3, rows)[:, None]
 
 
-# -- definitions ----------------------------------------------------------------------------------------------------------
+# -- definitions
+# ----------------------------------------------------------------------------------------------------------
 
 
 def e4m3(code: int) -> float:
@@ -54,8 +68,8 @@ def by_largest(x: list[float], levels: list[float]) -> list[float]:
 
 
 def microscaled(x: list[float], levels: list[float], largest_exponent: int) -> list[float]:
-    """Section 6.3: X is the largest power of two that is at most max |v|, by the largest one in the element type; then v / X in that type,
-    what is beyond its largest number becoming that."""
+    """Section 6.3: X is the largest power of two that is at most max |v|, by the largest one in the element type; then
+    v / X in that type, what is beyond its largest number becoming that."""
     largest = max(map(abs, x))
     if largest == 0:
         return x
@@ -96,13 +110,20 @@ DEFINITIONS = {
 }
 
 
-@pytest.mark.parametrize("format", [format for format in EVERY if not getattr(format, "double_quantization", False)], ids=repr)
+@pytest.mark.parametrize(
+    "format", [format for format in EVERY if not getattr(format, "double_quantization", False)], ids=repr
+)
 @pytest.mark.parametrize("k", [200, 129, 16, 1])
 def test_against_the_definition(format, k):
-    """What is computed in float32 is as near to the weights as the definition, group by group, but for the rounding of packed scales."""
+    """What is computed in float32 is as near to the weights as the definition, group by group, but for the rounding of
+    packed scales."""
     x = heavy_tailed(6, k)
     x[3, 64:128] = 0
-    define = between_ends_int4 if format == Int4(32, symmetric=False) or format == Int4(symmetric=False) else DEFINITIONS[format.name]
+    define = (
+        between_ends_int4
+        if format == Int4(32, symmetric=False) or format == Int4(symmetric=False)
+        else DEFINITIONS[format.name]
+    )
     values = format.quantize(x).dequantize()
     for row, found in zip(x.tolist(), values.tolist()):
         for start in range(0, k, format.storage.group or k):
@@ -110,7 +131,9 @@ def test_against_the_definition(format, k):
             defined = define(group)
             largest = max(map(abs, group))
             error, least = (math.dist(group, other) for other in (found[start : start + len(group)], defined))
-            assert error <= least * (1 + 1e-4) + PACKED * math.sqrt(sum(value * value for value in group)) + 1e-6 * largest
+            assert (
+                error <= least * (1 + 1e-4) + PACKED * math.sqrt(sum(value * value for value in group)) + 1e-6 * largest
+            )
             if format.name not in ("int4",):
                 agree = sum(abs(a - b) <= 2 * PACKED * abs(b) for a, b in zip(found[start:], defined))
                 assert agree >= len(group) - 1, "codes differ from the definition's where two are as near"
@@ -124,7 +147,9 @@ def test_codes_between_two_are_the_even_ones():
     e4m3_halves = [(E4M3[code] + E4M3[code + 1]) / 2 for code in range(126)]
     for start in range(0, 126, 31):
         x = torch.tensor([[*e4m3_halves[start : start + 31], 448.0]])
-        assert MXFP8().quantize(x).codes[0, :-1].tolist() == [(code + 1) // 2 * 2 for code in range(start, start + x.shape[1] - 1)]
+        assert MXFP8().quantize(x).codes[0, :-1].tolist() == [
+            (code + 1) // 2 * 2 for code in range(start, start + x.shape[1] - 1)
+        ]
 
 
 def test_microscaling_scales_are_powers_of_two_of_the_largest():
@@ -159,7 +184,9 @@ def test_int4_is_better_than_the_largest_magnitude_alone():
 
 def test_zero_points_follow_weights_of_one_sign():
     x = torch.rand(8, 256, generator=torch.Generator().manual_seed(2)) + 3.0
-    error = {symmetric: (Int4(32, symmetric).quantize(x).dequantize() - x).abs().max().item() for symmetric in (True, False)}
+    error = {
+        symmetric: (Int4(32, symmetric).quantize(x).dequantize() - x).abs().max().item() for symmetric in (True, False)
+    }
     assert error[False] < 0.05 < error[True]
     constant = torch.full((2, 64), -2.5)
     assert torch.equal(Int4(symmetric=False).quantize(constant).dequantize(), constant)
@@ -182,12 +209,15 @@ def test_nested_scales_are_those_of_bitsandbytes():
     expected = []
     for block in (largest[:256], largest[256:]):
         scale = max(abs(value - mean) for value in block)
-        expected += [min(levels, key=lambda level: abs((value - mean) / scale - level)) * scale + mean for value in block]
+        expected += [
+            min(levels, key=lambda level: abs((value - mean) / scale - level)) * scale + mean for value in block
+        ]
     assert torch.allclose(nested.scales[0], torch.tensor(expected), rtol=2 * PACKED, atol=0)
     assert not torch.allclose(nested.scales, plain.scales, rtol=2 * PACKED, atol=0)
 
 
-# -- what no format may do ------------------------------------------------------------------------------------------------
+# -- what no format may do
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
@@ -219,13 +249,18 @@ def test_zeros_stay_zeros(format):
     x[1, 7] = 1.0
     values = format.quantize(x).dequantize()
     assert torch.equal(values[0], x[0]) and torch.equal(values[2], x[2])
-    assert values.isfinite().all() and abs(values[1, 7] - 1) < 0.3 and (values[1, format.storage.group or 300 :] == 0).all()
+    assert (
+        values.isfinite().all()
+        and abs(values[1, 7] - 1) < 0.3
+        and (values[1, format.storage.group or 300 :] == 0).all()
+    )
 
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
 @pytest.mark.parametrize("largest", [3.4e38, 1e30, 1e-30, 1e-37, 1e-40])
 def test_huge_and_tiny_weights(format, largest):
-    """As good as ordinary ones, as far as float32 can hold the scale: a subnormal one is a multiple of 2^-149; microscaling has none below 2^-127."""
+    """As good as ordinary ones, as far as float32 can hold the scale: a subnormal one is a multiple of 2^-149;
+    microscaling has none below 2^-127."""
     if largest == 1e-40 and isinstance(format, (MXFP4, MXFP8)):
         assert format.quantize(torch.full((1, 32), largest)).scales.tolist() == [[2.0**-127]]
         return
@@ -233,7 +268,9 @@ def test_huge_and_tiny_weights(format, largest):
     x /= x.abs().max()
     relative, found = (format.quantize(y).dequantize().double() / y.abs().max() for y in (x, x * largest))
     assert found.isfinite().all()
-    assert (found - relative).abs().max() <= (2**-149 / largest) * 448 + 2 * PACKED + (0.5 if isinstance(format, (MXFP4, MXFP8)) else 0.0)
+    assert (found - relative).abs().max() <= (2**-149 / largest) * 448 + 2 * PACKED + (
+        0.5 if isinstance(format, (MXFP4, MXFP8)) else 0.0
+    )
 
 
 @pytest.mark.parametrize("format", EVERY, ids=repr)
@@ -245,16 +282,22 @@ def test_what_is_not_finite_is_refused_by_the_tensors_name(format, bad):
         format.quantize(x, "model.layers.3.mlp.down_proj.weight")
 
 
-@pytest.mark.parametrize("format", [format for format in EVERY if format.name != "int4" and not getattr(format, "double_quantization", False)], ids=repr)
+@pytest.mark.parametrize(
+    "format",
+    [format for format in EVERY if format.name != "int4" and not getattr(format, "double_quantization", False)],
+    ids=repr,
+)
 def test_what_is_quantised_stays_as_it_is(format):
     values = format.quantize(heavy_tailed(8, 300)).dequantize()
     again = format.quantize(values).dequantize()
     assert torch.allclose(again, values, rtol=2**-22 if format.storage.group is None else PACKED / 8, atol=0)
 
 
-# -- how good each is -----------------------------------------------------------------------------------------------------
+# -- how good each is
+# -----------------------------------------------------------------------------------------------------
 
-# Relative RMS errors, of normal weights and of Student's t with 4 degrees of freedom, 1024 x 1024 each: measured, and a little more.
+# Relative RMS errors, of normal weights and of Student's t with 4 degrees of freedom, 1024 x 1024 each: measured, and a
+# little more.
 MOST_ERROR = {
     "int8": (0.00793, 0.0185),
     "int4": (0.0906, 0.136),

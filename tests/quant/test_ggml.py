@@ -91,7 +91,8 @@ def test_the_page_tells_the_sizes_that_are():
 
 
 def test_the_table():
-    """Sizes, names and numbers are ggml's, and every type of the gguf package is decoded, a float, or refused by name."""
+    """Sizes, names and numbers are ggml's, and every type of the gguf package is decoded, a float, or refused by
+    name."""
     for number, kind in BLOCK_TYPES.items():
         name = gguf.GGMLQuantizationType(number)
         assert (kind.name, (kind.weights, kind.nbytes)) == (name.name, gguf.GGML_QUANT_SIZES[name])

@@ -32,7 +32,9 @@ class CTranslate2(Runtime):
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         import ctranslate2
 
-        self.generator = ctranslate2.Generator(str(source), "cpu", compute_type=variant, inter_threads=1, intra_threads=threads)
+        self.generator = ctranslate2.Generator(
+            str(source), "cpu", compute_type=variant, inter_threads=1, intra_threads=threads
+        )
 
     def run(self, prompts: Prompts, generated: int) -> Timing:
         arrived: dict[int, float] = {}
@@ -43,7 +45,13 @@ class CTranslate2(Runtime):
 
         began = time.perf_counter()
         self.generator.generate_batch(
-            _words(prompts), beam_size=1, sampling_topk=1, min_length=generated + 1, max_length=generated + 1, include_prompt_in_result=False, callback=note
+            _words(prompts),
+            beam_size=1,
+            sampling_topk=1,
+            min_length=generated + 1,
+            max_length=generated + 1,
+            include_prompt_in_result=False,
+            callback=note,
         )
         times = [arrived[step] for step in sorted(arrived)]
         if len(times) != generated + 1:

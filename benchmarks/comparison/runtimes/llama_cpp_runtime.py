@@ -1,6 +1,7 @@
 """llama.cpp through the C functions of llama-cpp-python: `llama_decode` on batches of token ids, nothing around it.
 
-The GGUF file comes from `gguf_writer`; the quantised ones are made from the fp16 one by llama.cpp's own `llama_model_quantize`."""
+The GGUF file comes from `gguf_writer`; the quantised ones are made from the fp16 one by llama.cpp's own
+`llama_model_quantize`."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class LlamaCpp(SteppedRuntime):
         self.source, self.threads, self.context, self.flash = source, threads, None, {}
 
     def reserve(self, batch: int, length: int) -> None:
-        """A new context: its cache has a part of `length` tokens for each of the sequences, and flash attention is on or off."""
+        """A new context: its cache has a part of `length` tokens for each of the sequences, and flash attention is on
+        or off."""
         if self.context:
             self.llama.llama_free(self.context)
         options = self.llama.llama_context_default_params()
@@ -86,7 +88,8 @@ class LlamaCpp(SteppedRuntime):
             raise RuntimeError(f"llama.cpp makes no context for {batch} x {length} tokens")
 
     def tune(self, prompts: Prompts) -> None:
-        """Flash attention on or off: the shorter time for the prompts and 64 steps decides, for each number of sequences."""
+        """Flash attention on or off: the shorter time for the prompts and 64 steps decides, for each number of
+        sequences."""
         seconds = {}
         for flash in FLASH_ATTENTION:
             self.flash[len(prompts)] = flash
@@ -98,7 +101,12 @@ class LlamaCpp(SteppedRuntime):
     def settings(self) -> dict[str, str]:
         info = self.llama.llama_print_system_info().decode()
         flash = ", ".join(f"{choice} for batches of {batch}" for batch, choice in self.flash.items())
-        return {"flash attention": flash, "n_batch, n_ubatch": str(MICRO_BATCH), "KV": "f16", "build": " ".join(info.split())}
+        return {
+            "flash attention": flash,
+            "n_batch, n_ubatch": str(MICRO_BATCH),
+            "KV": "f16",
+            "build": " ".join(info.split()),
+        }
 
     def step_weight_bytes(self) -> int | None:
         import gguf
@@ -114,7 +122,9 @@ class LlamaCpp(SteppedRuntime):
             for begin in range(0, len(ids), MICRO_BATCH):
                 piece = ids[begin : begin + MICRO_BATCH]
                 is_last = begin + len(piece) == len(ids)
-                self._decode([(token, begin + i, index) for i, token in enumerate(piece)], [len(piece) - 1] if is_last else [])
+                self._decode(
+                    [(token, begin + i, index) for i, token in enumerate(piece)], [len(piece) - 1] if is_last else []
+                )
             self.tokens.append(int(self._row(-1).argmax()))
 
     def step(self) -> None:
@@ -134,7 +144,13 @@ class LlamaCpp(SteppedRuntime):
         try:
             batch.n_tokens = len(tokens)
             for i, (token, position, sequence) in enumerate(tokens):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = token, position, 1, sequence, False
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = (
+                    token,
+                    position,
+                    1,
+                    sequence,
+                    False,
+                )
             for i in wanted:
                 batch.logits[i] = True
             if code := self.llama.llama_decode(self.context, batch):

@@ -20,7 +20,17 @@ class OnnxRuntime(SteppedRuntime):
 
     @classmethod
     def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:
-        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint), "-o", str(target), "-p", variant]
+        command = [
+            sys.executable,
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-i",
+            str(checkpoint),
+            "-o",
+            str(target),
+            "-p",
+            variant,
+        ]
         command += ["-e", "cpu", "-c", str(target.with_name("cache"))]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

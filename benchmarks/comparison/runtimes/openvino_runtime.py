@@ -1,4 +1,5 @@
-"""OpenVINO GenAI: `LLMPipeline` on a model that optimum-intel exports, given token ids; its own metrics tell the time of each token."""
+"""OpenVINO GenAI: `LLMPipeline` on a model that optimum-intel exports, given token ids; its own metrics tell the time
+of each token."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from benchmarks.comparison.runtimes.base import Prompts, Runtime, Timing, Varian
 QUANTIZATION = {"int8": {"bits": 8, "sym": False}, "int4": {"bits": 4, "sym": True, "group_size": 32}}
 
 BATCHED_TOKENS = 4096
-"""Tokens of prompts that are computed at once: all of a scenario's, where the default of 256 would cut a prompt in two."""
+"""Tokens of prompts that are computed at once: all of a scenario's, where the default of 256 would cut a prompt in
+two."""
 
 
 def device_settings(threads: int, precision: str) -> dict[str, object]:
-    """The CPU plugin quantises activations where it sees VNNI, whatever oneDNN is told to use, and oneDNN that is held to AVX2 then has no product for
-    it: there they stay floats, as on a CPU without VNNI."""
+    """The CPU plugin quantises activations where it sees VNNI, whatever oneDNN is told to use, and oneDNN that is held
+    to AVX2 then has no product for it: there they stay floats, as on a CPU without VNNI."""
     settings: dict[str, object] = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
     if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":
         settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
@@ -29,7 +31,12 @@ class OpenVINO(Runtime):
     name = "openvino-genai"
     packages = ("openvino-genai", "openvino")
     modules = ("openvino", "openvino_genai")
-    variants = (Variant("fp16", "fp16", 16, 8), Variant("bf16", "bf16", 16, 8), Variant("int8", "int8", 8, 8), Variant("int4", "int4", None, 8))
+    variants = (
+        Variant("fp16", "fp16", 16, 8),
+        Variant("bf16", "bf16", 16, 8),
+        Variant("int8", "int8", 8, 8),
+        Variant("int4", "int4", None, 8),
+    )
 
     @classmethod
     def refusal(cls, variant: str) -> str | None:
@@ -50,12 +57,20 @@ class OpenVINO(Runtime):
             from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
             config = OVWeightQuantizationConfig(**QUANTIZATION[variant])
-            OVModelForCausalLM.from_pretrained(checkpoint, export=True, compile=False, quantization_config=config).save_pretrained(target)
+            OVModelForCausalLM.from_pretrained(
+                checkpoint, export=True, compile=False, quantization_config=config
+            ).save_pretrained(target)
         else:
             from optimum.exporters.openvino import main_export
             from optimum.intel import OVConfig
 
-            main_export(str(checkpoint), target, task="text-generation-with-past", ov_config=OVConfig(dtype="fp16"), convert_tokenizer=False)
+            main_export(
+                str(checkpoint),
+                target,
+                task="text-generation-with-past",
+                ov_config=OVConfig(dtype="fp16"),
+                convert_tokenizer=False,
+            )
 
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         import openvino_genai
@@ -65,11 +80,17 @@ class OpenVINO(Runtime):
         schedule.enable_prefix_caching = False
         schedule.max_num_batched_tokens = BATCHED_TOKENS
         settings = device_settings(threads, precision)
-        self.pipeline = openvino_genai.LLMPipeline(str(source), "CPU", scheduler_config=schedule, PERFORMANCE_HINT="LATENCY", **settings)
+        self.pipeline = openvino_genai.LLMPipeline(
+            str(source), "CPU", scheduler_config=schedule, PERFORMANCE_HINT="LATENCY", **settings
+        )
         self.source, self.precision, self.threads = source, precision, threads
 
     def settings(self) -> dict[str, str]:
-        return {**{name: str(value) for name, value in device_settings(self.threads, self.precision).items()}, "KV": "u8, its default", "max_num_batched_tokens": str(BATCHED_TOKENS)}
+        return {
+            **{name: str(value) for name, value in device_settings(self.threads, self.precision).items()},
+            "KV": "u8, its default",
+            "max_num_batched_tokens": str(BATCHED_TOKENS),
+        }
 
     def run(self, prompts: Prompts, generated: int) -> Timing:
         import openvino
@@ -90,16 +111,24 @@ class OpenVINO(Runtime):
         prefill = metrics.m_times_to_first_token[0] / 1e6
         times = [time / 1e3 for time in metrics.m_new_token_times]  # milliseconds, whatever the documentation says
         if not 0.8 * elapsed < prefill + times[-1] - times[0] < 1.05 * elapsed:
-            raise RuntimeError(f"OpenVINO GenAI's clock tells {prefill:.3f} + {times[-1] - times[0]:.3f} s of {elapsed:.3f} s")
+            raise RuntimeError(
+                f"OpenVINO GenAI's clock tells {prefill:.3f} + {times[-1] - times[0]:.3f} s of {elapsed:.3f} s"
+            )
         return Timing(prefill, median_step([after - before for before, after in zip(times, times[1:])]))
 
     def logits(self, prompt: list[int]) -> np.ndarray:
         """The pipeline shows none: the exported model is run without it."""
         import openvino
 
-        model = openvino.Core().compile_model(str(self.source / "openvino_model.xml"), "CPU", device_settings(self.threads, self.precision))
+        model = openvino.Core().compile_model(
+            str(self.source / "openvino_model.xml"), "CPU", device_settings(self.threads, self.precision)
+        )
         count = len(prompt)
         given = {"input_ids": [prompt], "attention_mask": [[1] * count], "position_ids": [list(range(count))]}
-        inputs = {name: np.array(value, np.int64) for name, value in given.items() if name in {n for i in model.inputs for n in i.names}}
+        inputs = {
+            name: np.array(value, np.int64)
+            for name, value in given.items()
+            if name in {n for i in model.inputs for n in i.names}
+        }
         outputs = model(inputs | {"beam_idx": np.zeros(1, np.int32)})
         return outputs["logits"][0, -1]

@@ -39,7 +39,9 @@ class Pace(SteppedRuntime):
         from pace.llm.models.model_utils import executable, load_model, select_ops
 
         quantization = None if variant in FLOATS else QUANTIZATION.get(variant, variant)
-        model = load_model(str(source), FLOATS.get(variant, "bfloat16"), num_threads=threads, progress=False, quantization=quantization)
+        model = load_model(
+            str(source), FLOATS.get(variant, "bfloat16"), num_threads=threads, progress=False, quantization=quantization
+        )
         self.engine = Engine.create(executable(model, "native"), select_ops("native"), CACHE_BYTES)
         self.model, self.sequences = model, []
 

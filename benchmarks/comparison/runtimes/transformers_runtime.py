@@ -12,8 +12,16 @@ from benchmarks.comparison.runtimes.base import Prompts, SteppedRuntime, Variant
 class Transformers(SteppedRuntime):
     name = "transformers"
     packages = ("transformers", "torch")
-    modules = ("torch", "transformers", "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2")
-    variants = (Variant("bf16", "bf16", 16, 16), Variant("fp32", "fp32", 32, 32))  # fp16 on eager torch takes minutes for a prompt
+    modules = (
+        "torch",
+        "transformers",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.qwen2.modeling_qwen2",
+    )
+    variants = (
+        Variant("bf16", "bf16", 16, 16),
+        Variant("fp32", "fp32", 32, 32),
+    )  # fp16 on eager torch takes minutes for a prompt
     converts = False
 
     def __init__(self, source: Path, variant: str, threads: int) -> None:
@@ -27,7 +35,11 @@ class Transformers(SteppedRuntime):
     def settings(self) -> dict[str, str]:
         import torch
 
-        return {"attention": "sdpa", "cache": "DynamicCache", "torch CPU capability": torch.backends.cpu.get_cpu_capability()}
+        return {
+            "attention": "sdpa",
+            "cache": "DynamicCache",
+            "torch CPU capability": torch.backends.cpu.get_cpu_capability(),
+        }
 
     def start(self, prompts: Prompts) -> None:
         import torch

@@ -14,18 +14,19 @@ constexpr int kTilePositions = 64;
 constexpr int kPartitionPositions = 1024;
 constexpr int kTileBlocks = kTilePositions / kBlockPositions;
 
-// The most query rows that go over the keys and values together. 96 rows of 128 floats are 48 KB: queries, sums, weights and a
-// tile in fp32 are 190 KB in the second-level cache, and fetching and widening a 16-bit tile, a tenth of the time of 48 rows,
-// is shared by twice as many.
+// The most query rows that go over the keys and values together. 96 rows of 128 floats are 48 KB: queries, sums,
+// weights and a tile in fp32 are 190 KB in the second-level cache, and fetching and widening a 16-bit tile, a tenth of
+// the time of 48 rows, is shared by twice as many.
 constexpr int kMaxQueryRows = 96;
 
 // The scales of a head's keys or values in a block, counted in its elements; none but int8 has them.
 template <class T>
-constexpr int64_t kScaleElements = std::is_same_v<std::remove_const_t<T>, int8_t> ? kBlockPositions * int64_t(sizeof(float)) : 0;
+constexpr int64_t kScaleElements =
+    std::is_same_v<std::remove_const_t<T>, int8_t> ? kBlockPositions * int64_t(sizeof(float)) : 0;
 
-// One layer's cache: k [blocks][kv_heads][head_dim][16], v [blocks][kv_heads][16][padded_dim], blocks as far apart as the strides say.
-// In int8, each head of k and of v is followed by the scales of its 16 positions, float [16], a line that is read with it: an
-// element stands for itself times the scale of its position.
+// One layer's cache: k [blocks][kv_heads][head_dim][16], v [blocks][kv_heads][16][padded_dim], blocks as far apart as
+// the strides say. In int8, each head of k and of v is followed by the scales of its 16 positions, float [16], a line
+// that is read with it: an element stands for itself times the scale of its position.
 struct KvView {
     void* k;
     void* v;
@@ -63,25 +64,25 @@ struct AttentionArgs {
     int64_t q_token_stride;  // of queries [tokens][heads][head_dim], in floats
     int64_t q_head_stride;
     KvView kv;
-    int64_t query_heads;     // a multiple of kv.kv_heads; head h reads kv head h / group()
+    int64_t query_heads;  // a multiple of kv.kv_heads; head h reads kv head h / group()
     float scale;
-    int64_t window;          // a position sees this many, itself included; kNoWindow = all before it
-    float softcap;           // scores become softcap * tanh(score / softcap); 0 = off
-    float* out;              // [tokens][query_heads * head_dim]
+    int64_t window;  // a position sees this many, itself included; kNoWindow = all before it
+    float softcap;   // scores become softcap * tanh(score / softcap); 0 = off
+    float* out;      // [tokens][query_heads * head_dim]
 
     int64_t group() const { return query_heads / kv.kv_heads; }
 };
 
-// Query rows that go over the keys and values together: rows of one span and one kv head, numbered token by token and, within
-// a token, head by head of the group. Row r of the span is token r / group, head r % group.
+// Query rows that go over the keys and values together: rows of one span and one kv head, numbered token by token and,
+// within a token, head by head of the group. Row r of the span is token r / group, head r % group.
 struct QueryRows {
     const float* q;          // of the span's first token and the group's first head
     int64_t first_token;     // in out: the span's first token
     int64_t first_position;  // the position of that token in its sequence
     const int32_t* blocks;   // the span's block table
     int64_t kv_head;
-    int64_t first_row;       // within the span
-    int rows;                // 1..kMaxQueryRows
+    int64_t first_row;  // within the span
+    int rows;           // 1..kMaxQueryRows
 
     int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
 };
@@ -93,8 +94,8 @@ constexpr int kPackedRows = 8;
 constexpr int64_t kPartialOut = 16;
 inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
 
-// Floats of scratch that the attention kernels need for any QueryRows: queries (in passes of two rows or more), scores, out, three
-// vectors of state, the partitions before, and a tile of keys and values in fp32.
+// Floats of scratch that the attention kernels need for any QueryRows: queries (in passes of two rows or more), scores,
+// out, three vectors of state, the partitions before, and a tile of keys and values in fp32.
 inline int64_t attention_scratch_floats(const KvView& kv) {
     const int64_t query_floats = kMaxQueryRows / 2 * kPackedRows * kv.padded_dim();
     const int64_t row_floats = kv.padded_dim() + kTilePositions + 3 + partial_floats(kv);

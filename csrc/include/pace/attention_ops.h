@@ -8,19 +8,19 @@
 
 namespace pace {
 
-// What is done to the heads of new tokens between the product that makes them and attention: query and key heads are normalised
-// (where the norms are not None) and rotated (where half > 0), keys and values are stored.
+// What is done to the heads of new tokens between the product that makes them and attention: query and key heads are
+// normalised (where the norms are not None) and rotated (where half > 0), keys and values are stored.
 struct HeadsArgs {
-    float *q, *k;              // [tokens][heads][head_dim], heads contiguous
+    float *q, *k;  // [tokens][heads][head_dim], heads contiguous
     const float* v;
-    int64_t token_stride;      // of all three, in floats
+    int64_t token_stride;  // of all three, in floats
     int64_t query_heads;
     Norm query_norm, key_norm;
-    const float *cos, *sin;    // [tokens][half]
+    const float *cos, *sin;  // [tokens][half]
     int64_t half;
     bool interleaved;
     KvView kv;
-    const int64_t* slots;      // [tokens]
+    const int64_t* slots;  // [tokens]
 
     explicit operator bool() const { return slots != nullptr; }
 };
@@ -34,17 +34,19 @@ void store_key_value(const HeadsArgs& heads, int64_t token, int64_t kv_head, flo
 // Tokens that make a chunk worth a thread's while.
 int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 
-// csrc/ops/attention.cpp. args.out [tokens][query_heads * head_dim] = attention of every token of every span over its own
-// positions. Span s has tokens query_start[s] .. query_start[s + 1]; its last token stands at position kv_len[s] - 1; position p
-// lives in block block_table[s * table_stride + p / 16]. Blocks wholly before every token's window are not looked at.
+// csrc/ops/attention.cpp. args.out [tokens][query_heads * head_dim] = attention of every token of every span over its
+// own positions. Span s has tokens query_start[s] .. query_start[s + 1]; its last token stands at position kv_len[s] -
+// 1; position p lives in block block_table[s * table_stride + p / 16]. Blocks wholly before every token's window are
+// not looked at.
 //
-// With `heads`, it prepares and stores them first. A span that fits into one tile of rows needs no barrier for that: each of its
-// tasks prepares the queries it reads, and stores the keys and values of its own head and positions. A decode step is such spans.
+// With `heads`, it prepares and stores them first. A span that fits into one tile of rows needs no barrier for that:
+// each of its tasks prepares the queries it reads, and stores the keys and values of its own head and positions. A
+// decode step is such spans.
 struct AttentionOp {
     static constexpr int kPhases = 3;  // heads of long spans; rows, or single partitions of them; merge
-    const float* q;              // [tokens][query_heads][head_dim], strides in args
+    const float* q;                    // [tokens][query_heads][head_dim], strides in args
     AttentionArgs args;
-    HeadsArgs heads;             // of the same q, or none
+    HeadsArgs heads;  // of the same q, or none
     int64_t tokens;
     int64_t spans;
     const int32_t* query_start;  // [spans + 1]
@@ -61,20 +63,20 @@ struct AttentionOp {
     size_t workspace_bytes() const { return size_t(state_floats) * sizeof(float); }
     void set_workspace(void* memory) { states = static_cast<float*>(memory); }
 
-private:
-    struct Tokens {            // a chunk of phase 0
+  private:
+    struct Tokens {  // a chunk of phase 0
         int64_t first, count;
     };
-    struct Task {              // a chunk of phase 1
+    struct Task {  // a chunk of phase 1
         QueryRows rows;
-        int64_t partition;     // -1: all partitions, straight into out
-        int64_t state;         // where in `states`
-        bool prepares;         // its queries and what it stores
+        int64_t partition;  // -1: all partitions, straight into out
+        int64_t state;      // where in `states`
+        bool prepares;      // its queries and what it stores
     };
-    struct Merge {             // a chunk of phase 2
+    struct Merge {  // a chunk of phase 2
         QueryRows rows;
         int64_t partitions;
-        int64_t state;         // of the first partition
+        int64_t state;  // of the first partition
     };
     const KernelTable* table;
     std::vector<Tokens> long_spans;

@@ -42,7 +42,8 @@ inline float float8_to_float(uint8_t bits) {
     return bits_float(float_bits(bits_float(magnitude) * 0x1p120f) | special | sign);
 }
 
-// The nearest number of eleven bits, the even one of two, at any exponent: what a group's scale keeps as F16 times a power of two.
+// The nearest number of eleven bits, the even one of two, at any exponent: what a group's scale keeps as F16 times a
+// power of two.
 inline float eleven_bits(float value) {
     const double wide = value;  // in which subnormals are normal
     uint64_t bits;

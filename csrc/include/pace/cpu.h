@@ -13,17 +13,17 @@
 namespace pace {
 
 struct CpuFeatures {
-    bool avx2 = false;         // AVX2 with usable YMM state
+    bool avx2 = false;  // AVX2 with usable YMM state
     bool fma = false;
     bool f16c = false;
-    bool avx512f = false;      // AVX-512 flags imply usable ZMM and mask state
+    bool avx512f = false;  // AVX-512 flags imply usable ZMM and mask state
     bool avx512bw = false;
     bool avx512dq = false;
     bool avx512vl = false;
     bool avx512_vnni = false;
     bool avx512_bf16 = false;
-    bool avx_vnni = false;     // the VEX-encoded VNNI of processors without AVX-512
-    bool amx_tile = false;     // AMX flags imply that the kernel granted the tile state
+    bool avx_vnni = false;  // the VEX-encoded VNNI of processors without AVX-512
+    bool amx_tile = false;  // AMX flags imply that the kernel granted the tile state
     bool amx_bf16 = false;
     bool amx_int8 = false;
 
@@ -32,15 +32,15 @@ struct CpuFeatures {
 };
 
 struct CpuInfo {
-    std::string model_name;        // "unknown" where /proc/cpuinfo has none
+    std::string model_name;  // "unknown" where /proc/cpuinfo has none
     CpuFeatures features;
-    int logical_cpus = 1;          // hardware threads in the affinity mask
-    int physical_cores = 1;        // cores with at least one hardware thread in the affinity mask
-    int numa_nodes = 1;            // memories to which at least one of these is the nearest
-    double quota_cpus = 0.0;       // CPUs that the tightest cgroup pays for; 0 = unlimited
-    std::string quota_source;      // the file that said so; empty = unlimited
-    int default_threads = 1;       // min(physical_cores, ceil(quota_cpus))
-    std::string threads_reason;    // why, in a sentence for `pace env`
+    int logical_cpus = 1;        // hardware threads in the affinity mask
+    int physical_cores = 1;      // cores with at least one hardware thread in the affinity mask
+    int numa_nodes = 1;          // memories to which at least one of these is the nearest
+    double quota_cpus = 0.0;     // CPUs that the tightest cgroup pays for; 0 = unlimited
+    std::string quota_source;    // the file that said so; empty = unlimited
+    int default_threads = 1;     // min(physical_cores, ceil(quota_cpus))
+    std::string threads_reason;  // why, in a sentence for `pace env`
 };
 
 // Everything above for this process, found once at the first call. The affinity mask is the one of that moment.
@@ -64,20 +64,21 @@ std::vector<int> parse_cpu_list(const std::string& text);
 
 std::string read_model_name(const std::string& root);
 
-// The number of different cores among `cpus`, by /sys/devices/system/cpu/cpu*/topology; a CPU without topology is a core.
+// The number of different cores among `cpus`, by /sys/devices/system/cpu/cpu*/topology; a CPU without topology is a
+// core.
 int count_physical_cores(const std::string& root, const std::vector<int>& cpus);
 
 // The number of nodes that the memory of a machine falls into, seen from `cpus`; 1 where the kernel does not tell.
 int count_numa_nodes(const std::string& root, const std::vector<int>& cpus);
 
-// Where `count` threads are pinned: cores of their own as long as there are some, then the second hardware threads, in the
-// order of the nodes; the result is sorted by node, so that neighbouring threads share one. Throws std::invalid_argument
-// where there are more threads than `cpus`.
+// Where `count` threads are pinned: cores of their own as long as there are some, then the second hardware threads, in
+// the order of the nodes; the result is sorted by node, so that neighbouring threads share one. Throws
+// std::invalid_argument where there are more threads than `cpus`.
 std::vector<int> cpus_to_pin(const std::string& root, const std::vector<int>& cpus, int count);
 
 struct CpuQuota {
-    double cpus = 0.0;             // 0 = unlimited
-    std::string source;            // the file with the tightest limit
+    double cpus = 0.0;   // 0 = unlimited
+    std::string source;  // the file with the tightest limit
 };
 
 // The tightest CPU quota of this process's cgroup and all its ancestors that are mounted, cgroup v1 and v2 alike.

@@ -20,8 +20,8 @@ struct LinearArgs {
     int64_t sums_stride;  // >= 16 * panel_count
 };
 
-// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: int8 codes, the place of the same as int16, which is filled, in
-// its order, where a table multiplies those, then three numbers for each group of inputs.
+// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: int8 codes, the place of the same as int16,
+// which is filled, in its order, where a table multiplies those, then three numbers for each group of inputs.
 struct QuantizedInput {
     static int64_t bytes(const PackedHeader& h) { return round_up(3 * h.k_padded + 12 * h.input_groups(), 64); }
     static const int16_t* wide_codes(const void* row, const PackedHeader& h) {
@@ -30,9 +30,11 @@ struct QuantizedInput {
     static const float* scales(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const float*>(wide_codes(row, h) + h.k_padded);
     }
-    static const float* sums(const void* row, const PackedHeader& h) { return scales(row, h) + h.input_groups(); }  // of codes
-    // What a sum of products of codes begins with, for a table that multiplies weights as code + offset: -offset * sum. Of one that takes
-    // products in pairs (kernels/vec_bytes.inl): -own_products().
+    static const float* sums(const void* row, const PackedHeader& h) {
+        return scales(row, h) + h.input_groups();
+    }  // of codes
+    // What a sum of products of codes begins with, for a table that multiplies weights as code + offset: -offset * sum.
+    // Of one that takes products in pairs (kernels/vec_bytes.inl): -own_products().
     static const int32_t* starts(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int32_t*>(sums(row, h) + h.input_groups());
     }
@@ -45,7 +47,7 @@ struct QuantizedLinearArgs {
     int64_t rows;
     const PackedHeader* weight;
     int64_t first_panel, panel_count;
-    float* sums;       // [rows][sums_stride], written
+    float* sums;  // [rows][sums_stride], written
     int64_t sums_stride;
 };
 
@@ -82,8 +84,8 @@ struct QuantizeRow {
     bool rounds_scales;  // to eleven bits, as those of groups are packed
     DType source_dtype;
     const void* source;
-    int64_t k, group;              // the last group may be shorter
-    const float* bounds;           // [bound_count] between the levels of Codebook and MXFP4, ascending
+    int64_t k, group;     // the last group may be shorter
+    const float* bounds;  // [bound_count] between the levels of Codebook and MXFP4, ascending
     int bound_count;
     const uint8_t* code_of_level;  // [bound_count + 1] of Codebook, by ascending level; null: 0, 1, ...
     float* stage;                  // stage_floats(group) to work in
@@ -124,7 +126,7 @@ struct KernelTable {
     // One row of a panel as k elements: fp32 if `widen`, else the weight's dtype.
     void (*unpack_row)(Layout, const void* panel, int64_t row, int64_t k, void* out, bool widen);
     bool (*quantize_row)(const QuantizeRow&);  // false where an element is not finite
-    void (*linear[3])(const LinearArgs&);  // by the weight's DType
+    void (*linear[3])(const LinearArgs&);      // by the weight's DType
     // -- of quantised weights (kernels/quantize_input.inl, linear_quantized.inl, linear_float8.inl)
     void (*quantize_input)(const float* x, const PackedHeader& weight, void* row);  // x [k] -> QuantizedInput
     void (*linear_quantized)(const QuantizedLinearArgs&);

@@ -1,10 +1,11 @@
 // Ops: checks, and how work is cut into chunks that may run in any order on any thread.
 //
-// An op is a struct that holds its arguments. prepare(threads) validates them and fixes the cut; phase p then has chunks(p)
-// independent chunks, and all of phase p is done before phase p + 1 begins. run(phase, chunk, thread) does one of them on
-// one of these threads; it may use thread_scratch(). What an op leaves from one phase to the next lies in a workspace, which
-// the executor provides before every run and which ops that run one after the other share. execute() runs an op on the
-// thread pool; Program (pace/program.h) runs the same structs, a whole step of a model at once.
+// An op is a struct that holds its arguments. prepare(threads) validates them and fixes the cut; phase p then has
+// chunks(p) independent chunks, and all of phase p is done before phase p + 1 begins. run(phase, chunk, thread) does
+// one of them on one of these threads; it may use thread_scratch(). What an op leaves from one phase to the next lies
+// in a workspace, which the executor provides before every run and which ops that run one after the other share.
+// execute() runs an op on the thread pool; Program (pace/program.h) runs the same structs, a whole step of a model at
+// once.
 #pragma once
 
 #include <atomic>
@@ -55,7 +56,7 @@ void execute(Op& op) {
 struct PackedFormat {
     DType dtype = DType::F32;  // F32 with codes
     Code code = Code::None;
-    int64_t group = 0;         // neighbours in a row that share a scale; 0 = the whole row
+    int64_t group = 0;  // neighbours in a row that share a scale; 0 = the whole row
     bool has_mins = false;
     const int8_t* levels = nullptr;  // [16], of U4; null = c - 8
 };
@@ -72,11 +73,12 @@ void init_packed(void* weight, int64_t n, int64_t k, const PackedFormat& format,
 // The header of `weight`; throws std::invalid_argument if there is none.
 const PackedHeader& packed_header(const void* weight);
 
-// Makes the pages of a weight of zeros resident, each written first by the thread that will read it in decode steps: the
-// system then takes it from the memory next to that thread. A huge page goes to one of those that share it.
+// Makes the pages of a weight of zeros resident, each written first by the thread that will read it in decode steps:
+// the system then takes it from the memory next to that thread. A huge page goes to one of those that share it.
 void place_packed(void* weight);
 
-// Logical rows [row, row + rows) of a dense weight from a matrix; disjoint rows may be written by several threads at once.
+// Logical rows [row, row + rows) of a dense weight from a matrix; disjoint rows may be written by several threads at
+// once.
 struct PackOp {
     static constexpr int kPhases = 1;
     void* weight;
@@ -99,9 +101,9 @@ struct PackQuantizedOp {
     int64_t row, rows;
     const uint8_t* codes;  // [rows][k], or, if paired, [rows][k / 2]; codes_stride bytes between rows
     int64_t codes_stride;
-    const float* scales;   // [rows][groups]
-    const float* mins;     // [rows][groups], where the weight has minima
-    bool paired;           // codes of four bits, two a byte, the first in the low bits; k is even
+    const float* scales;  // [rows][groups]
+    const float* mins;    // [rows][groups], where the weight has minima
+    bool paired;          // codes of four bits, two a byte, the first in the low bits; k is even
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -113,10 +115,10 @@ struct PackQuantizedOp {
 // Codes and scales of rows of floats (ops/quantize_weights.cpp).
 struct QuantizeRowsOp {
     static constexpr int kPhases = 1;
-    QuantizeRow row;        // of the first row, without `stage`; outputs of rows follow each other
+    QuantizeRow row;  // of the first row, without `stage`; outputs of rows follow each other
     int64_t rows;
-    int64_t source_stride;  // elements between rows
-    bool nibbles;           // codes [rows][ceil(k / 2)], the first of two in the low bits; else [rows][k]
+    int64_t source_stride;          // elements between rows
+    bool nibbles;                   // codes [rows][ceil(k / 2)], the first of two in the low bits; else [rows][k]
     std::atomic<bool>* all_finite;  // set to false where an element is not; outputs are then incomplete
 
     void prepare(int threads);
@@ -126,8 +128,8 @@ struct QuantizeRowsOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen or quantised, else the weight's dtype. ids = null means rows
-// 0..count-1.
+// Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen or quantised, else the weight's dtype. ids = null
+// means rows 0..count-1.
 struct GatherOp {
     static constexpr int kPhases = 1;
     const void* weight;
@@ -149,14 +151,15 @@ struct GatherOp {
 
 // out [rows, N] = residual + act(norm(x) W' + bias); a glu weight gives out [rows, N / 2] = act(gate) * up.
 //
-// Inputs that are normalised, rounded to bf16 because the table wants that, or quantised because the weight is, are prepared first: by a phase of its own, or,
-// where there are so few rows that a barrier would cost more, by every thread for itself before its first product.
+// Inputs that are normalised, rounded to bf16 because the table wants that, or quantised because the weight is, are
+// prepared first: by a phase of its own, or, where there are so few rows that a barrier would cost more, by every
+// thread for itself before its first product.
 struct LinearOp {
     static constexpr int kPhases = 2;  // prepare the inputs; multiply
     const float* x;
     int64_t x_stride;  // elements between rows
     int64_t rows;
-    Norm norm;         // of x
+    Norm norm;  // of x
     const void* weight;
     const int32_t* order;  // [k], or null: column j of a quantised weight multiplies x[order[j]]
     const float* bias;     // [N], or null
@@ -165,7 +168,9 @@ struct LinearOp {
     float* out;             // contiguous
 
     void prepare(int threads);  // throws std::invalid_argument for a weight of another table's layout
-    int64_t chunks(int phase) const { return phase == 0 ? input_chunks : row_blocks * (int64_t(block_starts.size()) - 1); }
+    int64_t chunks(int phase) const {
+        return phase == 0 ? input_chunks : row_blocks * (int64_t(block_starts.size()) - 1);
+    }
     void run(int phase, int64_t chunk, int thread) const;
 
     // Prepared inputs, bf16 or fp32 [rows][k_padded] or quantised (kernels.h): one copy, or one for each thread.
@@ -175,7 +180,7 @@ struct LinearOp {
         prepared.assign(prepared.size(), false);
     }
 
-private:
+  private:
     enum class Inputs { Plain, Shared, PerThread };  // x as it is; prepared by phase 0; prepared by each thread
     const KernelTable* table;
     const PackedHeader* header;
@@ -194,8 +199,8 @@ private:
     const char* prepared_inputs(int thread) const;
 };
 
-// The panels [first, end) of a weight that a thread begins with where there are few rows, which is when reading them is what
-// takes the time.
+// The panels [first, end) of a weight that a thread begins with where there are few rows, which is when reading them is
+// what takes the time.
 std::pair<int64_t, int64_t> panels_of_thread(int64_t panels, int thread, int threads);
 
 // Elementwise y = act(x); x may equal y.

@@ -2,10 +2,11 @@
 //
 //   record   linear(...), attention(...), ... append instructions over *values*: rows of fp32 in numbered buffers
 //   run      binds each instruction to this step's memory, cuts it into phases, and hands all phases of all instructions to
-//            the thread pool at once: one parallel region, a barrier between phases, nothing allocated while shapes repeat
+//            the thread pool at once: one parallel region, a barrier between phases, nothing allocated while shapes
+//            repeat
 //
-// The instructions are the ops of pace/ops.h, so a program computes bit for bit what the ops computed one by one do. Which
-// value lives in which buffer was planned by the recorder (pace/graph); a program believes it.
+// The instructions are the ops of pace/ops.h, so a program computes bit for bit what the ops computed one by one do.
+// Which value lives in which buffer was planned by the recorder (pace/graph); a program believes it.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +23,24 @@ namespace pace {
 
 // What one step gives to a program; the arrays are those of ForwardBatch in pace/llm/batch.py.
 struct Step {
-    const KvView* cache;       // of every layer
-    int64_t tokens;            // T
-    int64_t logit_rows;        // R
-    const int64_t* ids;        // [T]
-    const int64_t* positions;  // [T]
-    const float *cos, *sin;    // [T][half], where the program rotates
-    const int64_t* slots;      // [T]
-    const int64_t* rows;       // [R], ascending
-    int64_t spans;             // S
+    const KvView* cache;         // of every layer
+    int64_t tokens;              // T
+    int64_t logit_rows;          // R
+    const int64_t* ids;          // [T]
+    const int64_t* positions;    // [T]
+    const float *cos, *sin;      // [T][half], where the program rotates
+    const int64_t* slots;        // [T]
+    const int64_t* rows;         // [R], ascending
+    int64_t spans;               // S
     const int32_t* query_start;  // [S + 1]
     const int32_t* kv_len;       // [S]
     const int32_t* block_table;  // [S][table_stride]
     int64_t table_stride;
-    float* logits;             // [R][vocabulary], written
+    float* logits;  // [R][vocabulary], written
 };
 
-// [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its buffer.
+// [rows][columns] of fp32: one row for each token, or for each row of logits. Row r begins at r * columns of its
+// buffer.
 struct Value {
     static constexpr int kLogits = -1;  // the buffer of the result, Step::logits
     int buffer;
@@ -59,10 +61,10 @@ struct Preparation {
     bool interleaved;
 };
 
-// Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads and by a
-// child after fork().
+// Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads
+// and by a child after fork().
 class Program {
-public:
+  public:
     // Buffer i has room for `widths[i]` floats of each token.
     explicit Program(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
 
@@ -79,8 +81,8 @@ public:
                    int64_t window, float softcap);
 
     // -- running
-    // Computes one step. Callers from several threads take turns. Throws std::invalid_argument, before anything is computed,
-    // for what an instruction refuses: an id outside of the vocabulary, a slot outside of the cache, ...
+    // Computes one step. Callers from several threads take turns. Throws std::invalid_argument, before anything is
+    // computed, for what an instruction refuses: an id outside of the vocabulary, a slot outside of the cache, ...
     void run(const Step& step);
 
     // -- looking
@@ -98,7 +100,7 @@ public:
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
-private:
+  private:
     struct Memory {  // zero-filled pages that grow, and are given back when they go
         char* data = nullptr;
         size_t bytes = 0;
@@ -118,7 +120,7 @@ private:
 
     // One op, and how a step's memory becomes its arguments.
     class Instruction {
-    public:
+      public:
         Instruction(std::string name, bool varies) : name(std::move(name)), varies(varies) {}
         virtual ~Instruction() = default;
         virtual void bind(const Frame& frame, int threads) = 0;

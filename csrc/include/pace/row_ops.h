@@ -1,4 +1,5 @@
-// Ops whose rows are independent: norms, rotary embedding, and what sampling needs. For how an op is used see pace/ops.h.
+// Ops whose rows are independent: norms, rotary embedding, and what sampling needs. For how an op is used see
+// pace/ops.h.
 #pragma once
 
 #include "pace/kernels.h"
@@ -19,12 +20,12 @@ struct Norm {
 struct NormOp {
     static constexpr int kPhases = 1;
     Norm norm;
-    const float* x;         // [rows][k], x_stride floats between rows
+    const float* x;  // [rows][k], x_stride floats between rows
     int64_t x_stride;
     const float* residual;  // [rows][k], or null
     int64_t rows, k;
-    float* sum;             // [rows][k], where there is a residual
-    float* y;               // [rows][k]
+    float* sum;  // [rows][k], where there is a residual
+    float* y;    // [rows][k]
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -112,16 +113,17 @@ struct SoftmaxOp {
     bool log;
     const float* logits;  // [rows][n], row_stride floats between rows
     int64_t row_stride, rows, n;
-    float* y;             // [rows][n]
+    float* y;  // [rows][n]
 
     void prepare(int) {}
     int64_t chunks(int) const { return rows; }
     void run(int phase, int64_t chunk, int thread) const;
 };
 
-// csrc/ops/sampling.cpp. Sets to -inf in every row all but the top_k largest (and what equals the last of them), then all but
-// the nucleus of mass top_p among those: by falling value, then rising index, the elements before which less than top_p of the
-// mass lies, and always the first. top_k <= 0 and top_p >= 1 are off. A row with NaN or +inf gets no nucleus.
+// csrc/ops/sampling.cpp. Sets to -inf in every row all but the top_k largest (and what equals the last of them), then
+// all but the nucleus of mass top_p among those: by falling value, then rising index, the elements before which less
+// than top_p of the mass lies, and always the first. top_k <= 0 and top_p >= 1 are off. A row with NaN or +inf gets no
+// nucleus.
 struct TopKTopPOp {
     static constexpr int kPhases = 1;
     float* logits;  // [rows][n], row_stride floats between rows

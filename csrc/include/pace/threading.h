@@ -2,10 +2,10 @@
 //
 //   phase 0: chunks 0..n0-1   |barrier|   phase 1: chunks 0..n1-1   |barrier| ...
 //
-// Each thread takes the chunks of a range of its own one by one, in order, and then what others have left over: a thread reads
-// memory in one stream, and a slow or shared core takes fewer chunks. A barrier waits for chunks, never for threads: a worker
-// that the operating system holds back between two chunks delays nobody. Results must not depend on which thread
-// runs a chunk; kernels keep to that by construction.
+// Each thread takes the chunks of a range of its own one by one, in order, and then what others have left over: a
+// thread reads memory in one stream, and a slow or shared core takes fewer chunks. A barrier waits for chunks, never
+// for threads: a worker that the operating system holds back between two chunks delays nobody. Results must not depend
+// on which thread runs a chunk; kernels keep to that by construction.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,8 @@
 
 namespace pace {
 
-// One phase: body(context, chunk, thread) for chunk in [0, chunks), at most 2^32 - 1 of them. `thread` is in [0, num_threads) and unique among the
-// threads that are inside this run at the same time.
+// One phase: body(context, chunk, thread) for chunk in [0, chunks), at most 2^32 - 1 of them. `thread` is in [0,
+// num_threads) and unique among the threads that are inside this run at the same time.
 struct Phase {
     int64_t chunks;
     void (*body)(const void* context, int64_t chunk, int thread);
@@ -30,39 +30,40 @@ struct Phase {
 // A phase from any callable f(chunk, thread). `f` must outlive the run.
 template <class F>
 Phase make_phase(int64_t chunks, const F& f) {
-    return {chunks, [](const void* context, int64_t chunk, int thread) { (*static_cast<const F*>(context))(chunk, thread); },
+    return {chunks,
+            [](const void* context, int64_t chunk, int thread) { (*static_cast<const F*>(context))(chunk, thread); },
             &f};
 }
 
 class ThreadPool {
     struct State;
 
-public:
+  public:
     // The pool of the process. Starts with one thread; workers are created by the first run that can use them. A child
     // after fork() gets a fresh pool of the same size.
     static ThreadPool& instance();
 
-    // Threads of a run, the caller included. Joins the old workers first; waits for runs in flight. With `pinned`, each of them
-    // runs on a processor of its own (cpus_to_pin of cpu.h, within the calling thread's affinity mask); the caller only while a
-    // run lasts, and has its own mask again when it ends.
-    // Throws std::invalid_argument outside 1..kMaxThreads, or for more pinned threads than processors, and std::logic_error
-    // from inside a chunk.
+    // Threads of a run, the caller included. Joins the old workers first; waits for runs in flight. With `pinned`, each
+    // of them runs on a processor of its own (cpus_to_pin of cpu.h, within the calling thread's affinity mask); the
+    // caller only while a run lasts, and has its own mask again when it ends.
+    // Throws std::invalid_argument outside 1..kMaxThreads, or for more pinned threads than processors, and
+    // std::logic_error from inside a chunk.
     void set_num_threads(int count, bool pinned = false);
     int num_threads() const;
     std::vector<int> pinned_cpus() const;  // by thread; empty where threads go where the system sends them
     static constexpr int kMaxThreads = 4096;
 
-    // Runs the phases in order and returns when the last chunk is done; the caller works too. Callers from several threads
-    // take turns. Called from inside a chunk, the phases run on the calling thread alone (thread = 0).
-    // If a chunk throws, no further chunk is begun and the first exception is rethrown here, when all begun chunks ended.
-    // Where `opened` is given, opened[p] becomes the time at which phase p was opened, in nanoseconds of a steady clock, and
-    // opened[count] that of the end (count + 1 entries).
+    // Runs the phases in order and returns when the last chunk is done; the caller works too. Callers from several
+    // threads take turns. Called from inside a chunk, the phases run on the calling thread alone (thread = 0).
+    // If a chunk throws, no further chunk is begun and the first exception is rethrown here, when all begun chunks
+    // ended. Where `opened` is given, opened[p] becomes the time at which phase p was opened, in nanoseconds of a
+    // steady clock, and opened[count] that of the end (count + 1 entries).
     void run(const Phase* phases, int count, int64_t* opened = nullptr);
 
-    // A caller's turn, for what must happen together with a run: until it goes, other callers wait, and so does a fork(), so that
-    // a child finds what the turn guards as it was before or after it. No wait inside a chunk.
+    // A caller's turn, for what must happen together with a run: until it goes, other callers wait, and so does a
+    // fork(), so that a child finds what the turn guards as it was before or after it. No wait inside a chunk.
     class Turn {
-    public:
+      public:
         explicit Turn(ThreadPool& pool);
         void run(const Phase* phases, int count, int64_t* opened = nullptr);  // as ThreadPool::run
         bool is_serial() const { return state_ == nullptr; }
@@ -70,7 +71,7 @@ public:
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
 
-    private:
+      private:
         State* const state_;  // null inside a chunk
     };
 
@@ -80,7 +81,8 @@ public:
         run(&phase, 1);
     }
 
-    // Runs f(thread, threads) once on every thread of the pool; from inside a chunk, for every number on the calling thread.
+    // Runs f(thread, threads) once on every thread of the pool; from inside a chunk, for every number on the calling
+    // thread.
     template <class F>
     void run_on_each(const F& f) {
         Turn turn(*this);
@@ -105,7 +107,7 @@ public:
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-private:
+  private:
     ThreadPool();
     ~ThreadPool() = delete;  // lives until the process ends: workers may be asleep in it
     static void before_fork();
@@ -114,8 +116,8 @@ private:
     State* state_;
 };
 
-// A buffer of at least `bytes`, aligned to 64, that belongs to the calling thread. Its contents are undefined; it is valid
-// until the same thread asks again.
+// A buffer of at least `bytes`, aligned to 64, that belongs to the calling thread. Its contents are undefined; it is
+// valid until the same thread asks again.
 void* thread_scratch(size_t bytes);
 
 }  // namespace pace

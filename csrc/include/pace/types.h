@@ -35,9 +35,9 @@ enum class Layout : uint16_t {
     PanelBF16,       // [k][16]
     PanelBF16Pair,   // [k/2][16][2], k padded with zeros to a multiple of kPairPadding
     // Quantised, the same bytes for every table; scales of groups lie between the codes.
-    PanelI8,         // [k/4][16][4] int8
-    PanelU4,         // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
-    PanelF8,         // [k][16] float8_e4m3fn
+    PanelI8,  // [k/4][16][4] int8
+    PanelU4,  // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
+    PanelF8,  // [k][16] float8_e4m3fn
 };
 
 // What a quantised weight holds for each element (pace/ops/storage.py); None in others.
@@ -64,11 +64,12 @@ constexpr int64_t kInputGroup = 128;
 //   quantised    row scales: float [panels][16] where a scale serves a whole row; else exponents, int8 [panels][16]
 //                panels: codes, k ascending; where scales are of groups, two groups at a time:
 //                        scales F16 [2][16], minima F16 [2][16] if any, codes of the two
-//                each of them begins at a multiple of 64 bytes, and a panel is one stream that is read from its first byte to its last
+//                each of them begins at a multiple of 64 bytes, and a panel is one stream that is read from its first
+//                byte to its last
 //
 // A group's scale is the F16 times 2 to the row's exponent. A kernel given another layout than its own raises.
 struct PackedHeader {
-    static constexpr uint32_t kMagic = 0x45434150;  // "PACE"
+    static constexpr uint32_t kMagic = 0x45434150;          // "PACE"
     static constexpr int64_t kPairScales = 2 * kPanelRows;  // F16 numbers: of two groups
     uint32_t magic;
     Layout layout;
@@ -100,23 +101,33 @@ struct PackedHeader {
 
     // -- where things are, in bytes
     constexpr int64_t row_scales_bytes() const {
-        return !quantized() ? 0 : group ? round_up(panels * kPanelRows, 64) : panels * kPanelRows * int64_t(sizeof(float));
+        return !quantized() ? 0
+               : group      ? round_up(panels * kPanelRows, 64)
+                            : panels * kPanelRows * int64_t(sizeof(float));
     }
     // Of the first `count` columns of a panel, without scales.
     constexpr int64_t codes_bytes(int64_t count) const {
         const int64_t elements = kPanelRows * count;
-        return !quantized() ? elements * int64_t(dtype_bytes(dtype)) : layout == Layout::PanelU4 ? elements / 2 : elements;
+        return !quantized()                ? elements * int64_t(dtype_bytes(dtype))
+               : layout == Layout::PanelU4 ? elements / 2
+                                           : elements;
     }
     // Of two groups: their scales, and minima.
-    constexpr int64_t pair_scales_bytes() const { return group ? kPairScales * int64_t(sizeof(F16)) * (1 + has_mins) : 0; }
-    // In a panel: group g's scales [16], whose minima [16] lie kPairScales numbers behind them; and the codes of column k.
+    constexpr int64_t pair_scales_bytes() const {
+        return group ? kPairScales * int64_t(sizeof(F16)) * (1 + has_mins) : 0;
+    }
+    // In a panel: group g's scales [16], whose minima [16] lie kPairScales numbers behind them; and the codes of column
+    // k.
     constexpr int64_t scales_offset(int64_t g) const {
-        return g / 2 * (pair_scales_bytes() + codes_bytes(2 * int64_t(group))) + g % 2 * kPanelRows * int64_t(sizeof(F16));
+        return g / 2 * (pair_scales_bytes() + codes_bytes(2 * int64_t(group))) +
+               g % 2 * kPanelRows * int64_t(sizeof(F16));
     }
     constexpr int64_t codes_offset(int64_t k) const {
         return codes_bytes(k) + (group ? (k / (2 * int64_t(group)) + 1) * pair_scales_bytes() : 0);
     }
-    constexpr int64_t panel_bytes() const { return codes_bytes(k_padded) + divide_up(groups(), 2) * pair_scales_bytes(); }
+    constexpr int64_t panel_bytes() const {
+        return codes_bytes(k_padded) + divide_up(groups(), 2) * pair_scales_bytes();
+    }
     const char* row_scales() const { return reinterpret_cast<const char*>(this + 1); }
     const char* panel(int64_t index) const { return row_scales() + row_scales_bytes() + index * panel_bytes(); }
     int64_t bytes() const { return int64_t(sizeof(PackedHeader)) + row_scales_bytes() + panels * panel_bytes(); }

@@ -1,4 +1,5 @@
-"""The parts that models are made of. Each knows its tensors by their names in the checkpoint, and computes through `ops`."""
+"""The parts that models are made of. Each knows its tensors by their names in the checkpoint, and computes through
+`ops`."""
 
 from pace.llm.layers.attention import Attention
 from pace.llm.layers.base import Layer, Slot

@@ -19,19 +19,22 @@ class Slot:
 
     shape: tuple[int, ...]
     fill: Callable[[Tensor | QuantizedRows, int], None]
-    """`fill(rows, start)` copies rows `start ..` of a tensor of that shape, in any of float32, float16 and bfloat16; those of a matrix may be
-    quantised. Different rows and slots may be filled from several threads. Only after `Layer.allocate`."""
+    """`fill(rows, start)` copies rows `start ..` of a tensor of that shape, in any of float32, float16 and bfloat16;
+    those of a matrix may be quantised. Different rows and slots may be filled from several threads. Only after
+    `Layer.allocate`."""
 
 
 class Layer:
-    """A node of the model: either a leaf that owns weights (and overrides `slots`, `allocate`, `nbytes`), or made of other layers.
+    """A node of the model: either a leaf that owns weights (and overrides `slots`, `allocate`, `nbytes`), or made of
+    other layers.
 
-    Constructing a layer costs no memory: it says which tensors it wants (`slots`), so that a checkpoint can be compared with
-    all of them before `allocate` makes room. Layers are immutable once filled and may be called from several threads."""
+    Constructing a layer costs no memory: it says which tensors it wants (`slots`), so that a checkpoint can be compared
+    with all of them before `allocate` makes room. Layers are immutable once filled and may be called from several
+    threads."""
 
     operator: ClassVar[str | None] = None
-    """The operator (pace/llm/operators.py) that the matrix products of this layer and of those below belong to; None: that of
-    the layer above."""
+    """The operator (pace/llm/operators.py) that the matrix products of this layer and of those below belong to; None:
+    that of the layer above."""
 
     def children(self) -> Iterator[Layer]:
         """The layers held as attributes, or in lists that are attributes, in the order of assignment."""
@@ -41,7 +44,8 @@ class Layer:
                     yield item
 
     def slots(self) -> dict[str, Slot]:
-        """Checkpoint name -> slot, of this layer and all below. Raises ValueError where two layers claim the same tensor."""
+        """Checkpoint name -> slot, of this layer and all below. Raises ValueError where two layers claim the same
+        tensor."""
         slots: dict[str, Slot] = {}
         for child in self.children():
             for name, slot in child.slots().items():
@@ -51,12 +55,13 @@ class Layer:
         return slots
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
-        """Of a decoder layer: norms whose output nothing but certain matrix products reads, and these. A channel of such a norm can be
-        scaled, and the products' columns against it, without changing the model (pace/calibrate)."""
+        """Of a decoder layer: norms whose output nothing but certain matrix products reads, and these. A channel of
+        such a norm can be scaled, and the products' columns against it, without changing the model (pace/calibrate)."""
         return []
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
-        """Makes room for all weights: matrices in `dtype`, or quantised, as `ops` stores them, vectors in float32 (float64 for a float64 model)."""
+        """Makes room for all weights: matrices in `dtype`, or quantised, as `ops` stores them, vectors in float32
+        (float64 for a float64 model)."""
         for child in self.children():
             child.allocate(ops, dtype)
 
@@ -81,7 +86,8 @@ class Layer:
 
 
 class Vectors(Layer):
-    """A leaf's named vectors: biases, and the weights of norms. Kept in float32, whatever the matrices are stored in."""
+    """A leaf's named vectors: biases, and the weights of norms. Kept in float32, whatever the matrices are stored
+    in."""
 
     def __init__(self, lengths: dict[str, int]):
         """`lengths`: checkpoint name -> length; the vectors are concatenated in this order."""

@@ -12,7 +12,8 @@ from pace.llm.layers.linear import Linear
 
 
 class Embedding(Linear):
-    """`[T, K]`: rows of the matrix `{name}.weight [num_rows, K]`, stored like the weight of a product so that a head can share it."""
+    """`[T, K]`: rows of the matrix `{name}.weight [num_rows, K]`, stored like the weight of a product so that a head
+    can share it."""
 
     def __init__(self, name: str, num_rows: int, k: int):
         super().__init__({name: num_rows}, k)

@@ -27,7 +27,8 @@ class WeightPlan:
     """Of the columns, as in `QuantizedRows`."""
 
     def prepare(self, ops: ModuleType, rows: Tensor | QuantizedRows, part: str) -> Tensor | QuantizedRows:
-        """Rows of a part as the weight takes them. Raises ValueError that names the tensor for floats that cannot be quantised."""
+        """Rows of a part as the weight takes them. Raises ValueError that names the tensor for floats that cannot be
+        quantised."""
         if part in self.formats:
             rows = ops.quantize(rows, self.formats[part], f"{part}.weight")
         if isinstance(rows, QuantizedRows):
@@ -38,8 +39,9 @@ class WeightPlan:
 class Linear(Layer):
     """`residual + activation(x [T, K] W' + b)`, `W [N, K]`.
 
-    `parts` maps the checkpoint's prefixes to their numbers of rows, from the top of W down: `{"...q_proj": 64, "...k_proj": 32}`
-    fuses two tensors into one product, `{"...qkv_proj": 96}` takes them as they come. With `bias`, every part has one."""
+    `parts` maps the checkpoint's prefixes to their numbers of rows, from the top of W down:
+    `{"...q_proj": 64, "...k_proj": 32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes them as they
+    come. With `bias`, every part has one."""
 
     glu = False
 
@@ -52,13 +54,17 @@ class Linear(Layer):
         self.weight = None
         self._ops = None
 
-    def __call__(self, ops: ModuleType, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, ops: ModuleType, x: Tensor, activation: str | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         return ops.linear(x, self.weight, self.bias.values, activation, residual)
 
     def slots(self) -> dict[str, Slot]:
         slots, row = super().slots(), 0
         for name, rows in self.parts.items():
-            slots[f"{name}.weight"] = Slot((rows, self.k), lambda source, start, name=name, row=row: self._fill(source, name, row + start))
+            slots[f"{name}.weight"] = Slot(
+                (rows, self.k), lambda source, start, name=name, row=row: self._fill(source, name, row + start)
+            )
             row += rows
         return slots
 
@@ -68,7 +74,9 @@ class Linear(Layer):
         self.weight = ops.empty_weight(self.n, self.k, self.plan.storage or dtype, self.glu, self.plan.order)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
-        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(self.n, self.k, self.plan.storage or dtype, self.glu)
+        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(
+            self.n, self.k, self.plan.storage or dtype, self.glu
+        )
 
     def _fill(self, source: Tensor | QuantizedRows, part: str, row: int) -> None:
         rows = self.plan.prepare(self._ops, source, part)
@@ -116,4 +124,6 @@ def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
     finite = source[source.isfinite()].abs()
     if finite.numel() and finite.max() > limit:
         advice = f"; load with {argument('dtype')}=bfloat16 or float32" if dtype == torch.float16 else ""
-        raise ValueError(f"{tensor} reaches {finite.max():.4g}, which {str(dtype)[6:]} (at most {limit:.5g}) cannot hold{advice}")
+        raise ValueError(
+            f"{tensor} reaches {finite.max():.4g}, which {str(dtype)[6:]} (at most {limit:.5g}) cannot hold{advice}"
+        )

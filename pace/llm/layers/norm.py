@@ -1,4 +1,5 @@
-"""Normalisations, computed in the activations' dtype with float32 weights. Null objects stand where a model has none."""
+"""Normalisations, computed in the activations' dtype with float32 weights. Null objects stand where a model has
+none."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class RMSNorm(Layer):
 
 
 class LayerNorm(Layer):
-    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; without `affine`, no weight and no bias."""
+    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; without `affine`, no weight and no
+    bias."""
 
     def __init__(self, name: str, size: int, eps: float, affine: bool = True):
         self.weight = Vectors({f"{name}.weight": size} if affine else {})

@@ -1,8 +1,8 @@
 """Rotary position embedding: the frequencies of every scaling kind, and the cosines and sines of a step.
 
 The tables are computed once per step, from positions alone, and shared by all layers. The frequencies of `dynamic` and
-`longrope` depend on how long the text is: a token looks at its own `rope_lengths` entry, `max(prompt length, position + 1)`, so
-its angle never depends on the chunk or the batch it came in.
+`longrope` depend on how long the text is: a token looks at its own `rope_lengths` entry,
+`max(prompt length, position + 1)`, so its angle never depends on the chunk or the batch it came in.
 
 Source of the formulas: `modeling_rope_utils.py` of transformers; YaRN is arXiv 2309.00071, LongRoPE arXiv 2402.13753.
 """
@@ -22,8 +22,8 @@ Angles = tuple[Tensor, Tensor] | None
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How the heads are rotated. `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; a field that
-    the kind does not use is ignored here (the config reader has refused what it should)."""
+    """How the heads are rotated. `kind` is one of `default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; a field
+    that the kind does not use is ignored here (the config reader has refused what it should)."""
 
     kind: str
     theta: float
@@ -54,13 +54,15 @@ class Rotary:
         self.config = config
         self.half = -(-config.dim // 2)
         self.frequencies = FREQUENCIES[config.kind](config)
-        self._tables = self._compute(torch.arange(1), torch.arange(1))  # of positions 0, 1, ..., where lengths do not matter
+        self._tables = self._compute(
+            torch.arange(1), torch.arange(1)
+        )  # of positions 0, 1, ..., where lengths do not matter
 
     def angles(self, positions: Tensor, rope_lengths: Tensor) -> Angles:
         """Cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths.
 
-        **Numerics**: angle = float32(position) * float32 frequency, rounded to float32 as transformers does; its cosine is taken
-        in float64 and rounded once, so that a row does not depend on where it stands in a vectorised loop."""
+        **Numerics**: angle = float32(position) * float32 frequency, rounded to float32 as transformers does; its cosine
+        is taken in float64 and rounded once, so that a row does not depend on where it stands in a vectorised loop."""
         if not isinstance(self.frequencies, FixedFrequencies):
             return self._compute(positions, rope_lengths)
         cos, sin = self._tables
@@ -72,7 +74,8 @@ class Rotary:
             return cos.index_select(0, positions), sin.index_select(0, positions)
 
     def regime(self, length: int) -> int:
-        """The same number for two lengths of a prompt means the same angles, position by position, also of what is generated."""
+        """The same number for two lengths of a prompt means the same angles, position by position, also of what is
+        generated."""
         return self.frequencies.regime(length)
 
     def _compute(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,8 +104,9 @@ class NoRotary:
         pass
 
 
-# ------------------------------------------------------------------------------------------------------------ frequencies
-# A frequency object is called with rope_lengths [T] and gives float32 [R / 2] (the same for all tokens) or [T, R / 2].
+# ------------------------------------------------------------------------------------------------------------
+# frequencies A frequency object is called with rope_lengths [T] and gives float32 [R / 2] (the same for all tokens) or
+# [T, R / 2].
 
 
 class FixedFrequencies:

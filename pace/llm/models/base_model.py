@@ -31,8 +31,8 @@ MAX_LISTED = 50
 
 
 class TensorReader(Protocol):
-    """A checkpoint, as `load_weights` sees it. A matrix that it holds quantised, in whatever tensors, is one tensor `{module}.weight` here,
-    whose dtype is a Storage."""
+    """A checkpoint, as `load_weights` sees it. A matrix that it holds quantised, in whatever tensors, is one tensor
+    `{module}.weight` here, whose dtype is a Storage."""
 
     tensors: Mapping[str, tuple[torch.dtype | Storage, tuple[int, ...]]]
     """Name -> (dtype, shape) of every tensor."""
@@ -44,7 +44,8 @@ class TensorReader(Protocol):
         """Ranges [start, stop) that cover the rows of a tensor in pieces of bounded size; one range for a vector."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
-        """Rows [start, stop) of a tensor, of its dtype; may be a view of mapped memory. Called from several threads, and again after `release`."""
+        """Rows [start, stop) of a tensor, of its dtype; may be a view of mapped memory. Called from several threads,
+        and again after `release`."""
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """The rows just read are no longer needed."""
@@ -53,8 +54,8 @@ class TensorReader(Protocol):
 class BaseModelForCausalLM(Layer):
     """Embedding, decoder layers, final norm and LM head, which a subclass makes in its initialiser.
 
-    Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. Immutable once loaded: `forward` may
-    be called from several threads, as long as their batches write different slots of the cache."""
+    Each decoder layer is called as `layer(ops, x [T, hidden], angles, batch, kv) -> x`. Immutable once loaded:
+    `forward` may be called from several threads, as long as their batches write different slots of the cache."""
 
     Config: ClassVar[type[ModelConfig]]
     prefix: ClassVar[str] = "model."
@@ -70,8 +71,9 @@ class BaseModelForCausalLM(Layer):
     lm_head: LMHead | TiedLMHead
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, ops: ModuleType):
-        """Costs no memory yet: `load_weights` allocates, once it has seen that the checkpoint fits. Matrices are stored in `dtype`,
-        and so are keys and values unless `kv_dtype` is set to something else; `ops` is the implementation that packs and computes."""
+        """Costs no memory yet: `load_weights` allocates, once it has seen that the checkpoint fits. Matrices are stored
+        in `dtype`, and so are keys and values unless `kv_dtype` is set to something else; `ops` is the implementation
+        that packs and computes."""
         if dtype not in FLOAT_DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(map(str, FLOAT_DTYPES))}; got {dtype}")
         self.config = config
@@ -81,7 +83,8 @@ class BaseModelForCausalLM(Layer):
         self.ops = ops
         self.quantization: QuantizationConfig | None = None
 
-    # ------------------------------------------------------------------------------------------------ what the engine sees
+    # ------------------------------------------------------------------------------------------------ what the engine
+    # sees
 
     @property
     def vocab_size(self) -> int:
@@ -94,13 +97,13 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def recompute_length(self) -> int | None:
-        """A sequence that grows to this many tokens from a shorter prompt is computed again from its start, as a prompt of that
-        length: the angles of its earlier tokens change there. None: never."""
+        """A sequence that grows to this many tokens from a shorter prompt is computed again from its start, as a prompt
+        of that length: the angles of its earlier tokens change there. None: never."""
         return None
 
     def rope_regime(self, length: int) -> int:
-        """Texts whose prompts have lengths of the same regime have the same angles, position by position: the keys and values of what they begin
-        with alike are the same. See `RopeConfig` for the kinds that look at the length."""
+        """Texts whose prompts have lengths of the same regime have the same angles, position by position: the keys and
+        values of what they begin with alike are the same. See `RopeConfig` for the kinds that look at the length."""
         return self.rotary.regime(length)
 
     @property
@@ -138,11 +141,12 @@ class BaseModelForCausalLM(Layer):
             return TiedLMHead("lm_head", self.embedding, self.config.vocab_size, bias)
         return LMHead("lm_head", self.config.vocab_size, k, bias)
 
-    # ------------------------------------------------------------------------------------------------------------- loading
+    # -------------------------------------------------------------------------------------------------------------
+    # loading
 
     def quantize(self, config: QuantizationConfig | None) -> None:
-        """Has `load_weights` quantise the matrices of a checkpoint of floats; None: has it leave them as they come. Raises ValueError for a
-        config that does not go with this model."""
+        """Has `load_weights` quantise the matrices of a checkpoint of floats; None: has it leave them as they come.
+        Raises ValueError for a config that does not go with this model."""
         plan_weights(self, self.lm_head, config, {})
         self.quantization = config
 
@@ -151,9 +155,10 @@ class BaseModelForCausalLM(Layer):
     ) -> None:
         """Fills every weight from a checkpoint, `workers` pieces at a time; `progress` is told the bytes of each piece.
 
-        Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights. Nothing is
-        allocated before every name and shape has been compared. Raises one ValueError that lists all tensors that are missing,
-        unexpected or of another shape than the config demands; MemoryError where they do not fit into memory."""
+        Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights.
+        Nothing is allocated before every name and shape has been compared. Raises one ValueError that lists all tensors
+        that are missing, unexpected or of another shape than the config demands; MemoryError where they do not fit into
+        memory."""
         names, slots = self.plan_storage(reader)
         self.check_memory()
         self.allocate(self.ops, self.dtype)
@@ -177,12 +182,15 @@ class BaseModelForCausalLM(Layer):
                     task.cancel()
 
     def plan_storage(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, Slot]]:
-        """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated yet. Returns what
-        `match_names` does, and the slots. Raises ValueError where the tensors are not those that the config demands."""
+        """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated
+        yet. Returns what `match_names` does, and the slots. Raises ValueError where the tensors are not those that the
+        config demands."""
         names = self.match_names(reader)
         slots = self.slots()
         self.check_coverage(reader, names, slots)
-        for warning in plan_weights(self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)):
+        for warning in plan_weights(
+            self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)
+        ):
             logger.warning("%s", warning)
         return names, slots
 
@@ -221,12 +229,16 @@ class BaseModelForCausalLM(Layer):
         """Raises ValueError unless every slot has a tensor of its shape, and every tensor a slot or a reason."""
         ignored = list(self.ignored_tensors)
         if isinstance(self.lm_head, TiedLMHead):
-            ignored.append(r"lm_head\.weight(_scale)?")  # what transformers needs to have the codes twice (pace/calibrate/layout.py)
+            ignored.append(
+                r"lm_head\.weight(_scale)?"
+            )  # what transformers needs to have the codes twice (pace/calibrate/layout.py)
         missing = sorted(slots.keys() - names.values())
         unexpected = sorted(
             name
             for name in names
-            if names[name] not in slots and not any(re.fullmatch(p, names[name]) for p in ignored) and not _is_bias_without_effect(reader, name)
+            if names[name] not in slots
+            and not any(re.fullmatch(p, names[name]) for p in ignored)
+            and not _is_bias_without_effect(reader, name)
         )
         wrong = []
         for name, (dtype, shape) in reader.tensors.items():
@@ -238,10 +250,13 @@ class BaseModelForCausalLM(Layer):
         problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
             raise ValueError(
-                f"the checkpoint does not fit {type(self).__name__} as config.json describes it:\n  " + "\n  ".join(lines)
+                f"the checkpoint does not fit {type(self).__name__} as config.json describes it:\n  "
+                + "\n  ".join(lines)
             )
 
-    def quantized_tensors(self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]) -> dict[str, StoredQuantized]:
+    def quantized_tensors(
+        self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]
+    ) -> dict[str, StoredQuantized]:
         """By their names here, the tensors that a checkpoint holds quantised."""
         return {
             names[name]: StoredQuantized(dtype, reader.column_order(name))
@@ -250,7 +265,8 @@ class BaseModelForCausalLM(Layer):
         }
 
     def check_memory(self) -> None:
-        """Raises MemoryError where the weights are more than the memory that is left; else the system would end the process."""
+        """Raises MemoryError where the weights are more than the memory that is left; else the system would end the
+        process."""
         needed, available = self.planned_nbytes(self.ops, self.dtype), available_memory_bytes()
         if needed > available:
             kind, narrower = f"as {str(self.dtype).removeprefix('torch.')}", ""
@@ -265,11 +281,12 @@ class BaseModelForCausalLM(Layer):
                 f"take a smaller model"
             )
 
-    # ------------------------------------------------------------------------------------------------------------- reports
+    # -------------------------------------------------------------------------------------------------------------
+    # reports
 
     def resident_bytes(self) -> dict[str, int]:
-        """Bytes of the loaded weights by part of the model: embedding, attention, MLP, norms, LM head. A tied matrix counts
-        as the embedding's."""
+        """Bytes of the loaded weights by part of the model: embedding, attention, MLP, norms, LM head. A tied matrix
+        counts as the embedding's."""
         return self._totals(lambda part: part.nbytes)
 
     def weight_counts(self) -> dict[str, int]:
@@ -289,7 +306,9 @@ def _equal(a: Tensor | QuantizedRows, b: Tensor | QuantizedRows) -> bool:
     """Of tensors of the same dtype and shape, or rows in the same storage."""
     if isinstance(a, QuantizedRows):
         pairs = ((a.codes, b.codes), (a.scales, b.scales), (a.mins, b.mins), (a.order, b.order))
-        return all(one is other or (one is not None and other is not None and torch.equal(one, other)) for one, other in pairs)
+        return all(
+            one is other or (one is not None and other is not None and torch.equal(one, other)) for one, other in pairs
+        )
     return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
 
 

@@ -50,7 +50,8 @@ class CheckpointReader:
                     use(reader.read(name, start, stop))
                     reader.release(name, start, stop)
 
-    Of a checkpoint that is quantised, `QuantizedCheckpoint` makes matrices. `tensors` maps each name to a `TensorInfo(dtype, shape)`.
+    Of a checkpoint that is quantised, `QuantizedCheckpoint` makes matrices. `tensors` maps each name to a
+    `TensorInfo(dtype, shape)`.
 
     Raises, when it is made: FileNotFoundError (no directory, no weights, a missing shard), PermissionError,
     ValueError (anything damaged or contradictory; the message names the file), NotImplementedError (a 4-bit dtype).
@@ -69,20 +70,27 @@ class CheckpointReader:
     def _add(self, file: SafetensorsFile | TorchFile) -> None:
         for name, info in file.tensors.items():
             if name in self.tensors:
-                raise ValueError(f"tensor {name[:200]!r} is in both {self._files[name].path} and {file.path}; it may be in one file only")
+                raise ValueError(
+                    f"tensor {name[:200]!r} is in both {self._files[name].path} and {file.path}; it may be in one file only"
+                )
             self.tensors[name] = info
             self._files[name] = file
 
     def _check_index(self, expected: dict[str, Path]) -> None:
-        """Every tensor is in the shard that the index names. Tensors that the index omits are judged by the model's coverage."""
+        """Every tensor is in the shard that the index names. Tensors that the index omits are judged by the model's
+        coverage."""
         wrong = []
         for name, path in expected.items():
             found = self._files[name].path if name in self._files else None
             if found != path:
-                wrong.append(f"{name[:200]!r} should be in {path.name}, but is {f'in {found.name}' if found else 'missing'}")
+                wrong.append(
+                    f"{name[:200]!r} should be in {path.name}, but is {f'in {found.name}' if found else 'missing'}"
+                )
         if wrong:
             more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-            raise ValueError(f"the index and the shards of {self.directory} contradict each other: {'; '.join(wrong[:10])}{more}")
+            raise ValueError(
+                f"the index and the shards of {self.directory} contradict each other: {'; '.join(wrong[:10])}{more}"
+            )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows [start, stop) of a tensor along its first dimension (all of them by default), in its stored dtype.
@@ -137,21 +145,27 @@ def row_ranges(rows: int, row_bytes: int, piece_bytes: int = PIECE_BYTES) -> lis
 
 
 def shard_names(index_path: Path, directory: Path) -> dict[str, Path]:
-    """`weight_map` of an index file: the path of the shard of each tensor; ValueError for anything but names inside `directory`."""
+    """`weight_map` of an index file: the path of the shard of each tensor; ValueError for anything but names inside
+    `directory`."""
     weight_map = read_json_object(index_path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index_path} must have a weight_map that gives the shard of each tensor, but has {str(weight_map)[:200]}")
+        raise ValueError(
+            f"{index_path} must have a weight_map that gives the shard of each tensor, but has {str(weight_map)[:200]}"
+        )
     # metadata.total_size is not compared: many published checkpoints count tied weights twice or another dtype there.
     # What must be complete is proved from the shards' own headers.
     return {
-        name: file_inside(directory, shard, f"the shard of {name[:200]!r} in {index_path}") for name, shard in weight_map.items()
+        name: file_inside(directory, shard, f"the shard of {name[:200]!r} in {index_path}")
+        for name, shard in weight_map.items()
     }
 
 
 def _find_weights(directory: Path) -> tuple[Callable, list[Path], dict[str, Path]]:
     """How to open a file of weights, the files, and the file of each tensor by the index (empty without an index)."""
     if not directory.is_dir():
-        raise FileNotFoundError(f"{directory} is not a directory; give the directory that holds config.json and the weights")
+        raise FileNotFoundError(
+            f"{directory} is not a directory; give the directory that holds config.json and the weights"
+        )
     present = {path.name for path in directory.iterdir()}
     for name, open_file in ((SAFETENSORS_NAME, SafetensorsFile), (TORCH_NAME, TorchFile)):
         if name in present:

@@ -32,8 +32,8 @@ class CompiledModel(Executable):
         return logits
 
     def operator_report(self) -> OperatorReport:
-        """Calls are those of the instructions, all of which run in every step; seconds are known while the program is profiled
-        (`program.set_profiling(True)`), and count for the first of the operators that an instruction fuses."""
+        """Calls are those of the instructions, all of which run in every step; seconds are known while the program is
+        profiled (`program.set_profiling(True)`), and count for the first of the operators that an instruction fuses."""
         calls: Counter[str] = Counter()
         seconds: dict[str, float] = {}
         products = product_operators(self.model)
@@ -42,12 +42,17 @@ class CompiledModel(Executable):
             calls.update(parts)
             if parts and timed_runs:
                 seconds[parts[0]] = seconds.get(parts[0], 0.0) + spent
-        runs = [OperatorRun(name, "native", self.num_steps * calls[name], seconds.get(name)) for name in OPERATORS if name in calls]
+        runs = [
+            OperatorRun(name, "native", self.num_steps * calls[name], seconds.get(name))
+            for name in OPERATORS
+            if name in calls
+        ]
         return OperatorReport("as a program", runs if self.num_steps else [])
 
 
 def operators_in(instruction: ir.Instruction, products: Mapping[int, str]) -> Iterator[str]:
-    """The operator of each operation that an instruction does, the main one first; `products` as `product_operators` makes it."""
+    """The operator of each operation that an instruction does, the main one first; `products` as `product_operators`
+    makes it."""
     match instruction:
         case ir.Embedding():
             yield "embedding"

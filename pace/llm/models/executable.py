@@ -21,7 +21,8 @@ class Executable(ABC):
 
     @abstractmethod
     def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
-        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache. `ops` are those the model was loaded with."""
+        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache. `ops` are those the model was
+        loaded with."""
 
     @abstractmethod
     def operator_report(self) -> OperatorReport:

@@ -24,7 +24,8 @@ PAGE_BYTES = mmap.PAGESIZE
 def open_regular(path: Path) -> int:
     """A read-only file descriptor of a regular file; the caller closes it.
 
-    Raises FileNotFoundError (missing, broken link), PermissionError, ValueError (directory, device, FIFO, unusable name).
+    Raises FileNotFoundError (missing, broken link), PermissionError, ValueError (directory, device, FIFO, unusable
+    name).
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,7 +85,8 @@ def read_json_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict:
 
 
 def parse_json(data: bytes, where: str):
-    """Any JSON value, strictly: what `json.loads` lets pass and a reader cannot trust is a ValueError naming `where`."""
+    """Any JSON value, strictly: what `json.loads` lets pass and a reader cannot trust is a ValueError naming
+    `where`."""
 
     def refuse_constant(text: str):
         raise ValueError(f"{text} is not a JSON number")

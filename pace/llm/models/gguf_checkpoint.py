@@ -1,10 +1,12 @@
-"""GGUF files as a checkpoint: the config.json that their metadata stand for, and their tensors under the names of the Hub.
+"""GGUF files as a checkpoint: the config.json that their metadata stand for, and their tensors under the names of the
+Hub.
 
     blk.3.attn_q.weight, Q4_K      ->  model.layers.3.self_attn.q_proj.weight, rows of codes and scales (`QuantizedRows`)
 
-What llama.cpp's converter changes is undone: it permutes the rows of Llama's queries and keys, so that the pairs that are rotated
-together lie side by side, and turns scalings of the rotary embedding into a factor for each pair. Names and keys:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and convert_hf_to_gguf.py of llama.cpp.
+What llama.cpp's converter changes is undone: it permutes the rows of Llama's queries and keys, so that the pairs that
+are rotated together lie side by side, and turns scalings of the rotary embedding into a factor for each pair. Names and
+keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and convert_hf_to_gguf.py of
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ from pace.quant.ggml import BlockType
 SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MAX_SHARDS = 1000
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "phi3": "Phi3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
 PERMUTED = ("llama",)
 """Architectures whose queries and keys have their rows permuted."""
 
@@ -55,7 +62,11 @@ CONFIG_KEYS = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
 }
-PER_LAYER_KEYS = {"feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"}
+PER_LAYER_KEYS = {
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
 """One number, or one for each layer."""
 REFUSED_KEYS = {
     "expert_count": "num_experts",
@@ -69,29 +80,53 @@ REFUSED_KEYS = {
     "attention.causal": "is_causal",
     "attention.max_alibi_bias": "alibi",
 }
-"""Keys that would change the mathematics, and the field of config.json that is refused, or harmless, for the same value."""
-READ_KEYS = {"attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length", "attention.sliding_window", "rope.dimension_count"}
-READ_KEYS |= {"rope.freq_base", "rope.scale_linear", *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned"))}
-READ_KEYS |= {*(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))}
+"""Keys that would change the mathematics, and the field of config.json that is refused, or harmless, for the same
+value."""
+READ_KEYS = {
+    "attention.layer_norm_rms_epsilon",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.sliding_window",
+    "rope.dimension_count",
+}
+READ_KEYS |= {
+    "rope.freq_base",
+    "rope.scale_linear",
+    *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
+}
+READ_KEYS |= {
+    *(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))
+}
 HARMLESS_KEYS = {"vocab_size", "expert_used_count", "tensor_data_layout", "leading_dense_block_count"}
 
-END_TOKENS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end_of_turn|>"}
-"""Control tokens that end a text whatever the keys say, since these name one and models have several; so does llama.cpp."""
+END_TOKENS = {
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end_of_turn|>",
+}
+"""Control tokens that end a text whatever the keys say, since these name one and models have several; so does
+llama.cpp."""
 CONTROL = 3
 """Of tokenizer.ggml.token_type."""
 
 PIECE_ELEMENTS = 1 << 20
-"""Weights are read, packed and released in pieces of so many: of those in blocks, a code is a byte, and scales and minima are up to
-half a byte each."""
+"""Weights are read, packed and released in pieces of so many: of those in blocks, a code is a byte, and scales and
+minima are up to half a byte each."""
 
 
 class GgufCheckpoint:
-    """The tensors and the config of a GGUF file, or of one split into shards, of which any may be given. Has the interface of
-    `CheckpointReader`; a tensor in blocks is one whose dtype is a `Storage`, and `read` returns its rows as `QuantizedRows`."""
+    """The tensors and the config of a GGUF file, or of one split into shards, of which any may be given. Has the
+    interface of `CheckpointReader`; a tensor in blocks is one whose dtype is a `Storage`, and `read` returns its rows
+    as `QuantizedRows`."""
 
     def __init__(self, path: str | Path):
-        """Raises FileNotFoundError (a shard is missing), PermissionError, ValueError (damaged or contradictory), NotImplementedError (an
-        architecture, a type of tensors); the message names the file."""
+        """Raises FileNotFoundError (a shard is missing), PermissionError, ValueError (damaged or contradictory),
+        NotImplementedError (an architecture, a type of tensors); the message names the file."""
         self.path = Path(path)
         self._files: dict[str, GgufFile] = {}
         """By the name of a tensor here."""
@@ -102,16 +137,24 @@ class GgufCheckpoint:
         check_shards(files)
         architecture = self.metadata.required("general.architecture", self.metadata.text("general.architecture"))
         if architecture not in ARCHITECTURES:
-            raise NotImplementedError(f"{self.path} is of the architecture {architecture[:80]!r}, which is not implemented; implemented: {', '.join(ARCHITECTURES)}")
+            raise NotImplementedError(
+                f"{self.path} is of the architecture {architecture[:80]!r}, which is not implemented; implemented: {', '.join(ARCHITECTURES)}"
+            )
         self.architecture = architecture
         for file in files:
             for source in file.tensors:
                 name = hub_name(source, architecture)
                 if name in self._files:
-                    raise ValueError(f"tensor {source[:200]!r} is in both {self._files[name].path} and {file.path}; it may be in one file only")
+                    raise ValueError(
+                        f"tensor {source[:200]!r} is in both {self._files[name].path} and {file.path}; it may be in one file only"
+                    )
                 self._files[name], self._sources[name] = file, source
         self.config = read_config(self.metadata, architecture, self._shapes(), self._factors())
-        self._heads = {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]} if architecture in PERMUTED else {}
+        self._heads = (
+            {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
+            if architecture in PERMUTED
+            else {}
+        )
         self.tensors = {name: self._info(name) for name in self._sources if self._sources[name] not in ROPE_FACTORS}
 
     def _tensor(self, name: str) -> GgufTensor:
@@ -125,7 +168,9 @@ class GgufCheckpoint:
         found = {}
         for name in self._sources.keys() & set(ROPE_FACTORS):
             if len(self._tensor(name).shape) != 1:
-                raise ValueError(f"tensor {name!r} in {self._files[name].path} must be a vector; its shape is {list(self._tensor(name).shape)}")
+                raise ValueError(
+                    f"tensor {name!r} in {self._files[name].path} must be a vector; its shape is {list(self._tensor(name).shape)}"
+                )
             found[name] = self._floats(name).tolist()
         return found
 
@@ -136,10 +181,11 @@ class GgufCheckpoint:
         return TensorInfo(tensor.kind, tensor.shape)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
-        """Rows [start, stop) of a tensor along its first dimension (all of them by default), in its stored dtype or as `QuantizedRows`.
+        """Rows [start, stop) of a tensor along its first dimension (all of them by default), in its stored dtype or as
+        `QuantizedRows`.
 
-        A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`, ValueError for scales that are
-        not finite."""
+        A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`, ValueError
+        for scales that are not finite."""
         tensor = self._tensor(name)
         if len(tensor.shape) != 2:
             whole = self._floats(name)
@@ -151,7 +197,9 @@ class GgufCheckpoint:
             rows = tensor.kind.decode(raw)
             for values in (rows.scales, rows.mins):
                 if values is not None and not values.isfinite().all():
-                    raise ValueError(f"tensor {self._sources[name]!r} in {self._files[name].path} has scales that are NaN or infinite: the file is damaged")
+                    raise ValueError(
+                        f"tensor {self._sources[name]!r} in {self._files[name].path} has scales that are NaN or infinite: the file is damaged"
+                    )
             return rows
         return _as_floats(raw, tensor.kind)
 
@@ -169,13 +217,17 @@ class GgufCheckpoint:
         file, source = self._files[name], self._sources[name]
         kind, shape = file.tensors[source].kind, file.tensors[source].shape
         rows = file.rows(source)
-        return (kind.decode(rows).dequantize() if isinstance(kind, BlockType) else _as_floats(rows, kind)).reshape(shape)
+        return (kind.decode(rows).dequantize() if isinstance(kind, BlockType) else _as_floats(rows, kind)).reshape(
+            shape
+        )
 
     def _permuted_heads(self, name: str) -> int | None:
         """Heads of a tensor whose rows are permuted; ValueError where its rows are no whole heads."""
         heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
         if heads and (rows := self._tensor(name).shape[:1]) and rows[0] % (2 * heads):
-            raise ValueError(f"tensor {self._sources[name]!r} in {self._files[name].path} has {rows[0]} rows, which {heads} heads with an even number of elements cannot have")
+            raise ValueError(
+                f"tensor {self._sources[name]!r} in {self._files[name].path} has {rows[0]} rows, which {heads} heads with an even number of elements cannot have"
+            )
         return heads
 
     def column_order(self, name: str) -> None:
@@ -221,7 +273,8 @@ def _as_floats(raw: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hub_order(rows: range, head_dim: int) -> Tensor:
-    """int64: where rows of a query's or key's matrix of the Hub stand in llama.cpp's: element j of half h of a head is its element 2 j + h."""
+    """int64: where rows of a query's or key's matrix of the Hub stand in llama.cpp's: element j of half h of a head is
+    its element 2 j + h."""
     index = torch.arange(rows.start, rows.stop)
     head, element = index // head_dim * head_dim, index % head_dim
     return head + 2 * (element % (head_dim // 2)) + element // (head_dim // 2)
@@ -239,7 +292,8 @@ def hub_name(source: str, architecture: str) -> str:
     return source
 
 
-# ----------------------------------------------------------------------------------------------------------------- shards
+# -----------------------------------------------------------------------------------------------------------------
+# shards
 
 
 def shard_paths(path: Path) -> list[Path]:
@@ -249,10 +303,14 @@ def shard_paths(path: Path) -> list[Path]:
         return [path]
     count = int(found["count"])
     if not 1 <= int(found["number"]) <= count <= MAX_SHARDS:
-        raise ValueError(f"{path} is named as shard {int(found['number'])} of {count}; shards are numbered from 1 to at most {MAX_SHARDS}")
+        raise ValueError(
+            f"{path} is named as shard {int(found['number'])} of {count}; shards are numbered from 1 to at most {MAX_SHARDS}"
+        )
     paths = [path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [shard.name for shard in paths if not shard.exists()]:
-        raise FileNotFoundError(f"{path} is one of {count} shards; missing in {path.parent}: {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}")
+        raise FileNotFoundError(
+            f"{path} is one of {count} shards; missing in {path.parent}: {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+        )
     return paths
 
 
@@ -268,15 +326,20 @@ def check_shards(files: list[GgufFile]) -> None:
         total += len(file.tensors)
     announced = files[0].metadata.integer("split.tensors.count", total)
     if announced != total:
-        raise ValueError(f"{files[0].path} announces {announced} tensors in {len(files)} shards (split.tensors.count), which hold {total}; download or copy them again")
+        raise ValueError(
+            f"{files[0].path} announces {announced} tensors in {len(files)} shards (split.tensors.count), which hold {total}; download or copy them again"
+        )
 
 
-# ----------------------------------------------------------------------------------------------------------------- config
+# -----------------------------------------------------------------------------------------------------------------
+# config
 
 
-def read_config(metadata: Metadata, architecture: str, shapes: dict[str, tuple[int, ...]], factors: dict[str, list[float]]) -> dict[str, Any]:
-    """What stands in config.json; `shapes` by the Hub's names, `factors` of the rotary embedding by GGUF's. Raises ValueError for what
-    is missing or of the wrong type, NotImplementedError for layers that differ from each other."""
+def read_config(
+    metadata: Metadata, architecture: str, shapes: dict[str, tuple[int, ...]], factors: dict[str, list[float]]
+) -> dict[str, Any]:
+    """What stands in config.json; `shapes` by the Hub's names, `factors` of the rotary embedding by GGUF's. Raises
+    ValueError for what is missing or of the wrong type, NotImplementedError for layers that differ from each other."""
 
     def key(name: str) -> str:
         return f"{architecture}.{name}"
@@ -295,11 +358,17 @@ def read_config(metadata: Metadata, architecture: str, shapes: dict[str, tuple[i
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that there is no such thing
             fields[field] = value
-    fields["rms_norm_eps"] = _shortest(metadata.required(key("attention.layer_norm_rms_epsilon"), metadata.number(key("attention.layer_norm_rms_epsilon"))))
+    fields["rms_norm_eps"] = _shortest(
+        metadata.required(
+            key("attention.layer_norm_rms_epsilon"), metadata.number(key("attention.layer_norm_rms_epsilon"))
+        )
+    )
     fields["head_dim"] = _head_dim(metadata, key, fields)
     embedding = shapes.get("model.embed_tokens.weight")
     if embedding is None or len(embedding) != 2:
-        raise ValueError(f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's")
+        raise ValueError(
+            f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's"
+        )
     fields["vocab_size"] = embedding[0]
     fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
     if architecture in ("llama", "qwen3"):  # the others have biases always, or never
@@ -321,7 +390,9 @@ def _same_for_all(metadata: Metadata, key: str) -> int | None:
         return metadata.integer(key)
     values = metadata[key].tolist()
     if len(set(values)) != 1 or type(values[0]) is not int:
-        raise NotImplementedError(f"{metadata.path}: {key} differs between the layers ({values[:8]}...), which is not implemented")
+        raise NotImplementedError(
+            f"{metadata.path}: {key} differs between the layers ({values[:8]}...), which is not implemented"
+        )
     return values[0]
 
 
@@ -331,7 +402,9 @@ def _head_dim(metadata: Metadata, key, fields: dict[str, Any]) -> int:
         raise ValueError(f"{metadata.path}: {key('attention.head_count')} must be positive; got {heads}")
     head_dim = metadata.integer(key("attention.key_length"), fields["hidden_size"] // heads)
     if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
-        raise NotImplementedError(f"{metadata.path}: attention.key_length and attention.value_length differ, which is not implemented")
+        raise NotImplementedError(
+            f"{metadata.path}: attention.key_length and attention.value_length differ, which is not implemented"
+        )
     return head_dim
 
 
@@ -355,20 +428,31 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
     found: dict[str, Any] = {"rope_theta": metadata.number(key("rope.freq_base"), 10000.0)}
     if dim != head_dim:
         found["partial_rotary_factor"] = dim / max(1, head_dim)
-    kind = metadata.text(key("rope.scaling.type"), "linear" if metadata.number(key("rope.scale_linear"), 1.0) != 1.0 else "none")
+    kind = metadata.text(
+        key("rope.scaling.type"), "linear" if metadata.number(key("rope.scale_linear"), 1.0) != 1.0 else "none"
+    )
     factor = metadata.number(key("rope.scaling.factor"), metadata.number(key("rope.scale_linear")))
     original = metadata.integer(key("rope.scaling.original_context_length"))
     if factors:
-        # llama.cpp divides the angle of each pair by a factor, one set of them up to the original length and one beyond: what longrope does.
-        # Those of Llama 3's scaling come as rope_freqs, for any length.
+        # llama.cpp divides the angle of each pair by a factor, one set of them up to the original length and one
+        # beyond: what longrope does. Those of Llama 3's scaling come as rope_freqs, for any length.
         same = factors.get("rope_freqs.weight")
         short, long = (factors.get(f"rope_factors_{which}.weight", same) for which in ("short", "long"))
         if short is None or long is None or not len(short) == len(long) == -(-dim // 2):
-            raise ValueError(f"{metadata.path}: {', '.join(sorted(factors))} must have a factor for each of {-(-dim // 2)} pairs; got {[len(values) for values in factors.values()]}")
+            raise ValueError(
+                f"{metadata.path}: {', '.join(sorted(factors))} must have a factor for each of {-(-dim // 2)} pairs; got {[len(values) for values in factors.values()]}"
+            )
         found["original_max_position_embeddings"] = original or positions
         # Without attn_factor llama.cpp scales nothing.
         attention = metadata.number(key("rope.scaling.attn_factor"), 1.0)
-        return found | {"rope_scaling": {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": attention}}
+        return found | {
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "short_factor": short,
+                "long_factor": long,
+                "attention_factor": attention,
+            }
+        }
     if kind == "linear" and factor not in (None, 0.0, 1.0):
         return found | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
@@ -379,10 +463,14 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
                 scaling[name] = value
         for name in ("attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"):
             if (value := metadata.number(key(f"rope.scaling.{name}"))) not in (None, 1.0):
-                raise NotImplementedError(f"{metadata.path}: {key(f'rope.scaling.{name}')} = {value} is not implemented")
+                raise NotImplementedError(
+                    f"{metadata.path}: {key(f'rope.scaling.{name}')} = {value} is not implemented"
+                )
         return found | {"rope_scaling": scaling}
     if kind not in ("none", "linear"):
-        raise NotImplementedError(f"{metadata.path}: {key('rope.scaling.type')} = {kind[:80]!r} without tensors of factors is not implemented; implemented: none, linear, yarn")
+        raise NotImplementedError(
+            f"{metadata.path}: {key('rope.scaling.type')} = {kind[:80]!r} without tensors of factors is not implemented; implemented: none, linear, yarn"
+        )
     return found
 
 

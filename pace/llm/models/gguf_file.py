@@ -1,12 +1,13 @@
 """Reading one GGUF file through a memory mapping.
 
-    "GGUF", version, number of tensors, number of entries | entries: key, type, value | tensors: name, dimensions, type, offset |
-    padding to a multiple of general.alignment | data of the tensors
+    "GGUF", version, number of tensors, number of entries | entries: key, type, value | tensors: name, dimensions, type,
+    offset | padding to a multiple of general.alignment | data of the tensors
 
-All in little endian; a string is its length and its bytes, an array the type of its elements, their number and the elements. The
-header is checked completely when the file is opened: afterwards every read is in bounds. The gguf package's `GGUFReader` is what
-the tests compare with, and not what reads here: it makes several numpy views for every token of a vocabulary (18 s and 500 MB of
-memory for 152,000 tokens and as many merges, with gguf 0.19; 0.2 s and 30 MB here), and goes as far as the numbers that a file announces.
+All in little endian; a string is its length and its bytes, an array the type of its elements, their number and the
+elements. The header is checked completely when the file is opened: afterwards every read is in bounds. The gguf
+package's `GGUFReader` is what the tests compare with, and not what reads here: it makes several numpy views for every
+token of a vocabulary (18 s and 500 MB of memory for 152,000 tokens and as many merges, with gguf 0.19; 0.2 s and 30 MB
+here), and goes as far as the numbers that a file announces.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -69,8 +70,8 @@ class GgufTensor(NamedTuple):
 
 
 class Metadata(dict[str, Any]):
-    """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. The methods read one key, and
-    raise ValueError that names the file and the key where the value is of another type."""
+    """Keys and values of a file: numbers, booleans, strings, lists of strings, numpy arrays of numbers. The methods
+    read one key, and raise ValueError that names the file and the key where the value is of another type."""
 
     def __init__(self, path: Path, values: dict[str, Any]):
         super().__init__(values)
@@ -115,8 +116,9 @@ class GgufFile:
     Views stay valid after `close()`: the mapping lives until the last of them is gone. Threads may share one object."""
 
     def __init__(self, path: Path):
-        """Maps the file and checks its header. Raises FileNotFoundError, PermissionError (see `open_regular`), ValueError (damaged),
-        NotImplementedError (a version, an endianness or a tensor's type); the message names the file."""
+        """Maps the file and checks its header. Raises FileNotFoundError, PermissionError (see `open_regular`),
+        ValueError (damaged), NotImplementedError (a version, an endianness or a tensor's type); the message names the
+        file."""
         self.path = path
         descriptor = open_regular(path)
         try:
@@ -130,15 +132,17 @@ class GgufFile:
         self._mapping.madvise(mmap.MADV_DONTNEED, 0, header.position)
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) of a tensor as they are stored, uint8 `[rows, row_bytes]`: a view, not to be written to. Raises ValueError
-        once closed."""
+        """Rows [start, stop) of a tensor as they are stored, uint8 `[rows, row_bytes]`: a view, not to be written to.
+        Raises ValueError once closed."""
         if self._mapping is None:
             raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
         tensor = self.tensors[name]
         begin, count = self._range(tensor, start, stop)
         if not count * tensor.row_bytes:
             return torch.empty(count, tensor.row_bytes, dtype=torch.uint8)
-        return torch.frombuffer(self._mapping, dtype=torch.uint8, count=count * tensor.row_bytes, offset=begin).view(count, -1)
+        return torch.frombuffer(self._mapping, dtype=torch.uint8, count=count * tensor.row_bytes, offset=begin).view(
+            count, -1
+        )
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
@@ -183,7 +187,8 @@ class _Header:
     def read(self) -> tuple[Metadata, dict[str, GgufTensor]]:
         num_tensors, num_entries = self._beginning()
         entries: dict[str, Any] = {}
-        # Each entry takes 13 bytes at least, each tensor 24: a number that the file cannot hold is found out before the loop.
+        # Each entry takes 13 bytes at least, each tensor 24: a number that the file cannot hold is found out before the
+        # loop.
         for _ in range(self._count(num_entries, 13, "metadata entries")):
             key = self._string("a key")
             if key in entries:
@@ -209,20 +214,30 @@ class _Header:
         if is_git_lfs_pointer(self.data[:64]):
             raise ValueError(git_lfs_message(self.path))
         if self.size < 24 or self._take(4) != MAGIC:
-            raise ValueError(f"{self.path} is not a GGUF file: it has {self.size} bytes and begins with {shown(self.data[:4])}; download or copy it again")
+            raise ValueError(
+                f"{self.path} is not a GGUF file: it has {self.size} bytes and begins with {shown(self.data[:4])}; download or copy it again"
+            )
         version = self._number("<I")
         if version not in VERSIONS:
             if version & 0xFFFF == 0:
-                raise NotImplementedError(f"{self.path} is a GGUF file in big endian, which is not implemented; convert it with `gguf-convert-endian {self.path} little`")
-            raise NotImplementedError(f"{self.path} is of version {version} of GGUF; implemented: {', '.join(map(str, VERSIONS))}")
+                raise NotImplementedError(
+                    f"{self.path} is a GGUF file in big endian, which is not implemented; convert it with `gguf-convert-endian {self.path} little`"
+                )
+            raise NotImplementedError(
+                f"{self.path} is of version {version} of GGUF; implemented: {', '.join(map(str, VERSIONS))}"
+            )
         return self._number("<Q"), self._number("<Q")
 
     def _take(self, count: int) -> bytes:
         begin, self.position = self.position, self.position + count
         if self.position > self.end:
             if self.position > self.size:
-                raise ValueError(f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again")
-            raise ValueError(f"{self.path} has a header of more than {MAX_HEADER_BYTES:,} bytes, which no valid file has")
+                raise ValueError(
+                    f"{self.path} is truncated or damaged: its header goes on beyond its {self.size:,} bytes; download or copy it again"
+                )
+            raise ValueError(
+                f"{self.path} has a header of more than {MAX_HEADER_BYTES:,} bytes, which no valid file has"
+            )
         return self.data[begin : self.position]
 
     def _number(self, kind: str) -> int:
@@ -231,7 +246,9 @@ class _Header:
 
     def _count(self, count: int, least_bytes: int, what: str) -> int:
         if count * least_bytes > self.end - self.position:
-            raise ValueError(f"{self.path} announces {count:,} {what}, which the rest of its header cannot hold: it is truncated or damaged")
+            raise ValueError(
+                f"{self.path} announces {count:,} {what}, which the rest of its header cannot hold: it is truncated or damaged"
+            )
         return count
 
     def _string(self, what: str) -> str:
@@ -269,7 +286,7 @@ class _Header:
             raise ValueError(f"{self.path}: {what} is of the unknown type {kind}: its header is damaged")
         dtype = np.dtype(NUMBERS[kind])
         data = self._take(self._count(count, dtype.itemsize, f"numbers as {what}") * dtype.itemsize)
-        return np.frombuffer(data, np.uint8) != 0 if dtype == bool else np.frombuffer(data, dtype)
+        return np.frombuffer(data, np.uint8) != 0 if dtype.kind == "b" else np.frombuffer(data, dtype)
 
     def _tensor(self, name: str) -> tuple[torch.dtype | BlockType, tuple[int, ...], int]:
         """Type, shape and offset in the data."""
@@ -283,10 +300,16 @@ class _Header:
             raise ValueError(f"{where} has the shape {list(shape)}, which no file can hold")
         kind = FLOAT_TYPES.get(number) or BLOCK_TYPES.get(number)
         if kind is None:
-            known = [str(dtype).removeprefix("torch.") for dtype in FLOAT_TYPES.values()] + [block.name for block in BLOCK_TYPES.values()]
-            raise NotImplementedError(f"{where} is stored as {OTHER_TYPES.get(number, f'type {number}')}, which is not implemented; implemented: {', '.join(known)}")
+            known = [str(dtype).removeprefix("torch.") for dtype in FLOAT_TYPES.values()] + [
+                block.name for block in BLOCK_TYPES.values()
+            ]
+            raise NotImplementedError(
+                f"{where} is stored as {OTHER_TYPES.get(number, f'type {number}')}, which is not implemented; implemented: {', '.join(known)}"
+            )
         if isinstance(kind, BlockType) and (not shape or shape[-1] % kind.weights):
-            raise ValueError(f"{where} has the shape {list(shape)}; rows of {kind.name} are of a multiple of {kind.weights} weights")
+            raise ValueError(
+                f"{where} has the shape {list(shape)}; rows of {kind.name} are of a multiple of {kind.weights} weights"
+            )
         return kind, shape, offset
 
     def _check_places(self, tensors: dict[str, GgufTensor]) -> None:
@@ -298,6 +321,8 @@ class _Header:
                     f"{self.path} is truncated or damaged: tensor {name[:200]!r} ends at byte {tensor.begin + tensor.nbytes:,} of a file of {self.size:,}; download or copy it again"
                 )
             if tensor.begin < end and tensor.nbytes:
-                raise ValueError(f"the tensors {before[:200]!r} and {name[:200]!r} in {self.path} share bytes: its header is damaged")
+                raise ValueError(
+                    f"the tensors {before[:200]!r} and {name[:200]!r} in {self.path} share bytes: its header is damaged"
+                )
             if tensor.nbytes:
                 end, before = tensor.begin + tensor.nbytes, name

@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file's metadata, as the tokenizer.json and tokenizer_config.json that it stands for.
 
-Two kinds of vocabularies come with the architectures that are implemented: byte-level BPE ("gpt2": tokens, merges, and the name of the
-rule by which texts are cut before) and sentencepiece ("llama": pieces with scores, from which merges follow). How llama.cpp reads both:
-its src/llama-vocab.cpp.
+Two kinds of vocabularies come with the architectures that are implemented: byte-level BPE ("gpt2": tokens, merges, and
+the name of the rule by which texts are cut before) and sentencepiece ("llama": pieces with scores, from which merges
+follow). How llama.cpp reads both: its src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ _CUTS = {
     ("default",): Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     ("gpt-2", "phi-2", "olmo", "mpt"): Cut((_GPT2,)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"): Cut((r"\p{N}", _GPT2)),
-    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"): Cut((_LLAMA3,), ignore_merges=True, add_bos=True),
+    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"): Cut(
+        (_LLAMA3,), ignore_merges=True, add_bos=True
+    ),
     ("dbrx", "smaug-bpe"): Cut((_LLAMA3,)),
     ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo"): Cut((_QWEN2,), normalizer={"type": "NFC"}),
     ("tekken",): Cut((_TEKKEN,), ignore_merges=True, add_bos=True),
@@ -66,8 +68,8 @@ CUTS = {name: cut for names, cut in _CUTS.items() for name in names}
 
 
 def tokenizer_json(metadata: Metadata) -> str | None:
-    """The text of tokenizer.json, None where the file has no vocabulary. Raises ValueError for what is missing or of the wrong type,
-    NotImplementedError for other kinds of vocabularies; the message names the file."""
+    """The text of tokenizer.json, None where the file has no vocabulary. Raises ValueError for what is missing or of
+    the wrong type, NotImplementedError for other kinds of vocabularies; the message names the file."""
     if whole := metadata.text("tokenizer.huggingface.json"):
         return whole  # some files bring it along
     model = metadata.text("tokenizer.ggml.model")
@@ -75,14 +77,27 @@ def tokenizer_json(metadata: Metadata) -> str | None:
         return None
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
-        raise NotImplementedError(f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. Give {argument('tokenizer_name_or_path')}, or token ids instead of text")
+        raise NotImplementedError(
+            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. Give {argument('tokenizer_name_or_path')}, or token ids instead of text"
+        )
     tokens = metadata.required("tokenizer.ggml.tokens", metadata.texts("tokenizer.ggml.tokens"))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
-        raise ValueError(f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so that texts have no definite tokens")
+        raise ValueError(
+            f"{metadata.path}: tokenizer.ggml.tokens has {shown(twice)} twice, so that texts have no definite tokens"
+        )
     parts = build(metadata, tokens, vocabulary)
-    return json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added_tokens(metadata, tokens), "post_processor": _ends(metadata, tokens)} | parts)
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": _added_tokens(metadata, tokens),
+            "post_processor": _ends(metadata, tokens),
+        }
+        | parts
+    )
 
 
 def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
@@ -94,7 +109,9 @@ def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
             settings[name] = tokens[index]
     types = _token_types(metadata, len(tokens))
     known = set(settings.values())
-    settings["additional_special_tokens"] = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL and token not in known]
+    settings["additional_special_tokens"] = [
+        token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL and token not in known
+    ]
     if length := metadata.integer(f"{metadata.text('general.architecture')}.context_length"):
         settings["model_max_length"] = length
     template = metadata.text("tokenizer.chat_template")
@@ -120,18 +137,27 @@ def _token_types(metadata: Metadata, num_tokens: int) -> list[int]:
     if types is None:
         return [NORMAL] * num_tokens
     if len(types) != num_tokens:
-        raise ValueError(f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {num_tokens} tokens; it has {len(types)}")
+        raise ValueError(
+            f"{metadata.path}: tokenizer.ggml.token_type must have a type for each of {num_tokens} tokens; it has {len(types)}"
+        )
     return types.tolist()
 
 
 def _added_tokens(metadata: Metadata, tokens: list[str]) -> list[dict[str, Any]]:
-    """Tokens that are found in a text before anything else is: control tokens, which decoding may leave out, and others."""
+    """Tokens that are found in a text before anything else is: control tokens, which decoding may leave out, and
+    others."""
     kinds = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
     plain = {"single_word": False, "lstrip": False, "normalized": False}
     # Of Phi-3's sentencepiece vocabulary these take the spaces after them, which no key says.
     strips = metadata.text("general.architecture") == "phi3" and metadata.text("tokenizer.ggml.model") == "llama"
     return [
-        {"id": index, "content": token, "special": kinds[kind], "rstrip": strips and token not in ("<unk>", "<s>", "<|endoftext|>"), **plain}
+        {
+            "id": index,
+            "content": token,
+            "special": kinds[kind],
+            "rstrip": strips and token not in ("<unk>", "<s>", "<|endoftext|>"),
+            **plain,
+        }
         for index, (token, kind) in enumerate(zip(tokens, _token_types(metadata, len(tokens)), strict=True))
         if kind in kinds and token
     ]
@@ -146,26 +172,45 @@ def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
     ids = {name: index for name, index in ids.items() if index is not None}
     if not ids:
         return None
-    before, after = ([{"SpecialToken": {"id": tokens[ids[name]], "type_id": 0}}] if name in ids else [] for name in ("bos", "eos"))
+    before, after = (
+        [{"SpecialToken": {"id": tokens[ids[name]], "type_id": 0}}] if name in ids else [] for name in ("bos", "eos")
+    )
     text, second = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
-    special = {tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in ids.values()}
-    return {"type": "TemplateProcessing", "single": [*before, text, *after], "pair": [*before, text, *after, *before, second, *after], "special_tokens": special}
+    special = {
+        tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in ids.values()
+    }
+    return {
+        "type": "TemplateProcessing",
+        "single": [*before, text, *after],
+        "pair": [*before, text, *after, *before, second, *after],
+        "special_tokens": special,
+    }
 
 
 def _cut(metadata: Metadata) -> Cut:
     name = metadata.text("tokenizer.ggml.pre", "default")
     if name not in CUTS:
-        raise NotImplementedError(f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. Give {argument('tokenizer_name_or_path')}, or token ids instead of text")
+        raise NotImplementedError(
+            f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. Give {argument('tokenizer_name_or_path')}, or token ids instead of text"
+        )
     return CUTS[name]
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
     cut = _cut(metadata)
-    merges = [merge.split(" ") for merge in metadata.required("tokenizer.ggml.merges", metadata.texts("tokenizer.ggml.merges"))]
+    merges = [
+        merge.split(" ")
+        for merge in metadata.required("tokenizer.ggml.merges", metadata.texts("tokenizer.ggml.merges"))
+    ]
     for merge in merges:
         if len(merge) != 2 or not (merge[0] in vocabulary and merge[1] in vocabulary and "".join(merge) in vocabulary):
-            raise ValueError(f"{metadata.path}: tokenizer.ggml.merges has {shown(' '.join(merge))}, which is no pair of tokens that makes a token")
-    splits = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False} for pattern in cut.patterns]
+            raise ValueError(
+                f"{metadata.path}: tokenizer.ggml.merges has {shown(' '.join(merge))}, which is no pair of tokens that makes a token"
+            )
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in cut.patterns
+    ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "normalizer": cut.normalizer,
@@ -178,7 +223,9 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary: dict[str, int
 def _sentencepiece(metadata: Metadata, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
     scores = metadata.required("tokenizer.ggml.scores", metadata.numbers("tokenizer.ggml.scores"))
     if len(scores) != len(tokens):
-        raise ValueError(f"{metadata.path}: tokenizer.ggml.scores must have a score for each of {len(tokens)} tokens; it has {len(scores)}")
+        raise ValueError(
+            f"{metadata.path}: tokenizer.ggml.scores must have a score for each of {len(tokens)} tokens; it has {len(scores)}"
+        )
     types = _token_types(metadata, len(tokens))
     unknown = _token_id(metadata, "unknown", len(tokens))
     if unknown is None and UNKNOWN in types:
@@ -203,8 +250,13 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], vocabulary: dict[str, 
 
 
 def _merges_by_score(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """Sentencepiece joins the two neighbours that make the piece of the highest score: every pair that makes a piece, the best first."""
-    pieces = {token: score for token, score, kind in zip(tokens, scores, types, strict=True) if kind in (NORMAL, USER_DEFINED) and len(token) <= MAX_PIECE}
+    """Sentencepiece joins the two neighbours that make the piece of the highest score: every pair that makes a piece,
+    the best first."""
+    pieces = {
+        token: score
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+        if kind in (NORMAL, USER_DEFINED) and len(token) <= MAX_PIECE
+    }
     pairs = []
     for index, (piece, score) in enumerate(pieces.items()):
         halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
@@ -213,5 +265,13 @@ def _merges_by_score(tokens: list[str], scores: list[float], types: list[int]) -
 
 
 def _model(vocabulary: dict[str, int], merges: list, **options: Any) -> dict[str, Any]:
-    common = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+    common = {
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
     return {"type": "BPE", **common, **options, "vocab": vocabulary, "merges": merges}

@@ -1,4 +1,5 @@
-"""GPT-J: attention and MLP side by side on one norm, neighbouring pairs rotated in part of each head, a head with a bias."""
+"""GPT-J: attention and MLP side by side on one norm, neighbouring pairs rotated in part of each head, a head with a
+bias."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where a checkpoint comes from: a local directory or GGUF file, or the Hugging Face Hub and its cache. The only importer of
-transformers (for its tokenizers) and huggingface_hub, both only when needed.
+"""Where a checkpoint comes from: a local directory or GGUF file, or the Hugging Face Hub and its cache. The only
+importer of transformers (for its tokenizers) and huggingface_hub, both only when needed.
 
     directory = find_checkpoint("Qwen/Qwen2.5-0.5B-Instruct")
     config = read_config_json(directory)
@@ -20,7 +20,14 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pace.llm.models.checkpoint import GPTQ_NAME, INDEX_SUFFIX, OTHER_WEIGHT_SUFFIXES, SAFETENSORS_NAME, TORCH_NAME, shard_names
+from pace.llm.models.checkpoint import (
+    GPTQ_NAME,
+    INDEX_SUFFIX,
+    OTHER_WEIGHT_SUFFIXES,
+    SAFETENSORS_NAME,
+    TORCH_NAME,
+    shard_names,
+)
 from pace.llm.models.files import MAX_CONFIG_BYTES, open_regular, read_json_object
 from pace.llm.models.gguf_checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
 from pace.llm.models.gguf_file import GgufFile, is_gguf
@@ -30,9 +37,17 @@ from pace.naming import argument
 logger = logging.getLogger("pace")
 
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-"""Where AutoGPTQ, AutoAWQ and ModelOpt said how weights are quantised before config.json did, and the `quant_method` that they meant."""
+"""Where AutoGPTQ, AutoAWQ and ModelOpt said how weights are quantised before config.json did, and the `quant_method`
+that they meant."""
 CONFIG_FILES = ("config.json", "generation_config.json", *QUANTIZATION_FILES)
-VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
     "merges.txt",
@@ -62,27 +77,35 @@ def find_checkpoint(
 ) -> Path:
     """The directory of a checkpoint: the given one if it exists, else the Hub's snapshot, downloaded as far as needed.
 
-    Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where the Hub
-    cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken.
+    Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where
+    the Hub cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken.
     `token=None` takes the one saved by `hf auth login`. `progress` shows bars of a download, on a terminal only.
-    A GGUF file, or a directory whose weights are one, gives that file, of several shards the first; it stands for a directory.
+    A GGUF file, or a directory whose weights are one, gives that file, of several shards the first; it stands for a
+    directory.
 
-    Raises FileNotFoundError (no such directory, repository or revision; not cached and offline; a missing shard), PermissionError
-    (gated or private), ValueError (another file, several GGUF files, not an id, a revision of a local directory), TypeError.
+    Raises FileNotFoundError (no such directory, repository or revision; not cached and offline; a missing shard),
+    PermissionError (gated or private), ValueError (another file, several GGUF files, not an id, a revision of a local
+    directory), TypeError.
     """
     if not isinstance(path_or_id, (str, os.PathLike)):
         raise TypeError(f"the model must be a path or a Hub id, a str or a Path; got {type(path_or_id).__name__}")
     text = os.fspath(path_or_id)
     path = Path(text).expanduser()
     if not text or "\0" in text:
-        raise ValueError(f"the model must be a GGUF file, a directory or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}")
+        raise ValueError(
+            f"the model must be a GGUF file, a directory or a Hub id such as 'Qwen/Qwen2.5-0.5B-Instruct'; got {text!r}"
+        )
     if _exists(path):
         if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
             raise PermissionError(f"{path} may not be read by this user; check its permissions")
         if not path.is_dir() and not is_gguf(path):
-            raise ValueError(f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights, or a GGUF file")
+            raise ValueError(
+                f"{path} is a file; give the directory that holds config.json, the tokenizer and the weights, or a GGUF file"
+            )
         if revision is not None:
-            raise ValueError(f"{argument('revision')}={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions")
+            raise ValueError(
+                f"{argument('revision')}={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions"
+            )
         return _gguf_inside(path, weights) or path if path.is_dir() else shard_paths(path)[0]
     looks_like_path = isinstance(path_or_id, os.PathLike) or text.startswith((".", "/", "~")) or text.endswith("/")
     if looks_like_path or len(text) > MAX_HUB_ID or not HUB_ID.fullmatch(text):
@@ -91,7 +114,8 @@ def find_checkpoint(
 
 
 def _gguf_inside(directory: Path, weights: bool) -> Path | None:
-    """The one GGUF file of a directory that has no other weights (or, where these are not wanted, no other tokenizer)."""
+    """The one GGUF file of a directory that has no other weights (or, where these are not wanted, no other
+    tokenizer)."""
     names = {entry.name for entry in directory.iterdir()}
     others = {name + end for name in (SAFETENSORS_NAME, TORCH_NAME) for end in ("", INDEX_SUFFIX)}
     if names & (others if weights else others.union(VOCABULARY_FILES)):
@@ -113,14 +137,19 @@ def _similar_names(path: Path) -> str:
     """What the user may have meant: the first part of the path that does not exist, and its likely spellings."""
     while not _exists(path.parent):
         path = path.parent
-    names = [entry.name for entry in path.parent.iterdir()] if os.access(path.parent, os.R_OK) and path.parent.is_dir() else []
+    names = (
+        [entry.name for entry in path.parent.iterdir()]
+        if os.access(path.parent, os.R_OK) and path.parent.is_dir()
+        else []
+    )
     close = difflib.get_close_matches(path.name, names, n=3)
     if not close:
         return f" ({path.parent.absolute()} has no {path.name[:100]!r})"
     return f"; {path.parent.absolute()} has {', '.join(map(repr, close))}"
 
 
-# ----------------------------------------------------------------------------------------------------------------- the Hub
+# ----------------------------------------------------------------------------------------------------------------- the
+# Hub
 
 
 def _find_on_hub(
@@ -136,14 +165,18 @@ def _find_on_hub(
         import huggingface_hub
         from huggingface_hub import errors, utils
     except ImportError as error:
-        raise FileNotFoundError(f"there is no directory {repo!r}, and asking the Hub for it needs huggingface_hub ({error})") from error
+        raise FileNotFoundError(
+            f"there is no directory {repo!r}, and asking the Hub for it needs huggingface_hub ({error})"
+        ) from error
     where = f"{repo!r}" + (f" at revision {revision!r}" if revision else "")
     common = {"revision": revision, "cache_dir": cache_dir}
 
     def cached(reason: str, cause: Exception | None = None) -> Path:
         """The cached snapshot; a warning says so where the Hub was asked (`cause`: how it failed)."""
         try:
-            found = huggingface_hub.snapshot_download(repo, **common, local_files_only=True, allow_patterns=["config.json"])
+            found = huggingface_hub.snapshot_download(
+                repo, **common, local_files_only=True, allow_patterns=["config.json"]
+            )
         except (errors.LocalEntryNotFoundError, FileNotFoundError):
             raise FileNotFoundError(
                 f"{where} is neither a directory here{_hint_of_directory(repo)} nor in the Hub's cache, and {reason}"
@@ -162,11 +195,15 @@ def _find_on_hub(
     def fetch(files: list[str]) -> Path:
         # The patterns are exact names: brackets in a name must not act as wildcards.
         patterns = [glob.escape(name) for name in files]
-        return Path(huggingface_hub.snapshot_download(repo, **common, token=token, allow_patterns=patterns, tqdm_class=Bar))
+        return Path(
+            huggingface_hub.snapshot_download(repo, **common, token=token, allow_patterns=patterns, tqdm_class=Bar)
+        )
 
     try:
         # Asks once, where list_repo_files would ask for 26 s of a Hub that is not there.
-        siblings = huggingface_hub.HfApi(token=token).model_info(repo, revision=revision, timeout=HUB_TIMEOUT_SECONDS).siblings
+        siblings = (
+            huggingface_hub.HfApi(token=token).model_info(repo, revision=revision, timeout=HUB_TIMEOUT_SECONDS).siblings
+        )
         names = [file.rfilename for file in siblings or []]
         return fetch(needed_files(names, lambda index: shard_names(fetch([index]) / index, Path()).values(), weights))
     except errors.GatedRepoError as error:
@@ -206,7 +243,9 @@ def needed_files(names: Iterable[str], shards_of: Callable[[str], Iterable[Path]
     Raises FileNotFoundError where the repository has no config.json or no weights that can be used.
     """
     names = sorted(names)
-    wanted = [name for name in names if name in CONFIG_FILES or any(fnmatch(name, pattern) for pattern in TOKENIZER_FILES)]
+    wanted = [
+        name for name in names if name in CONFIG_FILES or any(fnmatch(name, pattern) for pattern in TOKENIZER_FILES)
+    ]
     if not weights:
         return wanted
     if "config.json" not in names:
@@ -229,12 +268,13 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
 
 
-# ----------------------------------------------------------------------------------------------------------- what is in it
+# ----------------------------------------------------------------------------------------------------------- what is in
+# it
 
 
 def read_config_json(directory: str | Path) -> dict:
-    """config.json, with the `quantization_config` that early checkpoints have in a file of its own; or what a GGUF file has instead.
-    FileNotFoundError or ValueError where it is missing or no JSON object."""
+    """config.json, with the `quantization_config` that early checkpoints have in a file of its own; or what a GGUF file
+    has instead. FileNotFoundError or ValueError where it is missing or no JSON object."""
     if is_gguf(Path(directory)):
         with GgufCheckpoint(directory) as checkpoint:
             return checkpoint.config
@@ -267,13 +307,15 @@ def read_generation_config(directory: str | Path) -> dict:
 
 
 def load_tokenizer(directory: str | Path, vocab_size: int | None = None, required: bool = True):
-    """transformers' tokenizer of a checkpoint directory or GGUF file. Without `required`, None where there are no tokenizer files.
+    """transformers' tokenizer of a checkpoint directory or GGUF file. Without `required`, None where there are no
+    tokenizer files.
 
-    A tokenizer with more ids than `vocab_size` is loaded, as such checkpoints exist (a padding token was added and the model
-    not resized), with a warning in the log: prompts that use such an id are refused when they come.
+    A tokenizer with more ids than `vocab_size` is loaded, as such checkpoints exist (a padding token was added and the
+    model not resized), with a warning in the log: prompts that use such an id are refused when they come.
 
-    Raises FileNotFoundError (no files, or not those that its class needs), PermissionError, ValueError (damaged, or of a
-    class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not installed).
+    Raises FileNotFoundError (no files, or not those that its class needs), PermissionError, ValueError (damaged, or of
+    a class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not
+    installed).
     """
     directory = Path(directory)
     make, files = _gguf_tokenizer(directory) if is_gguf(directory) else _tokenizer_from_files(directory)
@@ -292,12 +334,19 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
         # The tokenizers library panics on some damaged files, with an exception that is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"transformers cannot make the tokenizer in {directory} from {files}: {_one_line(error)}") from error
-    # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts with an error.
+        raise ValueError(
+            f"transformers cannot make the tokenizer in {directory} from {files}: {_one_line(error)}"
+        ) from error
+    # Its warning about texts longer than model_max_length goes to stderr, and the engine refuses such texts with an
+    # error.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if vocab_size is not None and num_ids > vocab_size:
         logger.warning(
-            "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used", directory, num_ids, vocab_size, vocab_size
+            "the tokenizer in %s has %d ids, the model only %d; ids from %d on cannot be used",
+            directory,
+            num_ids,
+            vocab_size,
+            vocab_size,
         )
     return tokenizer
 
@@ -309,7 +358,10 @@ def _tokenizer_from_files(directory: Path) -> tuple[Callable | None, str]:
         return None, ", ".join(VOCABULARY_FILES)
     for path in present:
         os.close(open_regular(path))
-        if path.suffix == ".json" and path.name not in ("tokenizer.json", "vocab.json"):  # those are large: left to their library
+        if path.suffix == ".json" and path.name not in (
+            "tokenizer.json",
+            "vocab.json",
+        ):  # those are large: left to their library
             read_json_object(path, MAX_CONFIG_BYTES)
 
     def make():
@@ -340,16 +392,23 @@ def _gguf_tokenizer(path: Path) -> tuple[Callable | None, str]:
 
 
 def _config_for_tokenizer(directory: Path):
-    """A config with what AutoTokenizer reads of it where tokenizer_config.json names the tokenizer's class. It then does not
-    import the model's own config class, and with that a second's worth of torch. None: let it find out by itself."""
+    """A config with what AutoTokenizer reads of it where tokenizer_config.json names the tokenizer's class. It then
+    does not import the model's own config class, and with that a second's worth of torch. None: let it find out by
+    itself."""
     if not all(os.path.lexists(directory / name) for name in ("tokenizer_config.json", "config.json")):
         return None
     tokenizer_config, model_config = read_json_object(directory / "tokenizer_config.json"), read_config_json(directory)
     model_type = model_config.get("model_type")
-    if "auto_map" in tokenizer_config or not isinstance(tokenizer_config.get("tokenizer_class"), str) or not isinstance(model_type, str):
+    if (
+        "auto_map" in tokenizer_config
+        or not isinstance(tokenizer_config.get("tokenizer_class"), str)
+        or not isinstance(model_type, str)
+    ):
         return None
     from transformers import PretrainedConfig
 
-    config = PretrainedConfig(name_or_path=str(directory), **{name: model_config[name] for name in ("model_name",) if name in model_config})
+    config = PretrainedConfig(
+        name_or_path=str(directory), **{name: model_config[name] for name in ("model_name",) if name in model_config}
+    )
     config.model_type = model_type
     return config

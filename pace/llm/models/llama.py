@@ -128,7 +128,9 @@ class LlamaLayer(Layer):
         self.input_norm = RMSNorm(f"{name}.input_layernorm", hidden, config.rms_norm_eps)
         self.attention = Attention(
             Linear(
-                parts(attention, model.qkv_names, [heads * dim, kv_heads * dim, kv_heads * dim]), hidden, config.qkv_bias
+                parts(attention, model.qkv_names, [heads * dim, kv_heads * dim, kv_heads * dim]),
+                hidden,
+                config.qkv_bias,
             ),
             Linear({f"{attention}.o_proj": hidden}, heads * dim, config.output_bias),
             heads,

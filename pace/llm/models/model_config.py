@@ -1,14 +1,16 @@
-"""A strict reader of config.json: every field is checked by type and range, and what is not implemented is refused by name.
+"""A strict reader of config.json: every field is checked by type and range, and what is not implemented is refused by
+name.
 
-Each architecture declares a frozen dataclass whose fields are its hyperparameters under the names of config.json, with the
-defaults that `transformers` documents for it:
+Each architecture declares a frozen dataclass whose fields are its hyperparameters under the names of config.json, with
+the defaults that `transformers` documents for it:
 
     hidden_size: int = count(4096)
     rms_norm_eps: float = number(1e-6, 0.0, 1.0)
 
 `from_dict` then treats the fields of a config.json in four ways:
 
-- declared: read and checked; a wrong type or value is a ValueError that names the field, what was found and what is allowed;
+- declared: read and checked; a wrong type or value is a ValueError that names the field, what was found and what is
+  allowed;
 - `only`: known to change the mathematics, implemented for the listed values alone; any other is a NotImplementedError;
 - `HARMLESS`: known not to concern inference (training, bookkeeping, tokens), ignored;
 - anything else: ignored as `transformers` ignores it, with one warning in the log that lists the names.
@@ -28,7 +30,8 @@ from pace.quant.checkpoints import Method, read_quant_method
 logger = logging.getLogger("pace")
 
 MAX_COUNT = 2**24
-"""No size of a real model is larger (the largest vocabulary is 2^18.6, the largest MLP 2^18); positions have their own limit."""
+"""No size of a real model is larger (the largest vocabulary is 2^18.6, the largest MLP 2^18); positions have their own
+limit."""
 MAX_LAYERS = 2**12
 """Layers are Python objects that exist before the checkpoint is looked at; the deepest model known has 126."""
 MAX_HEAD_DIM = 512
@@ -50,7 +53,8 @@ HARMLESS = re.compile(
 """Fields that do not change what a forward pass computes, as written by transformers and common training code."""
 
 
-# ----------------------------------------------------------------------------------------------------------- kinds of field
+# ----------------------------------------------------------------------------------------------------------- kinds of
+# field
 
 
 def declared(default: Any, read: Callable[[Any], Any]) -> Any:
@@ -93,7 +97,8 @@ def activation(default: str) -> Any:
 
 
 def token_ids(default: int | tuple[int, ...] | None) -> Any:
-    """A token id, a list of them or null. Ids that no vocabulary holds (some checkpoints write -1) are left to the caller."""
+    """A token id, a list of them or null. Ids that no vocabulary holds (some checkpoints write -1) are left to the
+    caller."""
 
     def read(value: Any) -> int | tuple[int, ...] | None:
         if value is None or type(value) is int:
@@ -125,7 +130,9 @@ def read_activation(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"one of {', '.join(ACTIVATION_NAMES)}")
     if value not in ACTIVATION_NAMES:
-        raise NotImplementedError(f"the activation {value!r} is not implemented; implemented: {', '.join(ACTIVATION_NAMES)}")
+        raise NotImplementedError(
+            f"the activation {value!r} is not implemented; implemented: {', '.join(ACTIVATION_NAMES)}"
+        )
     return ACTIVATION_NAMES[value]
 
 
@@ -135,7 +142,8 @@ def read_number(value: Any, low: float, high: float) -> float:
     return float(value)
 
 
-# -------------------------------------------------------------------------------------------------------------- the reader
+# -------------------------------------------------------------------------------------------------------------- the
+# reader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,7 +225,9 @@ class ModelConfig:
         for name, value in raw.items():
             field = cls.aliases.get(name, name)
             if field in fields and not same(fields[field], value):
-                raise ValueError(f"config.json: {name} = {shown(value)} contradicts its other spelling, {shown(fields[field])}")
+                raise ValueError(
+                    f"config.json: {name} = {shown(value)} contradicts its other spelling, {shown(fields[field])}"
+                )
             fields[field] = value
         return fields
 
@@ -230,7 +240,9 @@ class ModelConfig:
                 try:
                     values[field.name] = field.metadata["read"](fields[field.name])
                 except ValueError as error:
-                    raise ValueError(f"config.json: {field.name} must be {error}; got {shown(fields[field.name])}") from None
+                    raise ValueError(
+                        f"config.json: {field.name} must be {error}; got {shown(fields[field.name])}"
+                    ) from None
                 except NotImplementedError as error:
                     raise NotImplementedError(f"config.json: {field.name}: {error}") from None
         return values
@@ -246,7 +258,8 @@ class ModelConfig:
 
     @classmethod
     def implemented_values(cls) -> dict[str, tuple]:
-        """`only` with the `only_here` of this class and its parents, the nearest first, without what the class declares."""
+        """`only` with the `only_here` of this class and its parents, the nearest first, without what the class
+        declares."""
         merged = dict(cls.only)
         for parent in reversed(cls.__mro__):
             merged.update(vars(parent).get("only_here", {}))
@@ -299,5 +312,7 @@ def check_divides(config: ModelConfig, part: str, whole: str) -> None:
 def checked_head_dim(head_dim: int) -> int:
     """Raises ValueError where the heads, as they follow from other fields, are wider than any model's."""
     if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"config.json: head_dim must be at most {MAX_HEAD_DIM}; got {head_dim} (hidden_size / num_attention_heads)")
+        raise ValueError(
+            f"config.json: head_dim must be at most {MAX_HEAD_DIM}; got {head_dim} (hidden_size / num_attention_heads)"
+        )
     return head_dim

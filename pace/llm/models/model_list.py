@@ -31,8 +31,8 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
     """The class and the config of a checkpoint, from its parsed config.json.
 
     The class is the one that `architectures` names, in any case and also as a bare decoder (`LlamaModel`); without
-    `architectures`, the one of `model_type`. Raises ValueError where neither is there, the two name different classes or a field
-    is wrong, NotImplementedError where the architecture or a field's value is not implemented."""
+    `architectures`, the one of `model_type`. Raises ValueError where neither is there, the two name different classes
+    or a field is wrong, NotImplementedError where the architecture or a field's value is not implemented."""
     if not isinstance(raw, dict):
         raise ValueError(f"config.json must hold an object; got {shown(raw)}")
     names = raw.get("architectures") or [raw.get("model_type")]
@@ -46,7 +46,9 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
         if model_class := known.get(_stem(name)):
             other = known.get(_stem(str(raw.get("model_type"))), model_class)
             if other is not model_class:
-                raise ValueError(f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other")
+                raise ValueError(
+                    f"config.json: architectures ({name}) and model_type ({raw['model_type']}) contradict each other"
+                )
             return model_class, model_class.Config.from_dict(raw)
     raise NotImplementedError(
         f"the architecture {shown(names[0])} is not implemented; implemented: {', '.join(MODEL_LIST)}"

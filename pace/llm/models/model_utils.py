@@ -63,17 +63,19 @@ def load_model(
 ) -> BaseModelForCausalLM:
     """The model of a checkpoint, ready to run; where it comes from is told in `find_checkpoint`.
 
-    `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++ kernels,
-    "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator. `num_threads` sets the threads of this process's kernels, and of loading; by default the
-    physical cores that this process may use. `pin_threads` gives each of them a CPU of its own (docs/threads.md). `progress` shows a bar, on a terminal only.
-    `quantization` is a format or more (docs/quantization.md), in which a checkpoint of floats is held.
+    `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++
+    kernels, "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator.
+    `num_threads` sets the threads of this process's kernels, and of loading; by default the physical cores that this
+    process may use. `pin_threads` gives each of them a CPU of its own (docs/threads.md). `progress` shows a bar, on a
+    terminal only. `quantization` is a format or more (docs/quantization.md), in which a checkpoint of floats is held.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
 
     Raises FileNotFoundError (no such model, no config, no weights, a missing shard), PermissionError (gated, or not
     readable), NotImplementedError (an architecture, config field or weight format that is not implemented), ValueError
-    (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type), MemoryError (the weights are
-    more than the memory that is left). Nothing else, whatever the files hold: a file that shrinks while it is read is the one exception (the system ends the process with SIGBUS).
+    (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type), MemoryError (the
+    weights are more than the memory that is left). Nothing else, whatever the files hold: a file that shrinks while it
+    is read is the one exception (the system ends the process with SIGBUS).
     """
     dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
     directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)
@@ -83,10 +85,14 @@ def load_model(
 
 
 def make_model(
-    directory: Path, dtype: torch.dtype, ops: ModuleType, kv_dtype: torch.dtype | None = None, quantization: QuantizationConfig | None = None
+    directory: Path,
+    dtype: torch.dtype,
+    ops: ModuleType,
+    kv_dtype: torch.dtype | None = None,
+    quantization: QuantizationConfig | None = None,
 ) -> BaseModelForCausalLM:
-    """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet. Keys and values
-    are in `kv_dtype`; None for `dtype`."""
+    """The model that a directory's config.json describes, without weights: it costs no memory and cannot run yet. Keys
+    and values are in `kv_dtype`; None for `dtype`."""
     raw = read_config_json(directory)
     with _naming(directory):
         model_class, config = read_config(raw)
@@ -107,7 +113,8 @@ def fill_model(model: BaseModelForCausalLM, directory: Path, threads: int, progr
 
 
 def open_checkpoint(path: Path, method: Method | None) -> CheckpointReader | GgufCheckpoint | QuantizedCheckpoint:
-    """The weights of a directory, which are quantised as `method` says, or of a GGUF file; to be closed by who opens them."""
+    """The weights of a directory, which are quantised as `method` says, or of a GGUF file; to be closed by who opens
+    them."""
     if is_gguf(path):
         return GgufCheckpoint(path)
     reader = CheckpointReader(path)
@@ -119,7 +126,8 @@ def open_checkpoint(path: Path, method: Method | None) -> CheckpointReader | Ggu
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Messages speak of config.json and the Hub's names of tensors; of a GGUF file they say that it is the one meant."""
+    """Messages speak of config.json and the Hub's names of tensors; of a GGUF file they say that it is the one
+    meant."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
@@ -130,7 +138,8 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """The dtype of weights by torch's object or by name ("bfloat16", "bf16", "torch.bfloat16"); TypeError or ValueError."""
+    """The dtype of weights by torch's object or by name ("bfloat16", "bf16", "torch.bfloat16"); TypeError or
+    ValueError."""
     if isinstance(dtype, str):
         found = DTYPES.get(dtype.removeprefix("torch.").lower())
     elif isinstance(dtype, torch.dtype):
@@ -138,14 +147,19 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
     else:
         raise TypeError(f"dtype must be a torch.dtype or its name, such as 'bfloat16'; got {type(dtype).__name__}")
     if found is None:
-        raise ValueError(f"{argument('dtype')} must be bfloat16, float16 or float32 (short: bf16, fp16, fp32); got {str(dtype)!r}")
+        raise ValueError(
+            f"{argument('dtype')} must be bfloat16, float16 or float32 (short: bf16, fp16, fp32); got {str(dtype)!r}"
+        )
     return found
 
 
 def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of keys and values: as in `parse_dtype`, or int8, or "auto" for `dtype`, that of the weights; TypeError or ValueError."""
+    """The dtype of keys and values: as in `parse_dtype`, or int8, or "auto" for `dtype`, that of the weights; TypeError
+    or ValueError."""
     if not isinstance(kv_cache_dtype, (str, torch.dtype)):
-        raise TypeError(f"kv_cache_dtype must be a name, such as 'auto' or 'int8', or a torch.dtype; got {type(kv_cache_dtype).__name__}")
+        raise TypeError(
+            f"kv_cache_dtype must be a name, such as 'auto' or 'int8', or a torch.dtype; got {type(kv_cache_dtype).__name__}"
+        )
     found = (DTYPES | {"auto": dtype, "int8": torch.int8}).get(str(kv_cache_dtype).removeprefix("torch.").lower())
     if found is None:
         raise ValueError(
@@ -155,7 +169,8 @@ def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) 
 
 
 def select_ops(backend: str | OperatorConfig) -> ModuleType:
-    """The implementation of `pace.ops` that packs the weights and samples for a backend; ValueError for an unknown one."""
+    """The implementation of `pace.ops` that packs the weights and samples for a backend; ValueError for an unknown
+    one."""
     return reference if read_backend(backend) == "torch" else native
 
 
@@ -168,8 +183,9 @@ def executable(model: BaseModelForCausalLM, backend: str | OperatorConfig) -> Ex
 
 
 def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int:
-    """Sets the threads of this process's kernels, for all its models, and returns their number. With `pin_threads` each has a CPU
-    of its own; by default as PACE_PIN_THREADS says. TypeError, or ValueError for more pinned threads than CPUs in the mask, too."""
+    """Sets the threads of this process's kernels, for all its models, and returns their number. With `pin_threads` each
+    has a CPU of its own; by default as PACE_PIN_THREADS says. TypeError, or ValueError for more pinned threads than
+    CPUs in the mask, too."""
     if num_threads is None:
         num_threads = env.num_threads() or _C.cpu_info()["default_threads"]
     if type(num_threads) is not int:
@@ -186,7 +202,8 @@ def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int
 
 @contextmanager
 def progress_bar(total: int, title: str, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
-    """A function to be told of bytes (or other units) done, from any thread; it moves a bar on stderr if that is a terminal."""
+    """A function to be told of bytes (or other units) done, from any thread; it moves a bar on stderr if that is a
+    terminal."""
     if not wanted or not sys.stderr.isatty():
         yield lambda done: None
         return

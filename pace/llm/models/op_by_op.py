@@ -36,10 +36,13 @@ class OpByOpModel(Executable):
     """Every operation is one call from Python, counted and timed."""
 
     def __init__(self, model: BaseModelForCausalLM, config: OperatorConfig | None = None):
-        """With `config`, for a model loaded with `pace.ops.native`; without, all runs on the ops that it was loaded with."""
+        """With `config`, for a model loaded with `pace.ops.native`; without, all runs on the ops that it was loaded
+        with."""
         super().__init__(model)
         implementations = {"native": native, "torch": TwinsOnPackedWeights()}
-        chosen = {operator: implementations[getattr(config, operator)] if config else model.ops for operator in OPERATORS}
+        chosen = {
+            operator: implementations[getattr(config, operator)] if config else model.ops for operator in OPERATORS
+        }
         self._ops = RoutedOps(chosen, product_operators(model))
 
     def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
@@ -50,10 +53,12 @@ class OpByOpModel(Executable):
 
 
 class RoutedOps:
-    """Has the functions of `pace.ops` that models call, and gives each call to the implementation of the operator it belongs to."""
+    """Has the functions of `pace.ops` that models call, and gives each call to the implementation of the operator it
+    belongs to."""
 
     def __init__(self, implementations: Mapping[str, Any], product_operators: Mapping[int, str]):
-        """`implementations`: operator -> what has the functions of `pace.ops`; `product_operators` as `product_operators()` makes it."""
+        """`implementations`: operator -> what has the functions of `pace.ops`; `product_operators` as
+        `product_operators()` makes it."""
         self._implementations = implementations
         self._product_operators = product_operators
         self._totals: dict[tuple[str, str], list] = {}
@@ -88,9 +93,10 @@ class RoutedOps:
 
 
 class TwinsOnPackedWeights:
-    """The functions of `pace.ops.reference` for models whose weights are packed: a weight is unpacked for the call and dropped
-    after it. That takes no lasting memory, but for the length of a call an unpacked copy of the matrix and its widening to
-    float32: 6 bytes for each element of a bf16 weight, some 0.8 GB for the head of a 0.5B model with 152k words."""
+    """The functions of `pace.ops.reference` for models whose weights are packed: a weight is unpacked for the call and
+    dropped after it. That takes no lasting memory, but for the length of a call an unpacked copy of the matrix and its
+    widening to float32: 6 bytes for each element of a bf16 weight, some 0.8 GB for the head of a 0.5B model with 152k
+    words."""
 
     def __getattr__(self, operation: str) -> Callable:
         twin = getattr(reference, operation)
@@ -110,8 +116,8 @@ def _dense(argument: Any) -> Any:
 
 
 def product_operators(model: BaseModelForCausalLM) -> dict[int, str]:
-    """id of each weight of a loaded model -> the operator that the products with it belong to: that of the innermost layer
-    around it which names one."""
+    """id of each weight of a loaded model -> the operator that the products with it belong to: that of the innermost
+    layer around it which names one."""
     operators: dict[int, str] = {}
 
     def visit(layer: Layer, operator: str) -> None:

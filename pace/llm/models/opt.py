@@ -1,4 +1,5 @@
-"""OPT, 125m to 175B: learned positions, LayerNorm before each part, or after it and between two projections in the 350m."""
+"""OPT, 125m to 175B: learned positions, LayerNorm before each part, or after it and between two projections in the
+350m."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from pace.llm.batch import ForwardBatch, KVBlocks
 from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.model_config import MAX_LAYERS, ModelConfig, activation, check_divides, checked_head_dim, count, flag, token_ids
+from pace.llm.models.model_config import (
+    MAX_LAYERS,
+    ModelConfig,
+    activation,
+    check_divides,
+    checked_head_dim,
+    count,
+    flag,
+    token_ids,
+)
 
 POSITION_OFFSET = 2
 """Row of the position embedding for position 0: the table of fairseq keeps two rows for padding."""
@@ -63,7 +73,9 @@ class OPTForCausalLM(BaseModelForCausalLM):
         hidden, narrow = config.hidden_size, config.word_embed_proj_dim
         self.rotary = NoRotary()
         self.embedding = Embedding(self.embedding_name, config.vocab_size, narrow)
-        self.positions = Embedding("model.decoder.embed_positions", config.max_position_embeddings + POSITION_OFFSET, hidden)
+        self.positions = Embedding(
+            "model.decoder.embed_positions", config.max_position_embeddings + POSITION_OFFSET, hidden
+        )
         self.project_in: Linear | NoProjection = NoProjection()
         self.project_out: Linear | NoProjection = NoProjection()
         if narrow != hidden:

@@ -1,4 +1,5 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side on one norm, biases everywhere, half of each head rotated."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side on one norm, biases everywhere, half of each head
+rotated."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class PhiConfig(LlamaConfig):
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         rope = read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
         if rope.dim % 2:
-            raise ValueError(f"config.json: head_dim * partial_rotary_factor must be even; got {head_dim} and {rope.dim} of it")
+            raise ValueError(
+                f"config.json: head_dim * partial_rotary_factor must be even; got {head_dim} and {rope.dim} of it"
+            )
         return rope
 
 

@@ -1,4 +1,5 @@
-"""A checkpoint that is quantised already, as `load_weights` sees it: each of its matrices is one tensor, however many the files hold."""
+"""A checkpoint that is quantised already, as `load_weights` sees it: each of its matrices is one tensor, however many
+the files hold."""
 
 from __future__ import annotations
 
@@ -12,11 +13,22 @@ from pace.llm.models.safetensors_file import TensorInfo
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.checkpoints import Method, StoredMatrix
 
-CACHE_SCALES = re.compile(r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)")
-"""Scales of keys and values in 8 bits, made by calibration; the cache here makes its own for each token (`kv_cache_dtype`)."""
+CACHE_SCALES = re.compile(
+    r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)"
+)
+"""Scales of keys and values in 8 bits, made by calibration; the cache here makes its own for each token
+(`kv_cache_dtype`)."""
 
 
-PARTS_OF_QUANTIZED = (".qweight", ".SCB", ".weight.absmax", ".weight_packed", ".weight_scale", ".weight_scale_inv", "_blocks")
+PARTS_OF_QUANTIZED = (
+    ".qweight",
+    ".SCB",
+    ".weight.absmax",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    "_blocks",
+)
 """Endings of tensors that no checkpoint of floats has."""
 
 
@@ -30,11 +42,12 @@ def check_not_quantized(reader: CheckpointReader) -> None:
 
 
 class QuantizedCheckpoint:
-    """The tensors of a `CheckpointReader`, where `{module}.weight` stands for all that make up a quantised matrix: its dtype is a
-    Storage, and `read` gives QuantizedRows; or it is float32, where no storage has such groups. Threads may share one object.
+    """The tensors of a `CheckpointReader`, where `{module}.weight` stands for all that make up a quantised matrix: its
+    dtype is a Storage, and `read` gives QuantizedRows; or it is float32, where no storage has such groups. Threads may
+    share one object.
 
-    Raises ValueError where tensors are missing, have other shapes than they must, or nothing is quantised that should be; NotImplementedError
-    for a layout that is not."""
+    Raises ValueError where tensors are missing, have other shapes than they must, or nothing is quantised that should
+    be; NotImplementedError for a layout that is not."""
 
     def __init__(self, reader: CheckpointReader, method: Method):
         self._reader = reader
@@ -56,7 +69,9 @@ class QuantizedCheckpoint:
                 matrix = self._matrices[parts[name]]
                 self.tensors[matrix.name] = TensorInfo(matrix.dtype, matrix.shape)
             elif name in self._matrices:
-                raise ValueError(f"the checkpoint has {name} quantised ({', '.join(self._matrices[name].parts.values())}) and not quantised; it must have one of them")
+                raise ValueError(
+                    f"the checkpoint has {name} quantised ({', '.join(self._matrices[name].parts.values())}) and not quantised; it must have one of them"
+                )
             elif not CACHE_SCALES.fullmatch(name):
                 self.tensors[name] = info
 
@@ -81,7 +96,8 @@ class QuantizedCheckpoint:
         matrix.release(start, stop)
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
-        """Ranges [start, stop) of rows that cover a tensor; those of a quantised matrix are such that its codes are bounded, a byte each."""
+        """Ranges [start, stop) of rows that cover a tensor; those of a quantised matrix are such that its codes are
+        bounded, a byte each."""
         if name not in self._matrices:
             return self._reader.row_ranges(name)
         rows, k = self._matrices[name].shape

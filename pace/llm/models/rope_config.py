@@ -1,8 +1,9 @@
 """Reads the rotary embedding out of a config.json, in the spelling of transformers 4 and of transformers 5.
 
-transformers 4: `rope_theta` and `partial_rotary_factor` at the top, `rope_scaling = {"type" or "rope_type": ..., ...}` or null.
-transformers 5: `rope_parameters = {"rope_type": ..., "rope_theta": ..., "partial_rotary_factor": ..., ...}`.
-Where both are given: `rope_scaling` before `rope_parameters`, a value inside before one at the top, as transformers reads them.
+transformers 4: `rope_theta` and `partial_rotary_factor` at the top, `rope_scaling = {"type" or "rope_type": ..., ...}`
+or null. transformers 5: `rope_parameters = {"rope_type": ..., "rope_theta": ..., "partial_rotary_factor": ..., ...}`.
+Where both are given: `rope_scaling` before `rope_parameters`, a value inside before one at the top, as transformers
+reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from pace.llm.models.model_config import MAX_POSITIONS, read_number, shown
 
 logger = logging.getLogger("pace")
 
-ROPE_FIELDS = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"}
+ROPE_FIELDS = {
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+}
 """What `read_rope` reads from the top of a config.json."""
 
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
@@ -59,17 +66,19 @@ def read_rope(
 ) -> RopeConfig:
     """The rotary embedding that `fields` (a config.json) asks for.
 
-    `kinds` are those that the architecture has, `kind_names` their old names; `original_max_positions`, where given, is the
-    architecture's default for original_max_position_embeddings at the top, which wins over the one inside; without `partial`, a
-    partial_rotary_factor other than 1 is refused, because the architecture in transformers ignores it. Raises ValueError or
-    NotImplementedError that name the field."""
+    `kinds` are those that the architecture has, `kind_names` their old names; `original_max_positions`, where given, is
+    the architecture's default for original_max_position_embeddings at the top, which wins over the one inside; without
+    `partial`, a partial_rotary_factor other than 1 is refused, because the architecture in transformers ignores it.
+    Raises ValueError or NotImplementedError that name the field."""
     source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     reader = RopeReader(source, fields.get(source))
     theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), 10000.0), 1e-3, 1e30)
     top_factor = first_given(fields.get("partial_rotary_factor"), default_partial)
     factor = reader.number("partial_rotary_factor", top_factor, 0.0, 1.0)
     if factor != 1.0 and not partial:
-        raise NotImplementedError(f"config.json: partial_rotary_factor = {factor} is not implemented for this architecture")
+        raise NotImplementedError(
+            f"config.json: partial_rotary_factor = {factor} is not implemented for this architecture"
+        )
     dim = int(head_dim * factor)
     if dim < 2 or dim % 2 and dim + 1 > head_dim:
         raise ValueError(
@@ -83,13 +92,20 @@ def read_rope(
     if "original_max_position_embeddings" in USED[kind]:
         top = first_given(fields.get("original_max_position_embeddings"), original_max_positions)
         original = reader.length("original_max_position_embeddings", top, max_positions)
-    common = {"kind": kind, "theta": theta, "dim": dim, "max_positions": max_positions, "original_max_positions": original}
+    common = {
+        "kind": kind,
+        "theta": theta,
+        "dim": dim,
+        "max_positions": max_positions,
+        "original_max_positions": original,
+    }
     return RopeConfig(**common, **SPECIFIC[kind](reader, common))
 
 
 def longest_text(rope: RopeConfig) -> int:
-    """Tokens of the longest text that a scaling is meant for. Checkpoints differ in whether max_position_embeddings counts the
-    stretched positions (llama3, longrope: always) or those before (dynamic: always; there, nothing bounds the text)."""
+    """Tokens of the longest text that a scaling is meant for. Checkpoints differ in whether max_position_embeddings
+    counts the stretched positions (llama3, longrope: always) or those before (dynamic: always; there, nothing bounds
+    the text)."""
     trained = {"linear": rope.max_positions, "yarn": rope.original_max_positions}.get(rope.kind, 0)
     stretched = MAX_POSITIONS if rope.kind == "dynamic" else int(trained * rope.factor)
     return min(max(rope.max_positions, stretched), MAX_POSITIONS)
@@ -125,10 +141,13 @@ class RopeReader:
         if refused := sorted(name for name in unused if name in REFUSED and self.values[name] is not None):
             raise NotImplementedError(f"config.json: {self.source}.{refused[0]} is not implemented")
         if unknown := sorted(str(name) for name in unused - HARMLESS - REFUSED):
-            logger.warning("config.json: ignored fields of %s that %s does not use: %s", self.source, kind, ", ".join(unknown))
+            logger.warning(
+                "config.json: ignored fields of %s that %s does not use: %s", self.source, kind, ", ".join(unknown)
+            )
 
     def number(self, name: str, default: float | None, low: float, high: float) -> float:
-        """A finite number in `low..high`; null and a missing field take the default, and None as a default means required."""
+        """A finite number in `low..high`; null and a missing field take the default, and None as a default means
+        required."""
         value = first_given(self.values.get(name), default)
         if value is None:
             raise ValueError(f"config.json: {self.source}.{name} is missing")
@@ -163,7 +182,9 @@ def _scaled(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
 
 def _dynamic(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
     if common["dim"] <= 2:
-        raise ValueError(f"config.json: {reader.source}.rope_type = 'dynamic' needs more than 2 rotated elements a head")
+        raise ValueError(
+            f"config.json: {reader.source}.rope_type = 'dynamic' needs more than 2 rotated elements a head"
+        )
     return {"factor": reader.number("factor", None, 1.0, 1e6)}
 
 
@@ -171,7 +192,9 @@ def _llama3(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
     low = reader.number("low_freq_factor", None, 1e-6, 1e6)
     high = reader.number("high_freq_factor", None, 1e-6, 1e6)
     if high <= low:
-        raise ValueError(f"config.json: {reader.source}.high_freq_factor must be above low_freq_factor; got {high} and {low}")
+        raise ValueError(
+            f"config.json: {reader.source}.high_freq_factor must be above low_freq_factor; got {high} and {low}"
+        )
     return {**_scaled(reader, common), "low_freq_factor": low, "high_freq_factor": high}
 
 
@@ -207,7 +230,9 @@ def _longrope(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
     attention_factor = 1.0
     if factor > 1.0:
         if original < 2:
-            raise ValueError(f"config.json: original_max_position_embeddings must be at least 2 for longrope; got {original}")
+            raise ValueError(
+                f"config.json: original_max_position_embeddings must be at least 2 for longrope; got {original}"
+            )
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
     return {
         "factor": factor,

@@ -19,8 +19,8 @@ import torch
 
 from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
 
-# About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at most
-# a few thousand. The limit bounds what a hostile header can cost in memory.
+# About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at
+# most a few thousand. The limit bounds what a hostile header can cost in memory.
 MAX_HEADER_BYTES = 16 << 20
 
 DTYPES = {
@@ -48,8 +48,8 @@ class TensorInfo(NamedTuple):
 
 
 def copy_in_own_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous, aligned copy whose memory goes back to the system when it is freed; of pieces of megabytes from several
-    threads, malloc would keep many."""
+    """A contiguous, aligned copy whose memory goes back to the system when it is freed; of pieces of megabytes from
+    several threads, malloc would keep many."""
     if tensor.numel() == 0:
         return torch.empty_like(tensor)
     pages = mmap.mmap(-1, tensor.nbytes)
@@ -63,7 +63,8 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path):
-        """Maps the file and checks its header; raises FileNotFoundError, PermissionError or ValueError (see `open_regular`)."""
+        """Maps the file and checks its header; raises FileNotFoundError, PermissionError or ValueError (see
+        `open_regular`)."""
         self.path = path
         descriptor = open_regular(path)
         try:
@@ -167,7 +168,9 @@ def _check_entry(where: str, entry: object) -> tuple[TensorInfo, int, int]:
         raise ValueError(f"{where} must have dtype, shape and data_offsets, but its header entry is {str(entry)[:200]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype in OTHER_DTYPES:
-        raise NotImplementedError(f"{where} is stored as {dtype}, which is not supported; use a checkpoint in BF16, F16 or F32")
+        raise NotImplementedError(
+            f"{where} is stored as {dtype}, which is not supported; use a checkpoint in BF16, F16 or F32"
+        )
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{where} has the unknown dtype {str(dtype)[:80]!r}; known are {', '.join(DTYPES)}")
     if not _is_list_of_sizes(shape):

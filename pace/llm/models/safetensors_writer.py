@@ -25,8 +25,9 @@ class SafetensorsWriter:
         with SafetensorsWriter(path, {"a.weight": TensorInfo(torch.int8, (64, 32))}) as writer:
             writer.write("a.weight", rows, start)
 
-    Data are aligned for their dtypes, so that readers can map them. Memory: none but the pieces given. Raises FileExistsError where the
-    path exists, OSError where the disk has no room for all of it, and, at the end of a `with` block that no exception ends, ValueError where bytes of a tensor were never written."""
+    Data are aligned for their dtypes, so that readers can map them. Memory: none but the pieces given. Raises
+    FileExistsError where the path exists, OSError where the disk has no room for all of it, and, at the end of a `with`
+    block that no exception ends, ValueError where bytes of a tensor were never written."""
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str] | None = None):
         self.tensors = dict(tensors)
@@ -36,7 +37,11 @@ class SafetensorsWriter:
         # The widest elements first: then each begins at a multiple of its size.
         for name, info in sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
             self._begin[name] = end
-            header[name] = {"dtype": NAMES[info.dtype], "shape": list(info.shape), "data_offsets": [end, end + info.nbytes]}
+            header[name] = {
+                "dtype": NAMES[info.dtype],
+                "shape": list(info.shape),
+                "data_offsets": [end, end + info.nbytes],
+            }
             end += info.nbytes
         encoded = json.dumps(header).encode()
         encoded += b" " * (-(8 + len(encoded)) % 64)
@@ -44,15 +49,26 @@ class SafetensorsWriter:
         self._data_start = 8 + len(encoded)
         needed, free = self._data_start + end, shutil.disk_usage(path.parent).free
         if needed > free:
-            raise OSError(errno.ENOSPC, f"the file takes {format_bytes(needed)}, and its disk has {format_bytes(free)} left; free some, or write to another", str(path))
+            raise OSError(
+                errno.ENOSPC,
+                f"the file takes {format_bytes(needed)}, and its disk has {format_bytes(free)} left; free some, or write to another",
+                str(path),
+            )
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         _write_all(self._descriptor, memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
 
     def write(self, name: str, rows: Tensor, start: int = 0) -> None:
         """Rows `start ..` of a tensor, of its dtype; each row once. Raises ValueError for others."""
         info = self.tensors[name]
-        if rows.dtype != info.dtype or tuple(rows.shape[1:]) != info.shape[1:] or start < 0 or start + len(rows) > info.shape[0]:
-            raise ValueError(f"cannot write {rows.dtype} of shape {tuple(rows.shape)} at row {start} of {name}, {info.dtype} of shape {info.shape}")
+        if (
+            rows.dtype != info.dtype
+            or tuple(rows.shape[1:]) != info.shape[1:]
+            or start < 0
+            or start + len(rows) > info.shape[0]
+        ):
+            raise ValueError(
+                f"cannot write {rows.dtype} of shape {tuple(rows.shape)} at row {start} of {name}, {info.dtype} of shape {info.shape}"
+            )
         begin = self._data_start + self._begin[name] + start * prod(info.shape[1:]) * info.dtype.itemsize
         _write_all(self._descriptor, memoryview(rows.contiguous().flatten().view(torch.uint8).numpy()), begin)
         self._missing[name] -= rows.nbytes

@@ -1,8 +1,8 @@
 """Reading one `pytorch_model*.bin`: a pickled dictionary of tensors, as `torch.save` writes it.
 
 A pickle is a program. It is only ever run by torch's `weights_only` unpickler, which knows how to rebuild tensors and
-refuses everything else. The file is mapped into memory, and the tensors are views of it: in the zip format (torch 1.6 and
-later) as `torch.load` makes them; in the older format, which `torch.load` only reads whole, as `_load_legacy` does.
+refuses everything else. The file is mapped into memory, and the tensors are views of it: in the zip format (torch 1.6
+and later) as `torch.load` makes them; in the older format, which `torch.load` only reads whole, as `_load_legacy` does.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TorchFile:
         self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in self._tensors.items()}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor along its first dimension, without a copy where the file has them contiguous and
-        aligned for their dtype. Not to be written to. Raises ValueError once closed."""
+        """Rows [start, stop) of a tensor along its first dimension, without a copy where the file has them contiguous
+        and aligned for their dtype. Not to be written to. Raises ValueError once closed."""
         if name not in self._tensors:
             raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
         tensor = self._tensors[name]
@@ -84,11 +84,17 @@ def _check_archive(path: Path) -> None:
         raise ValueError(f"{path} is truncated or damaged ({error}); download or copy it again") from None
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise ValueError(f"{path} holds the compressed entry {entry.filename[:200]!r}, which torch.save never writes. {ADVICE}")
+            raise ValueError(
+                f"{path} holds the compressed entry {entry.filename[:200]!r}, which torch.save never writes. {ADVICE}"
+            )
         if entry.header_offset + entry.file_size > size:
-            raise ValueError(f"{path} is truncated: entry {entry.filename[:200]!r} ends beyond the file; download it again")
+            raise ValueError(
+                f"{path} is truncated: entry {entry.filename[:200]!r} ends beyond the file; download it again"
+            )
         if entry.filename.endswith("data.pkl") and entry.file_size > MAX_PICKLE_BYTES:
-            raise ValueError(f"{path} holds a pickle of {entry.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are allowed")
+            raise ValueError(
+                f"{path} holds a pickle of {entry.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are allowed"
+            )
 
 
 def _load_archive(path: Path) -> object:
@@ -128,7 +134,9 @@ def _load_legacy(path: Path) -> object:
             (numel,) = struct.unpack("<q", file.read(8))
             begins[key] = file.tell()
             if numel * dtype.itemsize != nbytes or begins[key] + nbytes > size:
-                raise ValueError(f"it is truncated, or storage {key} has not the {nbytes:,} bytes that its tensors need")
+                raise ValueError(
+                    f"it is truncated, or storage {key} has not the {nbytes:,} bytes that its tensors need"
+                )
             file.seek(nbytes, os.SEEK_CUR)
         if missing := declared.keys() - begins.keys():
             raise ValueError(f"storage {min(missing)} has no elements")
@@ -136,9 +144,11 @@ def _load_legacy(path: Path) -> object:
         return _next_pickle(file, storage)
 
 
-def _next_pickle(file: BinaryIO, storage: Callable[[str, torch.dtype, int], torch.TypedStorage] | None = None) -> object:
-    """The value of the next pickle of a file, by torch's restricted unpickler; `storage(key, dtype, number of elements)` where
-    it may name storages."""
+def _next_pickle(
+    file: BinaryIO, storage: Callable[[str, torch.dtype, int], torch.TypedStorage] | None = None
+) -> object:
+    """The value of the next pickle of a file, by torch's restricted unpickler;
+    `storage(key, dtype, number of elements)` where it may name storages."""
     unpickler = _weights_only_unpickler.Unpickler(file, encoding="utf-8")
 
     def persistent_load(saved: tuple) -> torch.TypedStorage:
@@ -165,19 +175,25 @@ def _unpickle(path: Path, load: Callable[[Path], object]) -> object:
         # torch's own advice is to switch the protection off; the reason stands in the lines that do not say so.
         lines = [line for line in text.splitlines() if line.strip() and "weights_only" not in line]
         reason = " ".join(lines)[:300] or type(error).__name__
-        raise ValueError(f"{path} cannot be read as a torch checkpoint; it is damaged or of another kind ({reason})") from None
+        raise ValueError(
+            f"{path} cannot be read as a torch checkpoint; it is damaged or of another kind ({reason})"
+        ) from None
 
 
 def _check_entries(path: Path, content: object) -> dict[str, torch.Tensor]:
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a dictionary of tensors by name, but holds a {type(content).__name__}. {ADVICE}")
+        raise ValueError(
+            f"{path} must hold a dictionary of tensors by name, but holds a {type(content).__name__}. {ADVICE}"
+        )
     tensors = {}
     for name, tensor in content.items():
         if not isinstance(name, str):
             raise ValueError(f"{path} has an entry with the name {str(name)[:200]!r}, which is not a string. {ADVICE}")
         if not isinstance(tensor, torch.Tensor):
             hint = " (a checkpoint of a training run?)" if isinstance(tensor, dict) else ""
-            raise ValueError(f"entry {name[:200]!r} of {path} is a {type(tensor).__name__}, not a tensor{hint}. {ADVICE}")
+            raise ValueError(
+                f"entry {name[:200]!r} of {path} is a {type(tensor).__name__}, not a tensor{hint}. {ADVICE}"
+            )
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
             raise ValueError(
                 f"tensor {name[:200]!r} of {path} is not a plain dense tensor "

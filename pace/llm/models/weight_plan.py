@@ -1,4 +1,5 @@
-"""How each matrix of a model is stored: as the checkpoint has it quantised, or as a QuantizationConfig wants it, or as floats."""
+"""How each matrix of a model is stored: as the checkpoint has it quantised, or as a QuantizationConfig wants it, or as
+floats."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ class StoredQuantized(NamedTuple):
     order: Tensor | None
 
 
-def plan_weights(model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]) -> list[str]:
-    """Sets the plan of every matrix of a model, before it has memory. `stored`: by the names of `Layer.slots`, the tensors that come quantised.
+def plan_weights(
+    model: Layer, lm_head: Layer, config: QuantizationConfig | None, stored: Mapping[str, StoredQuantized]
+) -> list[str]:
+    """Sets the plan of every matrix of a model, before it has memory. `stored`: by the names of `Layer.slots`, the
+    tensors that come quantised.
 
-    Returns what a user should hear. What is quantised already stays as it is, beside what the config has quantised. Raises ValueError for a
-    config whose patterns match nothing, or that finds nothing left to quantise."""
+    Returns what a user should hear. What is quantised already stays as it is, beside what the config has quantised.
+    Raises ValueError for a config whose patterns match nothing, or that finds nothing left to quantise."""
     matrices = list(model.matrices())
     kinds = {part: _kind(matrix) for matrix in matrices for part in matrix.parts}
     formats = config.for_modules(kinds, isinstance(lm_head, TiedLMHead)) if config else {}
@@ -38,11 +42,16 @@ def plan_weights(model: Layer, lm_head: Layer, config: QuantizationConfig | None
                 f"this checkpoint is quantised already ({name} as {storage}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it without "
                 f"{argument('quantization')}, or give the original checkpoint"
             )
-        warnings.append(f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {storage}, ...); {len(formats)} others are quantised now")
+        warnings.append(
+            f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {storage}, ...); {len(formats)} others are quantised now"
+        )
     apart: dict[str, None] = {}
     for matrix in matrices:
         matrix.plan = _plan(matrix, formats, stored, apart)
-    return warnings + [f"{parts} are one matrix here, which nothing but floats can hold: it has the values of the quantised ones, and the size of floats" for parts in apart]
+    return warnings + [
+        f"{parts} are one matrix here, which nothing but floats can hold: it has the values of the quantised ones, and the size of floats"
+        for parts in apart
+    ]
 
 
 def _kind(matrix: Linear) -> str:
@@ -50,19 +59,32 @@ def _kind(matrix: Linear) -> str:
     return "embedding" if isinstance(matrix, Embedding) else "lm_head" if isinstance(matrix, LMHead) else "format"
 
 
-def _plan(matrix: Linear, formats: Mapping[str, Format], stored: Mapping[str, StoredQuantized], apart: dict[str, None]) -> WeightPlan:
+def _plan(
+    matrix: Linear, formats: Mapping[str, Format], stored: Mapping[str, StoredQuantized], apart: dict[str, None]
+) -> WeightPlan:
     """Parts that no one storage holds become floats; what they are is added to `apart`."""
     wanted = {part: formats[part] for part in matrix.parts if part in formats}
-    found = [stored.get(f"{part}.weight") or (StoredQuantized(wanted[part].storage, None) if part in wanted else None) for part in matrix.parts]
+    found = [
+        stored.get(f"{part}.weight") or (StoredQuantized(wanted[part].storage, None) if part in wanted else None)
+        for part in matrix.parts
+    ]
     if not any(found):
         return WeightPlan()
     storage = common_storage(part.storage for part in found) if all(found) and _same_order(found) else None
     if storage is None:
-        apart[", ".join(f"{name.rpartition('.')[2]} ({part.storage if part else 'floats'})" for name, part in zip(matrix.parts, found))] = None
+        apart[
+            ", ".join(
+                f"{name.rpartition('.')[2]} ({part.storage if part else 'floats'})"
+                for name, part in zip(matrix.parts, found)
+            )
+        ] = None
         return WeightPlan(formats=wanted)
     return WeightPlan(storage, wanted, found[0].order)
 
 
 def _same_order(parts: list[StoredQuantized]) -> bool:
     first = parts[0].order
-    return all(part.order is first or (part.order is not None and first is not None and torch.equal(part.order, first)) for part in parts)
+    return all(
+        part.order is first or (part.order is not None and first is not None and torch.equal(part.order, first))
+        for part in parts
+    )

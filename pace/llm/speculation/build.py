@@ -14,7 +14,7 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
 from pace.llm.models.model_utils import executable, fill_model, make_model
 from pace.llm.operators import OperatorConfig
-from pace.llm.speculation.configs import DraftModelConfig, PardConfig, PromptLookupConfig, SpecConfig
+from pace.llm.speculation.configs import PardConfig, PromptLookupConfig, SpecConfig
 from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
 from pace.llm.speculation.drafter import SpeculativeDrafter
@@ -25,7 +25,9 @@ from pace.llm.speculation.source import DraftSource
 def check_spec_config(spec_config: object) -> None:
     """Raises TypeError for what is no way to draft."""
     if spec_config is not None and not isinstance(spec_config, SpecConfig):
-        raise TypeError(f"spec_config must be a PromptLookupConfig, DraftModelConfig or PardConfig of pace.llm, or None; got {spec_config!r:.100}")
+        raise TypeError(
+            f"spec_config must be a PromptLookupConfig, DraftModelConfig or PardConfig of pace.llm, or None; got {spec_config!r:.100}"
+        )
 
 
 @dataclass
@@ -39,17 +41,27 @@ class Speculation:
     mask_token_id: int | None = None
 
     @classmethod
-    def prepare(cls, config: SpecConfig | None, target: BaseModelForCausalLM, tokenizer: Any, ops: ModuleType, hub: dict[str, Any]) -> Speculation:
+    def prepare(
+        cls,
+        config: SpecConfig | None,
+        target: BaseModelForCausalLM,
+        tokenizer: Any,
+        ops: ModuleType,
+        hub: dict[str, Any],
+    ) -> Speculation:
         """Finds and checks the draft model; its weights are not read yet. `hub` are arguments of `find_checkpoint`.
 
-        Raises what `LLMModel` raises for a checkpoint, and ValueError for a draft model of other tokens than the target's.
+        Raises what `LLMModel` raises for a checkpoint, and ValueError for a draft model of other tokens than the
+        target's.
         """
         if config is None or isinstance(config, PromptLookupConfig):
             return cls(config)
         directory = find_checkpoint(config.model, **hub | {"revision": config.revision})
         quantization = target.quantization and target.quantization.without_overrides()
         model = make_model(directory, target.dtype, ops, target.kv_dtype, quantization)
-        check_vocabularies(target.vocab_size, tokenizer, model.vocab_size, load_tokenizer(directory, model.vocab_size, required=False))
+        check_vocabularies(
+            target.vocab_size, tokenizer, model.vocab_size, load_tokenizer(directory, model.vocab_size, required=False)
+        )
         mask_token_id = read_mask_token(config, directory, model.vocab_size) if isinstance(config, PardConfig) else None
         return cls(config, model, directory, mask_token_id)
 
@@ -59,11 +71,14 @@ class Speculation:
             fill_model(self.model, self.directory, threads, progress)
 
     def cache_share(self, target: BaseModelForCausalLM) -> Fraction:
-        """The part of the cache's bytes that is the draft model's: what its keys and values of a token take, of both models'."""
+        """The part of the cache's bytes that is the draft model's: what its keys and values of a token take, of both
+        models'."""
         own = 0 if self.model is None else self.model.kv_spec.block_bytes
         return Fraction(own, own + target.kv_spec.block_bytes)
 
-    def drafter(self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int) -> Drafter:
+    def drafter(
+        self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int
+    ) -> Drafter:
         """For an engine that runs `target`; the weights are loaded. `cache_bytes` are the draft model's own."""
         if self.config is None:
             return NoDraft()
@@ -72,17 +87,31 @@ class Speculation:
         source = self._source(target, ops, backend, cache_bytes)
         return SpeculativeDrafter(source, lengths, most, target.recompute_length)
 
-    def _source(self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int) -> DraftSource:
+    def _source(
+        self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int
+    ) -> DraftSource:
         if self.model is None:
             return PromptLookup(self.config.min_ngram, self.config.max_ngram)
-        weights, counts = ({f"draft {part}": size for part, size in found.items()} for found in (self.model.resident_bytes(), self.model.weight_counts()))
-        arguments = executable(self.model, backend), ops, CacheManager(self.model.kv_spec, cache_bytes), target.vocab_size, weights, counts
-        return DraftModel(*arguments) if self.mask_token_id is None else ParallelDraftModel(self.mask_token_id, *arguments)
+        weights, counts = (
+            {f"draft {part}": size for part, size in found.items()}
+            for found in (self.model.resident_bytes(), self.model.weight_counts())
+        )
+        arguments = (
+            executable(self.model, backend),
+            ops,
+            CacheManager(self.model.kv_spec, cache_bytes),
+            target.vocab_size,
+            weights,
+            counts,
+        )
+        return (
+            DraftModel(*arguments) if self.mask_token_id is None else ParallelDraftModel(self.mask_token_id, *arguments)
+        )
 
 
 def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int, draft_tokenizer: Any) -> None:
-    """Raises ValueError unless a token id means the same to both models. Matrices padded to different sizes are fine, where
-    both tokenizers are there to show that no more than that differs."""
+    """Raises ValueError unless a token id means the same to both models. Matrices padded to different sizes are fine,
+    where both tokenizers are there to show that no more than that differs."""
     if target_tokenizer is None or draft_tokenizer is None:
         if target_size != draft_size:
             which = "the draft model has" if draft_tokenizer is None else "the model has"
@@ -91,7 +120,10 @@ def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int,
                 f"mean the same; give a draft model with the same tokenizer"
             )
         return
-    ours, theirs = ({token: text for text, token in tokenizer.get_vocab().items()} for tokenizer in (target_tokenizer, draft_tokenizer))
+    ours, theirs = (
+        {token: text for text, token in tokenizer.get_vocab().items()}
+        for tokenizer in (target_tokenizer, draft_tokenizer)
+    )
     for token in sorted(ours.keys() & theirs.keys()):
         if token < min(target_size, draft_size) and ours[token] != theirs[token]:
             raise ValueError(
@@ -101,7 +133,8 @@ def check_vocabularies(target_size: int, target_tokenizer: Any, draft_size: int,
 
 
 def read_mask_token(config: PardConfig, directory: Path, vocab_size: int) -> int:
-    """The mask token that the caller gives, else that of config.json. ValueError where there is none, or it is not among the ids."""
+    """The mask token that the caller gives, else that of config.json. ValueError where there is none, or it is not
+    among the ids."""
     token, source = config.mask_token_id, "mask_token_id"
     if token is None:
         token, source = read_config_json(directory).get("pard_token"), f"pard_token in {directory}/config.json"

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_DRAFT_TOKENS = 64
-"""Of one sequence in one step. Of 65 rows the last is kept with a probability of 0.5 where 99 % of the drafts are right."""
+"""Of one sequence in one step. Of 65 rows the last is kept with a probability of 0.5 where 99 % of the drafts are
+right."""
 
 
 @dataclass(frozen=True)
 class PromptLookupConfig:
-    """Drafts are what followed the last tokens where they stood before, in prompt or output: for texts that copy, at next to no cost.
+    """Drafts are what followed the last tokens where they stood before, in prompt or output: for texts that copy, at
+    next to no cost.
 
     Raises TypeError and ValueError for what is out of range, as the other configs do.
     """
@@ -53,9 +55,11 @@ class DraftModelConfig:
 
 @dataclass(frozen=True)
 class PardConfig:
-    """Drafts are those of a parallel draft model: one forward pass over the text and mask tokens proposes them all (arXiv 2504.18583).
+    """Drafts are those of a parallel draft model: one forward pass over the text and mask tokens proposes them all
+    (arXiv 2504.18583).
 
-    The model must have been trained for it (such as amd/PARD-Qwen2.5-0.5B): its config.json names the mask token in `pard_token`.
+    The model must have been trained for it (such as amd/PARD-Qwen2.5-0.5B): its config.json names the mask token in
+    `pard_token`.
     """
 
     model: str | Path

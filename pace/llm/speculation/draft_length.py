@@ -1,8 +1,10 @@
-"""How many drafts are worth a step: numbers in, a length for each sequence out. Nothing here looks at a clock or a token.
+"""How many drafts are worth a step: numbers in, a length for each sequence out. Nothing here looks at a clock or a
+token.
 
-With `B` sequences that decode, and a fraction `a` of the drafts of a sequence that agree with the model, `k` drafts bring
-`a + a^2 + ... + a^k` tokens more than the one that a plain step brings. They cost what proposing takes, and what a step of
-`B + k` tokens takes more than one of `B`: both are measured. Lengths are chosen so that the most tokens come out of a second.
+With `B` sequences that decode, and a fraction `a` of the drafts of a sequence that agree with the model, `k` drafts
+bring `a + a^2 + ... + a^k` tokens more than the one that a plain step brings. They cost what proposing takes, and what
+a step of `B + k` tokens takes more than one of `B`: both are measured. Lengths are chosen so that the most tokens come
+out of a second.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ MAX_DRAFTS_PER_STEP = 128
 
 
 class Acceptance:
-    """The fraction of drafts that were right, of the verified ones; those after the first wrong one were never looked at.
+    """The fraction of drafts that were right, of the verified ones; those after the first wrong one were never looked
+    at.
 
     Earlier steps count less and less (`memory` is how many steps count, about); where little was seen, what is given as
     `prior` counts like `strength` drafts.
@@ -39,10 +42,12 @@ class Acceptance:
 
 
 class StepCosts:
-    """Seconds of a step by how many tokens it computes: means of what was measured lately, straight lines between them."""
+    """Seconds of a step by how many tokens it computes: means of what was measured lately, straight lines between
+    them."""
 
     FORGET_AFTER = 2000
-    """Measurements after which a number of tokens that did not come again is dropped: the text has grown, the machine is busy."""
+    """Measurements after which a number of tokens that did not come again is dropped: the text has grown, the machine
+    is busy."""
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}
@@ -50,10 +55,11 @@ class StepCosts:
         self._count = 0
 
     def add(self, num_tokens: int, seconds: float, num_steps: int = 1) -> float:
-        """Takes a measurement, the mean of `num_steps` in a row, and returns it, twice the mean at most: more is an interruption, of
-        which the step knows nothing.
+        """Takes a measurement, the mean of `num_steps` in a row, and returns it, twice the mean at most: more is an
+        interruption, of which the step knows nothing.
 
-        The first steps of a size allocate: of three measurements the fastest counts. Then the mean is that of about ten steps."""
+        The first steps of a size allocate: of three measurements the fastest counts. Then the mean is that of about ten
+        steps."""
         size = self._size(num_tokens)
         self._count += 1
         known = self._measured.get(size)
@@ -71,7 +77,8 @@ class StepCosts:
         return min(seconds, 2 * known.seconds)
 
     def at(self, num_tokens: int) -> float | None:
-        """Seconds, None where nothing was measured. Beyond the measured sizes the line through the outermost two goes on, if it rises."""
+        """Seconds, None where nothing was measured. Beyond the measured sizes the line through the outermost two goes
+        on, if it rises."""
         exact = self._measured.get(self._size(num_tokens))
         if exact is not None:
             return exact.seconds
@@ -114,21 +121,24 @@ class _Measured:
 class DraftLengths(Protocol):
     """Who decides how many drafts each sequence gets.
 
-    Before a step of nothing but decoding it is asked: `wants_drafts`, and where something could be proposed, `choose`. After it, it is
-    told (`observe`), and says how many of the next steps to leave alone (`rest`); of these it is told together (`observe_rest`)."""
+    Before a step of nothing but decoding it is asked: `wants_drafts`, and where something could be proposed, `choose`.
+    After it, it is told (`observe`), and says how many of the next steps to leave alone (`rest`); of these it is told
+    together (`observe_rest`)."""
 
     def wants_drafts(self) -> bool:
         """Where it is False, nothing needs to be proposed for this step."""
         ...
 
     def choose(self, rates: list[float], num_sequences: int, draft_seconds: Callable[[list[int]], float]) -> list[int]:
-        """A length for each sequence that could have drafts, of which a fraction `rates[i]` is likely to be accepted, in a step
-        of `num_sequences` that decode. `draft_seconds(lengths)` is what proposing so many costs."""
+        """A length for each sequence that could have drafts, of which a fraction `rates[i]` is likely to be accepted,
+        in a step of `num_sequences` that decode. `draft_seconds(lengths)` is what proposing so many costs."""
         ...
 
-    def observe(self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float) -> None:
-        """What came of a step: `num_tokens` in all; `draft_seconds` went into proposing, `step_seconds` into all else since the step
-        before it ended, asking included."""
+    def observe(
+        self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float
+    ) -> None:
+        """What came of a step: `num_tokens` in all; `draft_seconds` went into proposing, `step_seconds` into all else
+        since the step before it ended, asking included."""
         ...
 
     def rest(self) -> int:
@@ -157,7 +167,9 @@ class FixedLength:
     def choose(self, rates: list[float], num_sequences: int, draft_seconds: Callable[[list[int]], float]) -> list[int]:
         return [min(self.num_draft_tokens, MAX_DRAFTS_PER_STEP // len(rates))] * len(rates)
 
-    def observe(self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float) -> None:
+    def observe(
+        self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float
+    ) -> None:
         if not num_drafts:
             self._plain.add(num_sequences, step_seconds)
 
@@ -174,8 +186,9 @@ class FixedLength:
 LEVELS = 32
 """Acceptance is told in 32nds: finer than it is known."""
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.16, 0.1, 0.05)
-"""A draft is proposed where it is accepted with at least this probability. One threshold for all sequences of a step gives the
-best lengths, as each draft row costs about the same wherever it stands; which one is best is found by trying all."""
+"""A draft is proposed where it is accepted with at least this probability. One threshold for all sequences of a step
+gives the best lengths, as each draft row costs about the same wherever it stands; which one is best is found by trying
+all."""
 
 
 def _depth(rate: float, threshold: float, most: int) -> int:
@@ -190,10 +203,10 @@ def _depth(rate: float, threshold: float, most: int) -> int:
 class AdaptiveLength:
     """As many as pay, by measured acceptance and measured cost; none where none do.
 
-    What a plain step takes is measured on steps that nobody asks anything about. Losses are bounded whatever the estimates say:
-    what an observed step took longer than plain steps for the same tokens, asking included, is taken off a credit, what it was
-    faster is added, and below zero nothing is drafted. Steps at rest add `ALLOWANCE` of their own time, which pays for looking
-    now and then whether drafts help by now.
+    What a plain step takes is measured on steps that nobody asks anything about. Losses are bounded whatever the
+    estimates say: what an observed step took longer than plain steps for the same tokens, asking included, is taken off
+    a credit, what it was faster is added, and below zero nothing is drafted. Steps at rest add `ALLOWANCE` of their own
+    time, which pays for looking now and then whether drafts help by now.
     """
 
     ALLOWANCE = 0.005
@@ -203,13 +216,15 @@ class AdaptiveLength:
     FIRST_CREDIT = 8.0
     """In plain steps: what the first drafts may cost, of which neither cost nor acceptance are known."""
     PROBE_EVERY, MOST_BETWEEN_PROBES = 32, 512
-    """Plain steps after which drafts are tried where none seem to pay: twice as many after each try, until drafts pay again."""
+    """Plain steps after which drafts are tried where none seem to pay: twice as many after each try, until drafts pay
+    again."""
     PLAIN_EVERY, PLAIN_RUN = 64, 4
     """Drafted steps after which some go without: what a plain step costs changes as the text grows."""
     KEEP_FOR = 8
     """Decisions in which a threshold is not computed anew."""
     MOST_REST = 32
-    """Steps in a row that are left alone, after drafts did not pay: asking takes tens of us, a step of the bundled model 160."""
+    """Steps in a row that are left alone, after drafts did not pay: asking takes tens of us, a step of the bundled
+    model 160."""
     LEAST_GAIN = 1.1
     """Tokens a second with drafts over those without from which drafts are worth it: estimates are not exact."""
     FIRST_LENGTH = 4
@@ -220,9 +235,17 @@ class AdaptiveLength:
         self.costs = StepCosts()
         self.credit: float | None = None
         """Seconds; None until a plain step was measured."""
-        self._depths = [[_depth(level / LEVELS, threshold, num_draft_tokens) for threshold in THRESHOLDS] for level in range(LEVELS + 1)]
-        self._gains = [[sum((level / LEVELS) ** i for i in range(1, depth + 1)) for depth in row] for level, row in enumerate(self._depths)]
-        self._kept: dict[tuple[int, int], tuple[int | None, int]] = {}  # (sequences, best level) -> threshold's index, good until decision
+        self._depths = [
+            [_depth(level / LEVELS, threshold, num_draft_tokens) for threshold in THRESHOLDS]
+            for level in range(LEVELS + 1)
+        ]
+        self._gains = [
+            [sum((level / LEVELS) ** i for i in range(1, depth + 1)) for depth in row]
+            for level, row in enumerate(self._depths)
+        ]
+        self._kept: dict[
+            tuple[int, int], tuple[int | None, int]
+        ] = {}  # (sequences, best level) -> threshold's index, good until decision
         self._num_decisions = 0
         self._num_plain = self._num_drafted = 0  # steps since the last drafted one; since the last run of plain ones
         self._rest_length = 0
@@ -254,7 +277,9 @@ class AdaptiveLength:
         self._declined = True
         return none
 
-    def observe(self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float) -> None:
+    def observe(
+        self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float
+    ) -> None:
         if num_drafts:
             step_seconds = self.costs.add(num_sequences + num_drafts, step_seconds)
             self._num_plain, self._num_drafted, self._was_drafted = 0, self._num_drafted + 1, True
@@ -263,7 +288,9 @@ class AdaptiveLength:
             if self.credit is None:
                 self.observe_rest(num_sequences, 1, step_seconds)
         plain = self.plain_seconds(num_sequences)
-        self._earn(plain * num_tokens / num_sequences - draft_seconds - min(step_seconds, 2 * plain * num_tokens), plain)
+        self._earn(
+            plain * num_tokens / num_sequences - draft_seconds - min(step_seconds, 2 * plain * num_tokens), plain
+        )
 
     def rest(self) -> int:
         if self._declined:
@@ -289,7 +316,9 @@ class AdaptiveLength:
     def plain_seconds(self, num_sequences: int) -> float | None:
         return self.costs.at(num_sequences)
 
-    def _threshold(self, levels: list[int], num_sequences: int, most: int, draft_seconds: Callable[[list[int]], float]) -> int | None:
+    def _threshold(
+        self, levels: list[int], num_sequences: int, most: int, draft_seconds: Callable[[list[int]], float]
+    ) -> int | None:
         """Index of the threshold with the most tokens a second, None where plain steps have more."""
         key = (num_sequences, max(levels))
         self._num_decisions += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +26,10 @@ AMORTISED_OVER = 64
 class DraftModel:
     """A `DraftSource` that has a smaller model write the drafts, one token of every sequence at a time.
 
-    For each sequence there is a shadow in the draft model's own cache: the same tokens, then drafts, cut back to what came
-    true after the step. A shadow that falls behind (nothing was drafted for a while) reads what it missed before its next
-    draft, `CATCH_UP_TOKENS` of all sequences a step. Where its cache is full, the shadow unused for longest goes.
+    For each sequence there is a shadow in the draft model's own cache: the same tokens, then drafts, cut back to what
+    came true after the step. A shadow that falls behind (nothing was drafted for a while) reads what it missed before
+    its next draft, `CATCH_UP_TOKENS` of all sequences a step. Where its cache is full, the shadow unused for longest
+    goes.
 
     Drafts are picked as the sequence's own policy would pick from these logits: for sampling by the same random number
     as the token that they stand for, so that likely tokens meet.
@@ -45,8 +45,8 @@ class DraftModel:
         weight_counts: dict[str, int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model` is what an engine runs; `vocab_size` that of the model to draft for; `weights` its bytes by part and `weight_counts` their
-        number, for reports."""
+        """`model` is what an engine runs; `vocab_size` that of the model to draft for; `weights` its bytes by part and
+        `weight_counts` their number, for reports."""
         self.model = model
         self.ops = ops
         self.cache = cache
@@ -72,7 +72,9 @@ class DraftModel:
             if length:
                 num_unread = self._num_unread(sequence)
                 if num_unread > BLOCK_SIZE:
-                    seconds += (self.costs.at(num_unread) or 0.0) / max(1, min(AMORTISED_OVER, sequence.max_length - len(sequence.tokens)))
+                    seconds += (self.costs.at(num_unread) or 0.0) / max(
+                        1, min(AMORTISED_OVER, sequence.max_length - len(sequence.tokens))
+                    )
         return seconds
 
     def propose(self, sequences: list[Sequence], lengths: list[int]) -> list[list[int]]:
@@ -105,14 +107,18 @@ class DraftModel:
         self._shadows.clear()
 
     def check_integrity(self) -> None:
-        assert not [sequence for sequence in self._shadows if sequence.is_finished], "a shadow is kept of a sequence that is done"
+        assert not [sequence for sequence in self._shadows if sequence.is_finished], (
+            "a shadow is kept of a sequence that is done"
+        )
         self.cache.check_integrity(self._shadows.values())
 
     def bytes_for(self, num_tokens: int) -> int:
         return self.cache.bytes_for(num_tokens)
 
     def memory(self) -> DraftMemory:
-        return DraftMemory(self._weights, self._weight_counts, self.cache.used_bytes, self.cache.touched_bytes, self.cache.budget_bytes)
+        return DraftMemory(
+            self._weights, self._weight_counts, self.cache.used_bytes, self.cache.touched_bytes, self.cache.budget_bytes
+        )
 
     # -- how it drafts -------------------------------------------------------------------------------------------------
 
@@ -138,7 +144,8 @@ class DraftModel:
                 proposals[sequence].append(token)
 
     def _pick(self, sequence: Sequence, logits: Tensor, largest: int, depth: int) -> int | None:
-        """The token that the sequence's policy would take if these were the model's logits; None where they are not finite."""
+        """The token that the sequence's policy would take if these were the model's logits; None where they are not
+        finite."""
         if largest < 0:
             return None
         if sequence.policy.wants_argmax_only:
@@ -152,8 +159,8 @@ class DraftModel:
         return len(sequence.tokens) - (shadow.num_computed if shadow else 0)
 
     def _make_room(self, sequence: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
-        """A shadow of the sequence with its tokens and room for `length`, at the cost of shadows not spared; False without room,
-        or where the text has a token that is not among the draft model's."""
+        """A shadow of the sequence with its tokens and room for `length`, at the cost of shadows not spared; False
+        without room, or where the text has a token that is not among the draft model's."""
         shadow = self._shadows.pop(sequence, None) or self._new_shadow(sequence)
         self._shadows[sequence] = shadow
         new = sequence.tokens[len(shadow.tokens) :]
@@ -162,7 +169,9 @@ class DraftModel:
         shadow.tokens += new
         self._read_again_if_grown(shadow)
         while not self.cache.reserve(shadow, length):
-            victim = next((other for other, held in self._shadows.items() if other not in spared and held.block_table), None)
+            victim = next(
+                (other for other, held in self._shadows.items() if other not in spared and held.block_table), None
+            )
             if victim is None:
                 return False
             self.forget(victim)
@@ -181,7 +190,8 @@ class DraftModel:
             self.cache.free(shadow)
 
     def _catch_up(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Has the draft model read what it has not, up to its limit a step; returns the sequences that may draft now."""
+        """Has the draft model read what it has not, up to its limit a step; returns the sequences that may draft
+        now."""
         tokens_left, spans, ready = CATCH_UP_TOKENS, [], []
         for sequence in sequences:
             shadow = self._shadows[sequence]
@@ -197,7 +207,8 @@ class DraftModel:
         return ready
 
     def _forward(self, spans: list[Span]) -> Tensor:
-        """Logits of the wanted rows, of the tokens that the model to draft for has; what the spans hold is then computed."""
+        """Logits of the wanted rows, of the tokens that the model to draft for has; what the spans hold is then
+        computed."""
         begin = self._clock()
         logits = self.model.forward(self.ops, self._batches.build(spans, self.cache.kv))
         self._spent += self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
@@ -207,8 +218,8 @@ class DraftModel:
 
 
 class ParallelDraftModel(DraftModel):
-    """A `DraftSource` for models trained as in arXiv 2504.18583 (PARD): the text, then `k - 1` times the mask token, and one
-    forward pass: the last k rows are the k drafts. What the masks left in the cache goes again."""
+    """A `DraftSource` for models trained as in arXiv 2504.18583 (PARD): the text, then `k - 1` times the mask token,
+    and one forward pass: the last k rows are the k drafts. What the masks left in the cache goes again."""
 
     def __init__(self, mask_token_id: int, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -13,15 +13,16 @@ from pace.llm.speculation.draft_length import Acceptance, DraftLengths
 from pace.llm.speculation.source import DraftSource
 
 FIRST_RATE = 0.6
-"""Acceptance of a kind of draft of which nothing was seen yet: as drafts of a fair model have it, so that they are tried."""
+"""Acceptance of a kind of draft of which nothing was seen yet: as drafts of a fair model have it, so that they are
+tried."""
 
 
 class SpeculativeDrafter:
     """A `Drafter` that has a source propose as many tokens as pay.
 
-    Sequences get drafts where they decode and their policy takes them; in a step that also reads prompts none do, as the
-    processor is busy then and each row costs its full price. What is proposed and how long it took decide about the speed
-    alone: the sampler picks every token as it would without drafts.
+    Sequences get drafts where they decode and their policy takes them; in a step that also reads prompts none do, as
+    the processor is busy then and each row costs its full price. What is proposed and how long it took decide about the
+    speed alone: the sampler picks every token as it would without drafts.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class SpeculativeDrafter:
         recompute_length: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """At most `most` drafts of a sequence; `recompute_length` is that of the model to draft for; `clock` gives seconds."""
+        """At most `most` drafts of a sequence; `recompute_length` is that of the model to draft for; `clock` gives
+        seconds."""
         self.source = source
         self.lengths = lengths
         self._most = most
@@ -43,7 +45,9 @@ class SpeculativeDrafter:
         self._kinds: dict[Sequence, int] = {}  # of the drafts of this step
         self._is_decode = False
         self._spent = 0.0  # seconds of proposing, in this step
-        self._ended: float | None = None  # when the last step that is not part of a rest did; None where it is not known
+        self._ended: float | None = (
+            None  # when the last step that is not part of a rest did; None where it is not known
+        )
         self._resting = self._rest = 0  # steps of the rest under way, and of it still to come
         self._resting_spans = 0
         self._is_left_alone = False  # this step
@@ -107,8 +111,9 @@ class SpeculativeDrafter:
         return self.source.kind(sequence, self._most)
 
     def _limit(self, sequence: Sequence) -> int:
-        """Drafts after which the sequence would be as long as it may get, less the token that each step brings by itself. And
-        none beyond where the model would compute the text again with other angles: those rows would have the old ones."""
+        """Drafts after which the sequence would be as long as it may get, less the token that each step brings by
+        itself. And none beyond where the model would compute the text again with other angles: those rows would have
+        the old ones."""
         length = len(sequence.tokens)
         limit = sequence.max_length - length - 1
         recompute_length = self._recompute_length
@@ -117,11 +122,15 @@ class SpeculativeDrafter:
         return limit
 
     def _fitting(self, sequence: Sequence, length: int, cache: Any, num_spans: int) -> int:
-        """`length`, less where the sequence may not get so long, with room in the cache; 0 where that would take blocks that others
-        need for their next token."""
+        """`length`, less where the sequence may not get so long, with room in the cache; 0 where that would take blocks
+        that others need for their next token."""
         length = min(length, self._limit(sequence))
         end = len(sequence.tokens) + length
-        if length and (end <= len(sequence.block_table) * BLOCK_SIZE or cache.num_free_blocks > num_spans) and cache.reserve(sequence, end):
+        if (
+            length
+            and (end <= len(sequence.block_table) * BLOCK_SIZE or cache.num_free_blocks > num_spans)
+            and cache.reserve(sequence, end)
+        ):
             return length
         return 0
 
@@ -179,7 +188,8 @@ class SpeculativeDrafter:
         self._rates_of_kind[kind].add(len(span.drafts), num_accepted)
 
     def _learn_cost(self, spans: list[Span], num_drafts: int, outcomes: list[list[int]], seconds: float) -> None:
-        """Tells what the step took since the one before, and notes for each sequence what its tokens would have taken without drafts."""
+        """Tells what the step took since the one before, and notes for each sequence what its tokens would have taken
+        without drafts."""
         num_spans = len(spans)
         self.lengths.observe(num_spans, num_drafts, sum(map(len, outcomes)), self._spent, seconds - self._spent)
         plain_seconds = self.lengths.plain_seconds(num_spans) if num_drafts else seconds

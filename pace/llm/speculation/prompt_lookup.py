@@ -19,10 +19,11 @@ class NgramIndex:
         self._num_indexed = 0  # runs that end before this position are in `_ends`
 
     def find(self) -> int | None:
-        """How many of the last tokens stand somewhere before as well, the most of `max_ngram .. min_ngram`; None for none.
+        """How many of the last tokens stand somewhere before as well, the most of `max_ngram .. min_ngram`; None for
+        none.
 
-        Of several places the last one counts. The run at the end itself is not one, as it goes into the index only after it
-        was looked for."""
+        Of several places the last one counts. The run at the end itself is not one, as it goes into the index only
+        after it was looked for."""
         self._catch_up()
         tokens, length = self.tokens, len(self.tokens)
         ends = self._ends
@@ -35,7 +36,8 @@ class NgramIndex:
         return None
 
     def following(self, num_tokens: int) -> list[int]:
-        """What stood after the run that was found. Where that reaches the end of the text, it goes on as the text repeats itself."""
+        """What stood after the run that was found. Where that reaches the end of the text, it goes on as the text
+        repeats itself."""
         tokens, start = self.tokens, self.match
         found = tokens[start : start + num_tokens]
         while len(found) < num_tokens:
@@ -54,7 +56,8 @@ class NgramIndex:
 
 
 class PromptLookup:
-    """A `DraftSource` that looks up the last tokens in prompt and output. The kind of a proposal is how many of them matched."""
+    """A `DraftSource` that looks up the last tokens in prompt and output. The kind of a proposal is how many of them
+    matched."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._min_ngram, self._max_ngram = min_ngram, max_ngram
@@ -85,7 +88,9 @@ class PromptLookup:
         self._indices.clear()
 
     def check_integrity(self) -> None:
-        assert not [sequence for sequence in self._indices if sequence.is_finished], "an index is kept for a sequence that is done"
+        assert not [sequence for sequence in self._indices if sequence.is_finished], (
+            "an index is kept for a sequence that is done"
+        )
 
     def bytes_for(self, num_tokens: int) -> int:
         return 0

@@ -9,14 +9,14 @@ from pace.llm.sequence import Sequence
 
 
 class DraftSource(Protocol):
-    """Proposes what may come next. Keeps what it needs for each sequence until `forget`; between two calls a sequence only
-    grows. The drafter calls it under the engine's lock.
+    """Proposes what may come next. Keeps what it needs for each sequence until `forget`; between two calls a sequence
+    only grows. The drafter calls it under the engine's lock.
 
     What it proposes decides how fast a text comes, never what it is."""
 
     def kind(self, sequence: Sequence, most: int) -> int | None:
-        """What sort of proposal there is for the sequence now, of up to `most` tokens; None where there is none. Acceptance is
-        measured for each kind."""
+        """What sort of proposal there is for the sequence now, of up to `most` tokens; None where there is none.
+        Acceptance is measured for each kind."""
         ...
 
     def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:

@@ -1,4 +1,5 @@
-"""Quantised checkpoints as they are: for each `quant_method` of config.json, which tensors make a matrix, and what they mean.
+"""Quantised checkpoints as they are: for each `quant_method` of config.json, which tensors make a matrix, and what they
+mean.
 
 A method is one file and one line in the registry. It finds the matrices of a checkpoint (`Method.matrices`); a matrix
 (`StoredMatrix`) gives any of its rows as codes and scales, bit for bit those of the file.

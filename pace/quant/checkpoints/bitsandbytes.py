@@ -73,7 +73,9 @@ class RowScaledMatrix(StoredMatrix):
         if self.has("layout"):
             self.expect("layout", (torch.uint8, torch.int8, torch.int32, torch.int64), (), (1,))
             if layout := self.stored("layout").reshape(-1)[0].item():
-                raise NotImplementedError(f"tensor {self.parts['layout']!r} is {layout}, a layout for certain GPUs; 0 (by rows) is implemented: save the model again")
+                raise NotImplementedError(
+                    f"tensor {self.parts['layout']!r} is {layout}, a layout for certain GPUs; 0 (by rows) is implemented: save the model again"
+                )
 
     def read(self, start: int, stop: int) -> QuantizedRows:
         scales = self.finite("scales", self.stored("scales", start, stop)) / 127
@@ -92,7 +94,9 @@ class BlockScaledMatrix(StoredMatrix):
         blocks = -(-n * k // self.block)
         dtype, shape = self.info("codes")
         if math.prod(shape) * dtype.itemsize != -(-n * k // 2):
-            raise ValueError(f"tensor {self.parts['codes']!r} has {math.prod(shape) * dtype.itemsize} bytes; codes of 4 bits of a matrix {[n, k]} take {-(-n * k // 2)}")
+            raise ValueError(
+                f"tensor {self.parts['codes']!r} has {math.prod(shape) * dtype.itemsize} bytes; codes of 4 bits of a matrix {[n, k]} take {-(-n * k // 2)}"
+            )
         if self.has("nested_scales") or self.info("scales")[0] == torch.uint8:
             self._expect_nested(blocks)
         else:
@@ -102,7 +106,9 @@ class BlockScaledMatrix(StoredMatrix):
         # Blocks of 64 over rows of 96 are groups of 32 whose scales repeat.
         self.group = math.gcd(self.block, k)
         known = torch.allclose(self.levels, torch.tensor(CODEBOOKS[kind]), rtol=0, atol=1e-6)
-        self.dtype = Storage("int4", self.group, codebook=kind) if known and self.group % MIN_GROUP == 0 else torch.float32
+        self.dtype = (
+            Storage("int4", self.group, codebook=kind) if known and self.group % MIN_GROUP == 0 else torch.float32
+        )
 
     def _read_state(self) -> dict[str, Any]:
         name = self.parts["state"]
@@ -112,23 +118,31 @@ class BlockScaledMatrix(StoredMatrix):
         except (ValueError, RecursionError) as error:
             raise ValueError(f"tensor {name!r} must hold a JSON object; it does not: {error}") from None
         if not isinstance(state, dict):
-            raise ValueError(f"tensor {name!r} must hold a JSON object of at most {MAX_STATE_BYTES} bytes; got {size} bytes")
+            raise ValueError(
+                f"tensor {name!r} must hold a JSON object of at most {MAX_STATE_BYTES} bytes; got {size} bytes"
+            )
         return state
 
     def _sizes(self, field: str, count: int) -> tuple[int, ...]:
         value = self.state.get(field)
         sizes = tuple(value) if isinstance(value, list) else (value,)
         if len(sizes) != count or not all(type(size) is int and 1 <= size < 1 << 31 for size in sizes):
-            raise ValueError(f"{field} in tensor {self.parts['state']!r} must be {count} positive integers; got {str(value)[:80]}")
+            raise ValueError(
+                f"{field} in tensor {self.parts['state']!r} must be {count} positive integers; got {str(value)[:80]}"
+            )
         return sizes
 
     def _expect_nested(self, blocks: int) -> None:
         if missing := [role for role in ("nested_scales", "nested_levels") if not self.has(role)]:
-            raise ValueError(f"tensor {self.parts['scales']!r} is quantised, but {self.module}.weight lacks {', '.join(missing).replace('scales', 'absmax').replace('levels', 'quant_map')}")
+            raise ValueError(
+                f"tensor {self.parts['scales']!r} is quantised, but {self.module}.weight lacks {', '.join(missing).replace('scales', 'absmax').replace('levels', 'quant_map')}"
+            )
         [self.nested_block] = self._sizes("nested_blocksize", 1)
         offset = self.state.get("nested_offset")
         if type(offset) not in (int, float) or not math.isfinite(offset):
-            raise ValueError(f"nested_offset in tensor {self.parts['state']!r} must be a number; got {str(offset)[:80]}")
+            raise ValueError(
+                f"nested_offset in tensor {self.parts['state']!r} must be a number; got {str(offset)[:80]}"
+            )
         self.nested_offset = float(offset)
         self.expect("scales", (torch.uint8,), (blocks,))
         self.expect("nested_scales", FLOATS, (-(-blocks // self.nested_block),))
@@ -162,4 +176,6 @@ class BlockScaledMatrix(StoredMatrix):
             return self.finite("scales", scales)
         outer = torch.arange(start, stop) // self.nested_block
         levels = self.finite("nested_levels", self.stored("nested_levels"))
-        return self.finite("nested_scales", levels[scales.long()] * self.stored("nested_scales").float()[outer] + self.nested_offset)
+        return self.finite(
+            "nested_scales", levels[scales.long()] * self.stored("nested_scales").float()[outer] + self.nested_offset
+        )

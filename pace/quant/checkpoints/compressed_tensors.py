@@ -1,4 +1,5 @@
-"""compressed-tensors, the format of llm-compressor: whole numbers or floats with scales for the matrix, rows, groups or blocks.
+"""compressed-tensors, the format of llm-compressor: whole numbers or floats with scales for the matrix, rows, groups or
+blocks.
 
     pack-quantized    weight_packed int32 [N, ceil(K bits / 32)], along K, the lowest bits first; weight_shape int64 [2] = N, K
     int-quantized     weight int8 [N, K]
@@ -12,8 +13,8 @@
 
     W[n, k] = (q[n, k] - zero_point[n, g]) * weight_scale[n, g],    packed: u = q + 2^(bits - 1), and zero points so, too
 
-Versions before 0.16 packed fields of 3, 5, 6 and 7 bits without crossing words, 32 // bits in each; the number of words tells.
-What is done to activations is left to the kernels here. Source: the code of compressed-tensors,
+Versions before 0.16 packed fields of 3, 5, 6 and 7 bits without crossing words, 32 // bits in each; the number of words
+tells. What is done to activations is left to the kernels here. Source: the code of compressed-tensors,
 https://github.com/vllm-project/compressed-tensors
 """
 
@@ -27,20 +28,39 @@ import torch
 from torch import Tensor
 
 from pace.quant.checkpoints.fp8 import Block, Float8Matrix, read_block
-from pace.quant.checkpoints.method import Method, modules_stored_as, modules_with, read_bits, read_group_size, read_name, refused, wrong
+from pace.quant.checkpoints.method import (
+    Method,
+    modules_stored_as,
+    modules_with,
+    read_bits,
+    read_group_size,
+    read_name,
+    refused,
+    wrong,
+)
 from pace.quant.checkpoints.mxfp4 import MXFP4Matrix
 from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, StoredMatrix, TensorSource, as_octets, unpack
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+)
 ADVICE = f"readable are {', '.join(FORMATS)}; take a checkpoint in one of these, or the original"
 
 
 @dataclass(frozen=True)
 class CompressedTensors(Method):
-    """`config_groups` say what there may be; which module has which, its tensors' shapes tell, so no patterns of names are matched."""
+    """`config_groups` say what there may be; which module has which, its tensors' shapes tell, so no patterns of names
+    are matched."""
 
     name: ClassVar[str] = "compressed-tensors"
-    unused: ClassVar[tuple[str, ...]] = tuple(f".{of}_{what}" for of in ("input", "output") for what in ("scale", "zero_point", "global_scale"))
+    unused: ClassVar[tuple[str, ...]] = tuple(
+        f".{of}_{what}" for of in ("input", "output") for what in ("scale", "zero_point", "global_scale")
+    )
 
     bits: tuple[int, ...]
     """Of whole numbers, in any of the groups."""
@@ -55,18 +75,28 @@ class CompressedTensors(Method):
         if not isinstance(sparsity, dict):
             raise wrong("sparsity_config", "an object or null", sparsity)
         if read_name(sparsity, "format", "dense") != "dense":
-            raise refused("sparsity_config.format", sparsity["format"], "take a checkpoint without sparsity, or the original")
+            raise refused(
+                "sparsity_config.format", sparsity["format"], "take a checkpoint without sparsity, or the original"
+            )
         groups = raw.get("config_groups")
         if not isinstance(groups, dict) or not groups:
             raise wrong("config_groups", "an object with a group or more", groups)
         found = [cls._read_group(name, group, read_name(raw, "format", "dense")) for name, group in groups.items()]
         weights = [weights for weights in found if weights]
         if not weights:
-            raise refused("config_groups", groups, "a group with weights is; what is done to activations alone cannot be told from here: take the original")
+            raise refused(
+                "config_groups",
+                groups,
+                "a group with weights is; what is done to activations alone cannot be told from here: take the original",
+            )
         integers = {weights["num_bits"] for weights in weights if weights["type"] == "int"}
         sizes = [read_group_size(weights) for weights in weights]
         blocks = [read_block(weights, "block_structure") for weights in weights]
-        return cls(tuple(sorted(integers)), tuple(sorted({size for size in sizes if size})), tuple(sorted({block for block in blocks if block})))
+        return cls(
+            tuple(sorted(integers)),
+            tuple(sorted({size for size in sizes if size})),
+            tuple(sorted({block for block in blocks if block})),
+        )
 
     @classmethod
     def _read_group(cls, name: str, group: Any, default_format: str) -> dict[str, Any] | None:
@@ -84,9 +114,13 @@ class CompressedTensors(Method):
         if weights["type"] == "int":
             read_bits(weights, tuple(range(2, 9)), "num_bits")
         elif weights["type"] != "float" or weights["num_bits"] != (4 if layout.startswith("mxfp4") else 8):
-            raise refused(f"config_groups.{name[:80]}.weights", {key: weights[key] for key in ("type", "num_bits")}, ADVICE)
+            raise refused(
+                f"config_groups.{name[:80]}.weights", {key: weights[key] for key in ("type", "num_bits")}, ADVICE
+            )
         if isinstance(structure := weights.get("block_structure"), str):  # "128x128", as early versions wrote it
-            weights["block_structure"] = [int(size) if size.isdecimal() and len(size) < 9 else None for size in structure.split("x")]
+            weights["block_structure"] = [
+                int(size) if size.isdecimal() and len(size) < 9 else None for size in structure.split("x")
+            ]
         return weights
 
     def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
@@ -98,7 +132,9 @@ class CompressedTensors(Method):
         for module in modules_stored_as(source, torch.int8):
             yield Int8Matrix(source, module, self)
         for module in modules_stored_as(source, torch.float8_e4m3fn):
-            yield Float8Matrix(source, module, ".weight_scale", [*((1, size) for size in self.group_sizes), *self.blocks])
+            yield Float8Matrix(
+                source, module, ".weight_scale", [*((1, size) for size in self.group_sizes), *self.blocks]
+            )
 
 
 class ScaledMatrix(IntegerMatrix):
@@ -115,7 +151,9 @@ class ScaledMatrix(IntegerMatrix):
         self.whole_matrix = found != (n, count)
         sizes = [size for size in method.group_sizes if -(-k // size) == count] if count > 1 else [k]
         if not sizes:
-            raise ValueError(f"tensor {self.parts['scales']!r} has {count} groups of {k} inputs; quantization_config has groups of {', '.join(map(str, method.group_sizes)) or 'none'}")
+            raise ValueError(
+                f"tensor {self.parts['scales']!r} has {count} groups of {k} inputs; quantization_config has groups of {', '.join(map(str, method.group_sizes)) or 'none'}"
+            )
         self.groups = Groups(k, count, sizes[0], self._group_index(count))
         self.settle(symmetric=not self.has("zeros"))
 
@@ -127,7 +165,9 @@ class ScaledMatrix(IntegerMatrix):
         if (index == -1).any():  # as it is initialised, and left where groups are neighbours
             return None
         if index.numel() and (index.min() < 0 or index.max() >= count):
-            raise ValueError(f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}")
+            raise ValueError(
+                f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}"
+            )
         return index
 
     def scales(self, start: int, stop: int) -> Tensor:
@@ -137,14 +177,22 @@ class ScaledMatrix(IntegerMatrix):
 
     def stored_zeros(self, start: int, stop: int) -> Tensor:
         """int16 `[rows, G]` of zero points that are not packed."""
-        zeros = self.stored("zeros").reshape(1, 1).expand(stop - start, 1) if self.whole_matrix else self.stored("zeros", start, stop)
+        zeros = (
+            self.stored("zeros").reshape(1, 1).expand(stop - start, 1)
+            if self.whole_matrix
+            else self.stored("zeros", start, stop)
+        )
         return zeros.to(torch.int16) + (1 << (self.bits - 1))
 
     def expect_zeros(self, *packed: tuple[int, int]) -> None:
         """int8 (or another whole number) of the scales' shape, or int32 of one of the shapes `packed`."""
         if self.has("zeros"):
             shape = self.info("scales")[1]
-            plain = (torch.int8, torch.int16, torch.int64) if packed else (torch.int8, torch.int16, torch.int32, torch.int64)
+            plain = (
+                (torch.int8, torch.int16, torch.int64)
+                if packed
+                else (torch.int8, torch.int16, torch.int32, torch.int64)
+            )
             if self.info("zeros")[0] == torch.int32 and packed:
                 self.expect("zeros", (torch.int32,), *packed)
             else:
@@ -184,7 +232,11 @@ class PackedMatrix(ScaledMatrix):
         n, words = self.expect("codes", (torch.int32,), (-1, -1))
         self.expect("shape", (torch.int64, torch.int32), (2,))
         rows, k = self.stored("shape").tolist()
-        fitting = [bits for bits in method.bits if words in (dense_words(k, bits), spaced_words(k, bits))] if rows == n and k > 0 else []
+        fitting = (
+            [bits for bits in method.bits if words in (dense_words(k, bits), spaced_words(k, bits))]
+            if rows == n and k > 0
+            else []
+        )
         if len(fitting) != 1:
             raise ValueError(
                 f"tensor {self.parts['codes']!r} of shape {[n, words]} is not a matrix {[rows, k]}, as {self.parts['shape']!r} says, "
@@ -215,7 +267,11 @@ class PackedMatrix(ScaledMatrix):
 
     def _fields(self, words: Tensor) -> Tensor:
         if not self.dense:
-            return ((words[..., None] >> torch.arange(0, 32 - self.bits + 1, self.bits)) & ((1 << self.bits) - 1)).to(torch.uint8).flatten(-2)
+            return (
+                ((words[..., None] >> torch.arange(0, 32 - self.bits + 1, self.bits)) & ((1 << self.bits) - 1))
+                .to(torch.uint8)
+                .flatten(-2)
+            )
         padded = torch.nn.functional.pad(words, (0, -words.shape[-1] % self.bits)) if 8 % self.bits else words
         return unpack(padded, self.bits)
 

@@ -1,4 +1,5 @@
-"""Weights in float8 (E4M3) with a scale for each block, as DeepSeek-V3 has them; for a group of a row, for a row, or for all.
+"""Weights in float8 (E4M3) with a scale for each block, as DeepSeek-V3 has them; for a group of a row, for a row, or
+for all.
 
     weight           float8_e4m3fn [N, K]
     weight_scale_inv float [ceil(N / B0), ceil(K / B1)]    weight_block_size = [B0, B1]; without it a scalar; or `weight_scale`
@@ -51,7 +52,11 @@ def read_block(raw: dict[str, Any], field: str) -> Block | None:
     block = raw.get(field)
     if block is None:
         return None
-    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and 1 <= size <= MAX_GROUP for size in block):
+    if (
+        not isinstance(block, list)
+        or len(block) != 2
+        or not all(type(size) is int and 1 <= size <= MAX_GROUP for size in block)
+    ):
         raise wrong(field, f"two integers in 1..{MAX_GROUP}, rows and columns, or null", block)
     return block[0], block[1]
 
@@ -60,7 +65,8 @@ class Float8Matrix(StoredMatrix):
     by_rows = ("codes",)
 
     def __init__(self, source: TensorSource, module: str, scale: str, blocks: list[Block]):
-        """`blocks`: how many rows and columns may share a scale, besides a row and the whole matrix; the scales' shape tells which."""
+        """`blocks`: how many rows and columns may share a scale, besides a row and the whole matrix; the scales' shape
+        tells which."""
         super().__init__(source, module, {"codes": ".weight", "scales": scale})
         n, k = self.shape = self.expect("codes", (torch.float8_e4m3fn,), (-1, -1))
         blocks = [(1, max(1, k)), (max(1, n), max(1, k)), *blocks]

@@ -7,8 +7,8 @@
 
     W[n, k] = (u[k, n] - zero[g_idx[k], n]) * scales[g_idx[k], n]
 
-Which modules have how many bits, and which of the sizes of groups, the shapes tell; so the patterns of names, by which `dynamic` gives
-them, need not be read. Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
+Which modules have how many bits, and which of the sizes of groups, the shapes tell; so the patterns of names, by which
+`dynamic` gives them, need not be read. Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.quant.checkpoints.method import Method, modules_with, read_bits, read_flag, read_group_size, read_name, refused, wrong
+from pace.quant.checkpoints.method import (
+    Method,
+    modules_with,
+    read_bits,
+    read_flag,
+    read_group_size,
+    read_name,
+    refused,
+    wrong,
+)
 from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, TensorSource, as_octets, unpack
 
 BITS = (2, 3, 4, 8)
@@ -47,17 +56,26 @@ class GPTQ(Method):
     def from_dict(cls, raw: dict[str, Any]) -> GPTQ:
         checkpoint_format = read_name(raw, "checkpoint_format", read_name(raw, "format", "gptq"))
         if checkpoint_format not in FORMATS:
-            raise refused("checkpoint_format", checkpoint_format, f"readable are {', '.join(FORMATS)}: save the model in one of these, or take the original")
+            raise refused(
+                "checkpoint_format",
+                checkpoint_format,
+                f"readable are {', '.join(FORMATS)}: save the model in one of these, or take the original",
+            )
         if raw.get("is_marlin_format"):
             raise refused("is_marlin_format", True, "take the checkpoint in the format gptq, or the original")
         if read_name(raw, "pack_dtype", "int32") != "int32":
             raise refused("pack_dtype", raw["pack_dtype"], "int32 is; take the original checkpoint")
         if raw.get("rotation"):
-            raise refused("rotation", raw["rotation"], "the model's inputs would have to be rotated; take the original checkpoint")
+            raise refused(
+                "rotation", raw["rotation"], "the model's inputs would have to be rotated; take the original checkpoint"
+            )
         dynamic = raw.get("dynamic") or {}
         if not isinstance(dynamic, dict) or not all(isinstance(fields or {}, dict) for fields in dynamic.values()):
             raise wrong("dynamic", "an object of objects, or null", dynamic)
-        sizes = [read_group_size(fields, default=-1) for fields in (raw, *(fields for fields in dynamic.values() if fields and "group_size" in fields))]
+        sizes = [
+            read_group_size(fields, default=-1)
+            for fields in (raw, *(fields for fields in dynamic.values() if fields and "group_size" in fields))
+        ]
         return cls(
             bits=read_bits(raw, BITS),
             group_sizes=tuple(dict.fromkeys(sizes)),
@@ -79,7 +97,12 @@ class GPTQMatrix(IntegerMatrix):
         count, _ = self.expect("scales", FLOATS, (-1, n))
         _, zero_words = self.expect("zeros", (torch.int32,), (count, -1))
         self.bits = method.bits if method.uniform else 32 * zero_words // max(1, n)
-        if self.bits not in BITS or 32 * zero_words != n * self.bits or 32 * height % self.bits or min(n, height, count) < 1:
+        if (
+            self.bits not in BITS
+            or 32 * zero_words != n * self.bits
+            or 32 * height % self.bits
+            or min(n, height, count) < 1
+        ):
             raise ValueError(
                 f"{module}: qweight {[height, n]} and qzeros {[count, zero_words]} are not of {method.bits if method.uniform else '2, 3, 4 or 8'} bits, "
                 "as quantization_config says; download the checkpoint again"
@@ -99,15 +122,21 @@ class GPTQMatrix(IntegerMatrix):
         size = next((size for size in sizes if -(-k // size) == count), None)
         if size is None:
             made = " or ".join(str(-(-k // size)) for size in sizes)
-            raise ValueError(f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {made} of {k} inputs")
+            raise ValueError(
+                f"tensor {self.parts['scales']!r} has {count} groups; quantization_config.group_size makes {made} of {k} inputs"
+            )
         if not self.has("groups"):
             if method.desc_act:
-                raise ValueError(f"{self.module}: quantization_config.desc_act needs the tensor {self.module}.g_idx, which the checkpoint lacks")
+                raise ValueError(
+                    f"{self.module}: quantization_config.desc_act needs the tensor {self.module}.g_idx, which the checkpoint lacks"
+                )
             return Groups(k, count, size)
         self.expect("groups", (torch.int32, torch.int64), (k,))
         index = self.stored("groups").long()
         if index.min() < 0 or index.max() >= count:
-            raise ValueError(f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}")
+            raise ValueError(
+                f"tensor {self.parts['groups']!r} must hold groups in 0..{count - 1}; got {index.min().item()}..{index.max().item()}"
+            )
         if not method.desc_act and not index.any():  # what some writers leave there
             return Groups(k, count, size)
         return Groups(k, count, size, index)

@@ -1,4 +1,5 @@
-"""What every way of storing quantised checkpoints is: the fields of `quantization_config` it reads, and how its matrices are found."""
+"""What every way of storing quantised checkpoints is: the fields of `quantization_config` it reads, and how its
+matrices are found."""
 
 from __future__ import annotations
 
@@ -27,25 +28,35 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def from_dict(cls, raw: dict[str, Any]) -> Method:
-        """Of a `quantization_config`. Raises ValueError for values that make no sense, NotImplementedError for what cannot be read."""
+        """Of a `quantization_config`. Raises ValueError for values that make no sense, NotImplementedError for what
+        cannot be read."""
 
     @abstractmethod
     def matrices(self, source: TensorSource) -> Iterator[StoredMatrix]:
-        """Of a checkpoint. What is not quantised, and tensors that belong to nothing, are left over. Raises ValueError where
-        tensors contradict each other or the config."""
+        """Of a checkpoint. What is not quantised, and tensors that belong to nothing, are left over. Raises ValueError
+        where tensors contradict each other or the config."""
 
 
 def modules_with(source: TensorSource, *suffixes: str) -> list[str]:
     """Modules that have a tensor with one of these endings, each once, in the order of the checkpoint."""
-    return list(dict.fromkeys(name.removesuffix(suffix) for name in source.tensors for suffix in suffixes if name.endswith(suffix)))
+    return list(
+        dict.fromkeys(
+            name.removesuffix(suffix) for name in source.tensors for suffix in suffixes if name.endswith(suffix)
+        )
+    )
 
 
 def modules_stored_as(source: TensorSource, *dtypes: torch.dtype) -> list[str]:
     """Modules whose weight has one of these dtypes."""
-    return [name.removesuffix(".weight") for name, (dtype, _) in source.tensors.items() if name.endswith(".weight") and dtype in dtypes]
+    return [
+        name.removesuffix(".weight")
+        for name, (dtype, _) in source.tensors.items()
+        if name.endswith(".weight") and dtype in dtypes
+    ]
 
 
-# ---------------------------------------------------------------------------------------------- fields of quantization_config
+# ---------------------------------------------------------------------------------------------- fields of
+# quantization_config
 
 
 def wrong(field: str, allowed: str, value: Any) -> ValueError:
@@ -53,7 +64,9 @@ def wrong(field: str, allowed: str, value: Any) -> ValueError:
 
 
 def refused(field: str, value: Any, advice: str) -> NotImplementedError:
-    return NotImplementedError(f"config.json: quantization_config.{field} = {shown(value)} is not implemented; {advice}")
+    return NotImplementedError(
+        f"config.json: quantization_config.{field} = {shown(value)} is not implemented; {advice}"
+    )
 
 
 def shown(value: Any) -> str:
@@ -64,7 +77,13 @@ def shown(value: Any) -> str:
 def read_bits(raw: dict[str, Any], allowed: tuple[int, ...], field: str = "bits") -> int:
     bits = raw.get(field)
     if type(bits) is not int or bits not in allowed:
-        raise wrong(field, " or ".join([", ".join(map(str, allowed[:-1])), str(allowed[-1])] if len(allowed) > 1 else [str(allowed[0])]), bits)
+        raise wrong(
+            field,
+            " or ".join(
+                [", ".join(map(str, allowed[:-1])), str(allowed[-1])] if len(allowed) > 1 else [str(allowed[0])]
+            ),
+            bits,
+        )
     return bits
 
 

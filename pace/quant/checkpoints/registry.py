@@ -50,8 +50,8 @@ OTHERS = {
 
 
 def read_quant_method(raw: Any) -> Method | None:
-    """How the checkpoint of a config.json with this `quantization_config` is read; None for null. Raises ValueError where a field
-    makes no sense, NotImplementedError by name for what cannot be read."""
+    """How the checkpoint of a config.json with this `quantization_config` is read; None for null. Raises ValueError
+    where a field makes no sense, NotImplementedError by name for what cannot be read."""
     if raw is None:
         return None
     if not isinstance(raw, dict):
@@ -61,7 +61,11 @@ def read_quant_method(raw: Any) -> Method | None:
     name = raw.get("quant_method") or default
     if not isinstance(name, str):
         raise wrong("quant_method", f"one of {', '.join(METHODS)}", name)
-    key = name.lower().removesuffix("_4bit").removesuffix("_8bit") if name.lower().startswith("bitsandbytes") else name.lower()
+    key = (
+        name.lower().removesuffix("_4bit").removesuffix("_8bit")
+        if name.lower().startswith("bitsandbytes")
+        else name.lower()
+    )
     if key in METHODS:
         return METHODS[key].from_dict(raw)
     instead = OTHERS.get(key, AT_LOAD + "one of its formats").format(quantization=argument("quantization"))

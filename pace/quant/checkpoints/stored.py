@@ -13,8 +13,8 @@ from torch import Tensor
 from pace.ops.storage import MIN_GROUP, QuantizedRows, Storage
 
 PIECE_BYTES = 1 << 20
-"""Tensors whose rows are not the matrix's are walked through by so much at a time, which bounds what a thread holds of them where
-they must be copied because they are not aligned."""
+"""Tensors whose rows are not the matrix's are walked through by so much at a time, which bounds what a thread holds of
+them where they must be copied because they are not aligned."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -25,7 +25,8 @@ class TensorSource(Protocol):
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
     def read_stored(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) of a tensor along its first dimension, in whatever dtype; may be a view of mapped memory."""
+        """Rows [start, stop) of a tensor along its first dimension, in whatever dtype; may be a view of mapped
+        memory."""
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """The rows are not needed any more, for now."""
@@ -34,8 +35,9 @@ class TensorSource(Protocol):
 class StoredMatrix(ABC):
     """The matrix `{module}.weight [N, K]` of a checkpoint, made of the tensors in `parts`.
 
-    `dtype` says what `read` gives: a Storage for QuantizedRows, or float32 for a Tensor, where no storage holds these values (groups
-    that are no multiple of 16, or that cross rows). Immutable; threads may read different rows at once."""
+    `dtype` says what `read` gives: a Storage for QuantizedRows, or float32 for a Tensor, where no storage holds these
+    values (groups that are no multiple of 16, or that cross rows). Immutable; threads may read different rows at
+    once."""
 
     by_rows: ClassVar[tuple[str, ...]] = ()
     """Roles of the parts whose first dimension is the matrix's rows; the others are small, or lie across."""
@@ -45,13 +47,22 @@ class StoredMatrix(ABC):
     order: Tensor | None = None
     """Of the `QuantizedRows`."""
 
-    def __init__(self, source: TensorSource, module: str, suffixes: Mapping[str, str], optional: Mapping[str, str] = {}):
-        """`suffixes`: role -> ending of the tensor's name; raises ValueError where one is missing that is not `optional`."""
+    def __init__(
+        self, source: TensorSource, module: str, suffixes: Mapping[str, str], optional: Mapping[str, str] = {}
+    ):
+        """`suffixes`: role -> ending of the tensor's name; raises ValueError where one is missing that is not
+        `optional`."""
         self.source = source
         self.module = module
-        self.parts = {role: module + suffix for role, suffix in {**suffixes, **optional}.items() if module + suffix in source.tensors}
+        self.parts = {
+            role: module + suffix
+            for role, suffix in {**suffixes, **optional}.items()
+            if module + suffix in source.tensors
+        }
         if missing := [module + suffix for role, suffix in suffixes.items() if role not in self.parts]:
-            raise ValueError(f"the checkpoint has {', '.join(self.parts.values())}, but not {', '.join(missing)}, which belongs to it")
+            raise ValueError(
+                f"the checkpoint has {', '.join(self.parts.values())}, but not {', '.join(missing)}, which belongs to it"
+            )
 
     @property
     def name(self) -> str:
@@ -68,7 +79,8 @@ class StoredMatrix(ABC):
             rows = (start, stop) if role in self.by_rows else ()
             self.source.release(name, *rows)
 
-    # ------------------------------------------------------------------------------------------------------ for subclasses
+    # ------------------------------------------------------------------------------------------------------ for
+    # subclasses
 
     def has(self, role: str) -> bool:
         return role in self.parts
@@ -80,7 +92,9 @@ class StoredMatrix(ABC):
     def expect(self, role: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> tuple[int, ...]:
         """The part's shape; raises ValueError unless it and the dtype are among these. A -1 in a shape is any size."""
         dtype, shape = self.info(role)
-        if dtype not in dtypes or not any(len(shape) == len(s) and all(a in (b, -1) for a, b in zip(s, shape, strict=True)) for s in shapes):
+        if dtype not in dtypes or not any(
+            len(shape) == len(s) and all(a in (b, -1) for a, b in zip(s, shape, strict=True)) for s in shapes
+        ):
             wanted = " or ".join(str(list(s)).replace("-1", "any") for s in shapes)
             names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
             raise ValueError(
@@ -105,7 +119,9 @@ class StoredMatrix(ABC):
         """`values` in float32; raises ValueError that names the part where they are not finite."""
         values = values.float()
         if not values.isfinite().all():
-            raise ValueError(f"tensor {self.parts[role]!r} holds {values[~values.isfinite()][0].item()}, which is no scale: the checkpoint is damaged")
+            raise ValueError(
+                f"tensor {self.parts[role]!r} holds {values[~values.isfinite()][0].item()}, which is no scale: the checkpoint is damaged"
+            )
         return values
 
 
@@ -113,7 +129,8 @@ class Groups:
     """Which of G groups each of K columns belongs to, and the order in which groups are neighbours."""
 
     def __init__(self, k: int, count: int, size: int, index: Tensor | None = None):
-        """`count` groups of `size` neighbours, the last one maybe shorter; or `index`, the group `[K]` of each column."""
+        """`count` groups of `size` neighbours, the last one maybe shorter; or `index`, the group `[K]` of each
+        column."""
         self.k, self.count, self.size = k, count, size
         self.order: Tensor | None = None
         self.regular = True
@@ -139,11 +156,12 @@ class Groups:
 
 
 class IntegerMatrix(StoredMatrix):
-    """Whole numbers of `bits` bits: `value[n, k] = (u[n, k] - zero[n, g]) * scale[n, g]`, g the group of column k, u and zero in
-    0 .. 2^bits - 1. Without zero points, zero is 2^(bits - 1): the codes are symmetric.
+    """Whole numbers of `bits` bits: `value[n, k] = (u[n, k] - zero[n, g]) * scale[n, g]`, g the group of column k, u
+    and zero in 0 .. 2^bits - 1. Without zero points, zero is 2^(bits - 1): the codes are symmetric.
 
-    A storage's zero is 8 for int4 and 0 for int8. Codes of 2 and 3 bits are shifted by their zero points within int4's 16 codes, those of 5
-    to 7 bits within int8's 256; with 4 and 8 bits there is no room, and zero points become minima. Either way values are exact."""
+    A storage's zero is 8 for int4 and 0 for int8. Codes of 2 and 3 bits are shifted by their zero points within int4's
+    16 codes, those of 5 to 7 bits within int8's 256; with 4 and 8 bits there is no room, and zero points become minima.
+    Either way values are exact."""
 
     bits: int
     groups: Groups
@@ -153,7 +171,8 @@ class IntegerMatrix(StoredMatrix):
         """uint8 `[rows, K]`: u."""
 
     def code_pairs(self, start: int, stop: int) -> Tensor | None:
-        """Codes of 4 bits as files have them: uint8 `[rows, ceil(K / 2)]`, the first of two in the low bits; None where they lie otherwise."""
+        """Codes of 4 bits as files have them: uint8 `[rows, ceil(K / 2)]`, the first of two in the low bits; None where
+        they lie otherwise."""
         return None
 
     @abstractmethod
@@ -178,8 +197,15 @@ class IntegerMatrix(StoredMatrix):
         scales, zeros = self.scales(start, stop), self.zeros(start, stop)
         middle = 1 << (self.bits - 1)
         storage = self.dtype
-        if self.bits == 4 and isinstance(storage, Storage) and self.order is None and (pairs := self.code_pairs(start, stop)) is not None:
-            return QuantizedRows(storage, pairs, scales, None if zeros is None else scales * (middle - zeros), paired_k=self.shape[1])
+        if (
+            self.bits == 4
+            and isinstance(storage, Storage)
+            and self.order is None
+            and (pairs := self.code_pairs(start, stop)) is not None
+        ):
+            return QuantizedRows(
+                storage, pairs, scales, None if zeros is None else scales * (middle - zeros), paired_k=self.shape[1]
+            )
         codes = self.codes(start, stop)
         if not isinstance(storage, Storage):
             of_columns = self.groups.of_columns()
@@ -190,10 +216,14 @@ class IntegerMatrix(StoredMatrix):
         if storage.has_mins:
             mins = scales * (middle - zeros)
         elif zeros is not None:
-            codes = codes - zeros.to(torch.uint8).repeat_interleave(self.groups.size, dim=1)[:, : codes.shape[1]] + middle  # modulo 256
+            codes = (
+                codes - zeros.to(torch.uint8).repeat_interleave(self.groups.size, dim=1)[:, : codes.shape[1]] + middle
+            )  # modulo 256
         shift = (8 if storage.code == "int4" else 0) - middle
         codes = codes + shift % 256 if shift else codes
-        return QuantizedRows(storage, codes if storage.code == "int4" else codes.view(torch.int8), scales, mins, self.order)
+        return QuantizedRows(
+            storage, codes if storage.code == "int4" else codes.view(torch.int8), scales, mins, self.order
+        )
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -201,8 +231,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """uint8 `[..., W * 8 * itemsize / bits]`: the fields of `bits` bits of integers `[..., W]`, the lowest first; those of 3, 5, 6 and 7
-    bits go on across words, of which there is a whole number of periods."""
+    """uint8 `[..., W * 8 * itemsize / bits]`: the fields of `bits` bits of integers `[..., W]`, the lowest first; those
+    of 3, 5, 6 and 7 bits go on across words, of which there is a whole number of periods."""
     period = bits // math.gcd(bits, 8)  # bytes after which fields begin with a byte again
     octets = as_octets(words).unflatten(-1, (-1, period))
     count = 8 * period // bits
@@ -223,6 +253,8 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
 def as_octets(values: Tensor) -> Tensor:
     """The bytes of `[..., W]`, little endian, as uint8 `[..., W * itemsize]`."""
-    if not values.is_contiguous() or values.stride(-1) != 1:  # torch calls a dimension of 1 contiguous whatever its stride
+    if (
+        not values.is_contiguous() or values.stride(-1) != 1
+    ):  # torch calls a dimension of 1 contiguous whatever its stride
         values = values.clone(memory_format=torch.contiguous_format)
     return values.view(torch.uint8)

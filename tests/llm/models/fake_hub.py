@@ -46,7 +46,9 @@ class FakeHub:
         is_api = path.startswith("api/models/")
         path = path.removeprefix("api/models/")
         repo = next((repo for repo in self.repos if path == repo or path.startswith(repo + "/")), None)
-        if repo is None or (repo in self.token_of and request.headers.get("authorization") != f"Bearer {self.token_of[repo]}"):
+        if repo is None or (
+            repo in self.token_of and request.headers.get("authorization") != f"Bearer {self.token_of[repo]}"
+        ):
             return send(request, 404, b"", {"X-Error-Code": "RepoNotFound"})
         files = self.repos[repo]
         verb, _, rest = path.removeprefix(repo).strip("/").partition("/")
@@ -73,7 +75,9 @@ def digest(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
 
 
-def send(request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict | None = None, with_body: bool = True) -> None:
+def send(
+    request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict | None = None, with_body: bool = True
+) -> None:
     request.send_response(status)
     for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
         request.send_header(name, value)

@@ -13,7 +13,7 @@ from safetensors.torch import save, save_file
 
 from pace.llm.models import files as files_module
 from pace.llm.models.checkpoint import CheckpointReader
-from pace.llm.models.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile
+from pace.llm.models.safetensors_file import MAX_HEADER_BYTES
 from pace.llm.models.torch_file import TorchFile
 from tests.fuzz import checkpoints, hostile_pickles
 
@@ -176,11 +176,13 @@ def test_other_dtypes_may_be_there_but_not_be_read(dtype, tmp_path):
         reader.read("mask")
 
 
-# ----------------------------------------------------------------------------------------------------------------- indexes
+# -----------------------------------------------------------------------------------------------------------------
+# indexes
 
 
 @pytest.mark.parametrize(
-    "shard", ["../model.safetensors", "/dev/zero", "/etc/passwd", "", ".", "..", "a/../../b", "a\0b", None, 3, ["x"], {}]
+    "shard",
+    ["../model.safetensors", "/dev/zero", "/etc/passwd", "", ".", "..", "a/../../b", "a\0b", None, 3, ["x"], {}],
 )
 def test_an_index_cannot_name_files_outside_its_directory(shard, tmp_path):
     write(tmp_path, "safetensors-sharded")
@@ -231,7 +233,8 @@ def test_tensors_that_the_index_omits_are_read(tmp_path):
     assert torch.equal(CheckpointReader(tmp_path).read("a.weight"), STATE["a.weight"])
 
 
-# ------------------------------------------------------------------------------------------- what is not a file of weights
+# ------------------------------------------------------------------------------------------- what is not a file of
+# weights
 
 
 def test_links_into_a_cache_are_followed(tmp_path):
@@ -291,7 +294,8 @@ def test_directories_without_weights_say_what_they_have(tmp_path):
         CheckpointReader(tmp_path / "absent")
 
 
-# ----------------------------------------------------------------------------------------------------------------- pickles
+# -----------------------------------------------------------------------------------------------------------------
+# pickles
 
 
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
@@ -330,7 +334,12 @@ def test_other_contents_of_bin_files(kind, content, message, tmp_path):
 @pytest.mark.parametrize("kind", ["bin", "bin-legacy"])
 def test_views_and_parameters_in_bin_files(kind, tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
-    state = {"transposed": base.t(), "parameter": torch.nn.Parameter(base), "expanded": torch.ones(1).expand(3, 2), "row": base[1]}
+    state = {
+        "transposed": base.t(),
+        "parameter": torch.nn.Parameter(base),
+        "expanded": torch.ones(1).expand(3, 2),
+        "row": base[1],
+    }
     write(tmp_path, kind, state)
     file = TorchFile(tmp_path / "pytorch_model.bin")
     for name, tensor in state.items():
@@ -363,7 +372,10 @@ def test_damaged_legacy_files(tmp_path):
     data = checkpoints.dump("bin-legacy", {"w": torch.arange(7.0), "v": torch.ones(3, 2, dtype=torch.bfloat16)})
     first_key = data.rindex(b"]q\0(X") + 9
     cases = {f"cut to {length} bytes": data[:length] for length in range(len(data))}
-    cases |= {f"a storage of {n} elements": data.replace(b"\7" + bytes(7), n.to_bytes(8, "little", signed=True)) for n in (6, 8, -7, 2**62)}
+    cases |= {
+        f"a storage of {n} elements": data.replace(b"\7" + bytes(7), n.to_bytes(8, "little", signed=True))
+        for n in (6, 8, -7, 2**62)
+    }
     cases["a key that nothing names"] = data[:first_key] + b"x" + data[first_key + 1 :]
     cases["more elements than the storage has"] = data.replace(b"K\7\x85", b"K\x7f\x85")
     shared = checkpoints.dump("bin-legacy", {"w": (base := torch.arange(7.0)), "view": base[:]})
@@ -381,7 +393,10 @@ def test_a_compressed_archive_is_refused(tmp_path):
     import zipfile
 
     torch.save({"w": torch.zeros(1000)}, tmp_path / "plain.bin")
-    with zipfile.ZipFile(tmp_path / "plain.bin") as source, zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(tmp_path / "plain.bin") as source,
+        zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
             target.writestr(name, source.read(name))
     with pytest.raises(ValueError, match="compressed"):
@@ -390,7 +405,13 @@ def test_a_compressed_archive_is_refused(tmp_path):
 
 def test_bin_files_that_are_something_else(tmp_path):
     path = tmp_path / "pytorch_model.bin"
-    for content in (b"", b"PK\x03\x04", b"hello", pickle.dumps({"w": 1}), b"version https://git-lfs.github.com/spec/v1\n"):
+    for content in (
+        b"",
+        b"PK\x03\x04",
+        b"hello",
+        pickle.dumps({"w": 1}),
+        b"version https://git-lfs.github.com/spec/v1\n",
+    ):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="pytorch_model.bin"):
             TorchFile(path)

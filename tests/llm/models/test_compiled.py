@@ -1,4 +1,5 @@
-"""A recorded model gives the bits of the same model run op by op: logits and cache, for every architecture and variant."""
+"""A recorded model gives the bits of the same model run op by op: logits and cache, for every architecture and
+variant."""
 
 from __future__ import annotations
 
@@ -19,8 +20,15 @@ pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
 pytest.importorskip("transformers")
 
-STEPS = [{1: slice(0, 20)}, {3: slice(3, 36), 1: slice(20, PROMPT), 0: slice(0, 7), 2: slice(5, 6)}, {0: slice(7, 8)}, {0: slice(8, 9)}, {0: slice(9, 13), 2: slice(6, 7)}]
-"""Sequences and the parts of the prompt they get: chunks, ragged batches, single tokens (twice the same shape), a few rows."""
+STEPS = [
+    {1: slice(0, 20)},
+    {3: slice(3, 36), 1: slice(20, PROMPT), 0: slice(0, 7), 2: slice(5, 6)},
+    {0: slice(7, 8)},
+    {0: slice(8, 9)},
+    {0: slice(9, 13), 2: slice(6, 7)},
+]
+"""Sequences and the parts of the prompt they get: chunks, ragged batches, single tokens (twice the same shape), a few
+rows."""
 
 
 @pytest.fixture(params=range(len(VARIANTS)), ids=IDS)
@@ -63,7 +71,10 @@ def test_the_same_bits_as_op_by_op(checkpoint, threads):
 
 
 @pytest.mark.parametrize("isa", isas_of_floats())
-@pytest.mark.parametrize("model_type, fields", [("qwen3", {}), ("gptj", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20})])
+@pytest.mark.parametrize(
+    "model_type, fields",
+    [("qwen3", {}), ("gptj", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20})],
+)
 def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
     _C.select_isa(isa)
     save_tiny(tmp_path, model_type, fields)
@@ -74,8 +85,8 @@ def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dtype):
-    """Heads are prepared before attention for a span of many rows, by its own tasks for one of few, be they whole or partitions of
-    1024 positions, or the span across two of them."""
+    """Heads are prepared before attention for a span of many rows, by its own tasks for one of few, be they whole or
+    partitions of 1024 positions, or the span across two of them."""
     save_tiny(tmp_path, "qwen3", {"max_position_embeddings": 4096})
     model = load_model(tmp_path, torch.bfloat16, native)
     model.kv_dtype = kv_dtype
@@ -102,10 +113,22 @@ def models(tmp_path):
 def batch_of(model, tokens, logit_rows, slots=None):
     count = len(tokens)
     blocks = -(-max(count, 1) // 16)
-    spans = Spans(torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32), torch.arange(blocks, dtype=torch.int32)[None])
+    spans = Spans(
+        torch.tensor([0, count], dtype=torch.int32),
+        torch.tensor([count], dtype=torch.int32),
+        torch.arange(blocks, dtype=torch.int32)[None],
+    )
     positions = torch.arange(count)
     slots = positions if slots is None else slots
-    return ForwardBatch(tokens, positions, positions + 1, spans, slots, torch.tensor(logit_rows, dtype=torch.int64), model.kv_spec.allocate(blocks))
+    return ForwardBatch(
+        tokens,
+        positions,
+        positions + 1,
+        spans,
+        slots,
+        torch.tensor(logit_rows, dtype=torch.int64),
+        model.kv_spec.allocate(blocks),
+    )
 
 
 def test_only_the_wanted_rows_get_logits(models):
@@ -190,7 +213,9 @@ def test_a_layer_of_a_decode_step_has_five_barriers(models):
     model, compiled = models
     compiled.forward(native, batch_of(model, torch.tensor([5]), [0]))
     per_layer = ["qkv with its norm", "heads, cache and attention", "output", "gate and up with their norm", "down"]
-    assert compiled.program.num_barriers == len(per_layer) * model.config.num_hidden_layers + len(["embedding", "row", "head"])
+    assert compiled.program.num_barriers == len(per_layer) * model.config.num_hidden_layers + len(
+        ["embedding", "row", "head"]
+    )
 
 
 def test_timings_name_every_instruction_and_add_up(models):
@@ -200,7 +225,9 @@ def test_timings_name_every_instruction_and_add_up(models):
         compiled.forward(native, batch_of(model, torch.arange(2, 20), [17]))
     timings = compiled.program.timings()
     assert len(timings) == len(compiled.program.instructions)
-    assert all(runs == 3 and seconds >= 0 for _, runs, seconds in timings) and sum(seconds for *_, seconds in timings) > 0
+    assert (
+        all(runs == 3 and seconds >= 0 for _, runs, seconds in timings) and sum(seconds for *_, seconds in timings) > 0
+    )
     compiled.program.set_profiling(False)
     compiled.forward(native, batch_of(model, torch.arange(2, 20), [17]))
     assert {runs for _, runs, _ in compiled.program.timings()} == {0}

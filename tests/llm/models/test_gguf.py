@@ -1,8 +1,8 @@
-"""GGUF files as checkpoints: against transformers with the weights that the file holds, and against the checkpoint a file was made from."""
+"""GGUF files as checkpoints: against transformers with the weights that the file holds, and against the checkpoint a
+file was made from."""
 
 from __future__ import annotations
 
-import json
 import logging
 
 import pytest
@@ -19,7 +19,7 @@ from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_confi
 from pace.llm.models.model_utils import load_model  # noqa: E402
 from pace.ops.storage import QuantizedRows, Storage  # noqa: E402
 from pace.quant.ggml import BLOCK_TYPES  # noqa: E402
-from tests.gguf_files import ARCHITECTURES, add_config, add_tokenizer, write_gguf  # noqa: E402
+from tests.gguf_files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402
 from tests.support import prefill  # noqa: E402
@@ -44,7 +44,8 @@ def ids_of(seed):
     return torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------------------------------------------------- in floats
+# ------------------------------------------------------------------------------------------------------------- in
+# floats
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -70,10 +71,19 @@ def test_the_config_is_that_of_the_hub(tmp_path, name):
             getattr(writer, f"add_{special}_token_id")(index)
 
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf", add=add)
-    hub, file = (LLMModel(path, num_threads=1, progress=False, kv_cache_bytes=2**24).config for path in (tmp_path / "hub", tmp_path / "model.gguf"))
-    other = {"eos_token_id"} | ({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"} if model_type.startswith("qwen") else set())
+    hub, file = (
+        LLMModel(path, num_threads=1, progress=False, kv_cache_bytes=2**24).config
+        for path in (tmp_path / "hub", tmp_path / "model.gguf")
+    )
+    other = {"eos_token_id"} | (
+        {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
+        if model_type.startswith("qwen")
+        else set()
+    )
     assert type(hub) is type(file) and file.eos_token_id == (5,)
-    assert {field: value for field, value in vars(hub).items() if field not in other} == {field: value for field, value in vars(file).items() if field not in other}
+    assert {field: value for field, value in vars(hub).items() if field not in other} == {
+        field: value for field, value in vars(file).items() if field not in other
+    }
 
 
 def test_rows_in_any_pieces_are_the_hubs_rows(tmp_path):
@@ -92,13 +102,15 @@ def test_rows_in_any_pieces_are_the_hubs_rows(tmp_path):
             for start, stop in reader.row_ranges(name, 1024):
                 assert torch.equal(reader.read(name, start, stop).float(), expected[start:stop])
         assert reader.total_bytes == sum(t.numel() * (2 if t.ndim == 2 else 4) for t in held.values())
-        assert reader.row_ranges("model.layers.0.self_attn.q_proj.weight", 16 * 32) == [(start, min(start + 16, 80)) for start in range(0, 80, 16)]
+        assert reader.row_ranges("model.layers.0.self_attn.q_proj.weight", 16 * 32) == [
+            (start, min(start + 16, 80)) for start in range(0, 80, 16)
+        ]
         with pytest.raises(KeyError):
             reader.read("absent")
 
 
 def test_the_order_of_queries_and_keys():
-    assert hub_order(range(0, 12), 6).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+    assert hub_order(range(12), 6).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
     assert hub_order(range(4, 9), 6).tolist() == [3, 5, 6, 8, 10]
 
 
@@ -127,15 +139,17 @@ def test_every_type_against_transformers(tmp_path, kind):
             assert relative_error(rows, expected[3:40]) < 2**-22  # Q4_1 and Q4_K round their minima
     ids = ids_of(2)
     ours = load(path, backend="torch")
-    assert {matrix.plan.storage for matrix in ours.matrices()} == {next(block.storage for block in BLOCK_TYPES.values() if block.name == kind)}
+    assert {matrix.plan.storage for matrix in ours.matrices()} == {
+        next(block.storage for block in BLOCK_TYPES.values() if block.name == kind)
+    }
     assert relative_error(prefill(ours, ours.ops, ids), oracle(theirs, ids)) < TOLERANCE
 
 
 ONE_SCALE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
 """Types whose scales (and minima) are fp16 or a power of two in the file: nothing is rounded."""
 ACTIVATIONS = 2.3 / 127 / 12**0.5
-"""What the kernels' rounding of activations to int8 adds to a product, of its size: the largest of 32 normal numbers is about 2.3 times
-their spread, and the rounding to 127ths of it is uniform."""
+"""What the kernels' rounding of activations to int8 adds to a product, of its size: the largest of 32 normal numbers is
+about 2.3 times their spread, and the rounding to 127ths of it is uniform."""
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])
@@ -147,14 +161,22 @@ def test_every_type_on_the_kernels(tmp_path, kind):
         for matrix in ours.matrices():
             parts = [reader.read(f"{part}.weight") for part in matrix.parts]
             values = torch.cat([rows.dequantize() for rows in parts])
-            minima = torch.cat([(torch.zeros_like(rows.scales) if rows.mins is None else rows.mins).repeat_interleave(rows.storage.group, 1) for rows in parts])
+            minima = torch.cat(
+                [
+                    (torch.zeros_like(rows.scales) if rows.mins is None else rows.mins).repeat_interleave(
+                        rows.storage.group, 1
+                    )
+                    for rows in parts
+                ]
+            )
             bound = ((values - minima).abs() + minima.abs()) * 2**-11 * 1.001 + 1e-9
             packed = ours.ops.unpack(matrix.weight)
             assert torch.equal(packed, values) if kind in ONE_SCALE else ((packed - values).abs() <= bound).all()
     ids = ids_of(2)
     expected = oracle(theirs, ids)
     error = (prefill(ours, ours.ops, ids) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    # Nine products one after another, whose errors are independent; what lies between them at most doubles these, and a half for chance.
+    # Nine products one after another, whose errors are independent; what lies between them at most doubles these, and a
+    # half for chance.
     assert error < 2.5 * 9**0.5 * ACTIVATIONS
 
 
@@ -178,8 +200,13 @@ def test_types_that_differ_within_a_layer(tmp_path, model_type, mixture):
 
 
 def test_parts_of_a_matrix_stay_quantised(tmp_path, caplog):
-    """Q4_K_M's v is wider than its q and k; IQ4_NL's levels are int8 codes. Beside floats there are only floats, and a warning."""
-    for mixture, expected in (("Q4_K_M", Storage("int8", 16, has_mins=True)), ("IQ4_NL", Storage("int8", 32, has_mins=True)), ("floats within", None)):
+    """Q4_K_M's v is wider than its q and k; IQ4_NL's levels are int8 codes. Beside floats there are only floats, and a
+    warning."""
+    for mixture, expected in (
+        ("Q4_K_M", Storage("int8", 16, has_mins=True)),
+        ("IQ4_NL", Storage("int8", 32, has_mins=True)),
+        ("floats within", None),
+    ):
         path, _, _ = quantised(tmp_path / mixture, "llama", MIXTURES[mixture])
         caplog.clear()
         with caplog.at_level(logging.WARNING, "pace"):
@@ -192,7 +219,10 @@ def test_quantization_takes_what_is_in_floats(tmp_path, caplog):
     path, _, _ = quantised(tmp_path, "llama", lambda name: "F16" if "embed" in name or "lm_head" in name else "Q4_0")
     with caplog.at_level(logging.WARNING, "pace"):
         ours = load(path, torch.bfloat16, backend="torch", quantization="int4")
-    assert "14 tensors of this checkpoint are quantised already and stay as they are" in caplog.text and "2 others are quantised now" in caplog.text
+    assert (
+        "14 tensors of this checkpoint are quantised already and stay as they are" in caplog.text
+        and "2 others are quantised now" in caplog.text
+    )
     plans = {part: matrix.plan.storage for matrix in ours.matrices() for part in matrix.parts}
     assert str(plans.pop("lm_head")) == str(plans.pop("model.embed_tokens")) == "int8, a scale a row"
     assert set(plans.values()) == {Storage("int4", 32)}
@@ -252,8 +282,14 @@ def test_shards_that_do_not_belong_together(shards, tmp_path):
     for where in (less, less / "tiny-00003-of-00003.gguf"):
         with pytest.raises(FileNotFoundError, match="one of 3 shards; missing in .*: tiny-00002-of-00003.gguf"):
             find_checkpoint(where)
-    swapped = copied(shards, tmp_path / "swapped", lambda name: name.replace("00001-", "00009-").replace("00002-", "00001-").replace("00009-", "00002-"))
-    with pytest.raises(ValueError, match="tiny-00001-of-00003.gguf is shard 2 of 3 by its metadata .*shard 1 of 3 by its name"):
+    swapped = copied(
+        shards,
+        tmp_path / "swapped",
+        lambda name: name.replace("00001-", "00009-").replace("00002-", "00001-").replace("00009-", "00002-"),
+    )
+    with pytest.raises(
+        ValueError, match="tiny-00001-of-00003.gguf is shard 2 of 3 by its metadata .*shard 1 of 3 by its name"
+    ):
         LLMModel(swapped)
     alone = tmp_path / "alone.gguf"
     alone.write_bytes((shards / "tiny-00001-of-00003.gguf").read_bytes())
@@ -288,7 +324,10 @@ def test_where_a_file_may_be(tiny_file, tmp_path):
     several.mkdir()
     for name in ("a-Q4_0.gguf", "a-Q8_0.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf"):
         (several / name).write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match="has several GGUF files .a-Q4_0.gguf, a-Q8_0.gguf, b-00001-of-00002.gguf.; give the path of one"):
+    with pytest.raises(
+        ValueError,
+        match="has several GGUF files .a-Q4_0.gguf, a-Q8_0.gguf, b-00001-of-00002.gguf.; give the path of one",
+    ):
         find_checkpoint(several)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (several / name).write_bytes((TINY / name).read_bytes())
@@ -329,7 +368,10 @@ GREEDY = SamplingConfig(max_new_tokens=60, do_sample=False)
 
 def answers(path, dtype="float32", **options):
     with LLMModel(path, dtype=dtype, num_threads=1, progress=False, **options) as model:
-        prompts = [model.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False), model.tokenizer("Once upon a time")["input_ids"]]
+        prompts = [
+            model.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False),
+            model.tokenizer("Once upon a time")["input_ids"],
+        ]
         return model.generate(prompts, GREEDY).generated_token_ids
 
 
@@ -348,7 +390,9 @@ def tiny_quantised(request, tmp_path_factory):
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp(request.param)
-    held = write_gguf(TINY, folder / "tiny.gguf", request.param, lambda writer: add_tokenizer(writer, load_tokenizer(TINY), "gpt-2"))
+    held = write_gguf(
+        TINY, folder / "tiny.gguf", request.param, lambda writer: add_tokenizer(writer, load_tokenizer(TINY), "gpt-2")
+    )
     hub = folder / "hub"
     hub.mkdir()
     for file in TINY.glob("*.json*"):
@@ -366,14 +410,29 @@ def test_quantised_texts_are_those_of_the_weights(tiny_quantised):
 def test_quantised_texts_on_the_kernels(tiny_quantised):
     """Their rounding of activations moves a greedy text only where two tokens are about as likely."""
     path, hub = tiny_quantised
-    with LLMModel(path, num_threads=1, progress=False) as ours, LLMModel(hub, dtype="float32", num_threads=1, progress=False) as exact:
+    with (
+        LLMModel(path, num_threads=1, progress=False) as ours,
+        LLMModel(hub, dtype="float32", num_threads=1, progress=False) as exact,
+    ):
         ids = exact.generate("Once upon a time", GREEDY).output_token_ids[0].tolist()
         [found], [expected] = (model.score([ids]) for model in (ours, exact))
         assert (found - expected).abs().mean() < 0.02 and found.mean() > -0.5
         report = ours.memory_report()
         assert report.weights.keys() == exact.memory_report().weights.keys()
-        assert sum(report.weights.values()) < sum(exact.memory_report().weights.values()) / (3.4 if "Q8" in str(path) else 5.5)
-        assert "Tokyo" in ours.generate(ours.tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of Japan?"}], tokenize=False, add_generation_prompt=True).removeprefix("<|bos|>"), GREEDY).texts[0]
+        assert sum(report.weights.values()) < sum(exact.memory_report().weights.values()) / (
+            3.4 if "Q8" in str(path) else 5.5
+        )
+        assert (
+            "Tokyo"
+            in ours.generate(
+                ours.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": "What is the capital of Japan?"}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                ).removeprefix("<|bos|>"),
+                GREEDY,
+            ).texts[0]
+        )
 
 
 def test_the_torch_backend_too(tiny_file):
@@ -458,7 +517,9 @@ def test_scales_that_are_not_finite_name_their_tensor(tmp_path, kind, at):
     data = bytearray(path.read_bytes())
     data[begin : begin + 2] = b"\x00\x7c"  # infinity
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"'blk\.1\.attn_k\.weight' in .*model\.gguf has scales that are NaN or infinite"):
+    with pytest.raises(
+        ValueError, match=r"'blk\.1\.attn_k\.weight' in .*model\.gguf has scales that are NaN or infinite"
+    ):
         LLMModel(path, num_threads=1, progress=False)
 
 

@@ -18,7 +18,10 @@ from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
 from tests.gguf_files import add_tokenizer  # noqa: E402
 from tests.llm.tokenizer_zoo import ZOO, byte_level, sentencepiece  # noqa: E402
 
-HELD_OUT = [json.loads(line) for line in (Path(__file__).parents[2] / "data" / "tiny_heldout.jsonl").read_text(encoding="utf-8").splitlines()]
+HELD_OUT = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "data" / "tiny_heldout.jsonl").read_text(encoding="utf-8").splitlines()
+]
 STRANGE = [
     "", " ", "  two  spaces ", "\n\n\ttab\r\n", "naïve café", "日本語", "🙂👩‍👩‍👧", "\x00\x01\x7f", "don't we'll THEY'RE 12345 3.14", "'the 'tis", "<|en", "e\u0301\u200b",
     "<|user|>Hello<|end|> <|assistant|> x", "<s>a</s> b<unk>c", "a▁b ▁ c", "trailing   ", "x\n\n\n  y\t", "<0x41><0xE6>",
@@ -58,7 +61,9 @@ def assert_same(found, expected, texts):
 
 def random_texts(count):
     rng = random.Random(0)
-    return ["".join(rng.choice("abcXYZ  ''..,,\n\t0123456789éß日本🙂$+=<>_-/") for _ in range(30)) for _ in range(count)]
+    return [
+        "".join(rng.choice("abcXYZ  ''..,,\n\t0123456789éß日本🙂$+=<>_-/") for _ in range(30)) for _ in range(count)
+    ]
 
 
 def test_the_bundled_models(tmp_path):
@@ -66,24 +71,37 @@ def test_the_bundled_models(tmp_path):
     found = as_file(tmp_path / "t.gguf", expected, "gpt-2")
     texts = [entry["text"] for entry in HELD_OUT]
     assert len(texts) > 20
-    # Its own rule is none that GGUF has a name for: GPT-2's, but that 's alone is cut off. That shows where the others begin a word.
-    assert_same(found, expected, [text for text in texts + STRANGE + random_texts(50) if not re.search(r"'(t|re|ve|m|ll|d)\w", text)])
+    # Its own rule is none that GGUF has a name for: GPT-2's, but that 's alone is cut off. That shows where the others
+    # begin a word.
+    assert_same(
+        found,
+        expected,
+        [text for text in texts + STRANGE + random_texts(50) if not re.search(r"'(t|re|ve|m|ll|d)\w", text)],
+    )
     assert found.chat_template == expected.chat_template
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     for options in ({"tokenize": False}, {"tokenize": True, "return_dict": False}):
-        assert found.apply_chat_template(chat, add_generation_prompt=True, **options) == expected.apply_chat_template(chat, add_generation_prompt=True, **options)
+        assert found.apply_chat_template(chat, add_generation_prompt=True, **options) == expected.apply_chat_template(
+            chat, add_generation_prompt=True, **options
+        )
 
 
 @pytest.mark.parametrize("kind", ZOO)
 def test_of_both_kinds(tmp_path, kind):
     expected = ZOO[kind]()
-    assert_same(as_file(tmp_path / "t.gguf", expected, "gpt-2" if kind == "byte_level" else None), expected, STRANGE + random_texts(50))
+    assert_same(
+        as_file(tmp_path / "t.gguf", expected, "gpt-2" if kind == "byte_level" else None),
+        expected,
+        STRANGE + random_texts(50),
+    )
 
 
 def test_a_whole_tokenizer_json_in_the_file_is_taken(tmp_path):
     """tokenizer.huggingface.json of the GGUF specification: no rule has to have a name."""
     expected = load_tokenizer(TINY)
-    whole = lambda writer: writer.add_string("tokenizer.huggingface.json", (TINY / "tokenizer.json").read_text(encoding="utf-8"))  # noqa: E731
+    whole = lambda writer: writer.add_string(
+        "tokenizer.huggingface.json", (TINY / "tokenizer.json").read_text(encoding="utf-8")
+    )
     found = as_file(tmp_path / "t.gguf", expected, "unheard-of", whole)
     assert_same(found, expected, STRANGE + random_texts(50))
 
@@ -99,14 +117,18 @@ PIECES = {
     "tekken": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "gpt-4o": "I'd| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
 }
-"""How each rule cuts; that llama.cpp 0.3.36 (llama-cpp-python) gives the same tokens for the texts of this page was checked by hand."""
+"""How each rule cuts; that llama.cpp 0.3.36 (llama-cpp-python) gives the same tokens for the texts of this page was
+checked by hand."""
 
 
 @pytest.mark.parametrize("name", PIECES)
 def test_how_texts_are_cut(tmp_path, name):
     tokenizer = as_file(tmp_path / "t.gguf", byte_level(), name)
     before = tokenizer.backend_tokenizer.pre_tokenizer
-    pieces = [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in before.pre_tokenize_str("I'd pay $12345 for the HTMLPage, e.g. 1.5kg\n\n  now!")]
+    pieces = [
+        piece.replace("Ġ", " ").replace("Ċ", "\n")
+        for piece, _ in before.pre_tokenize_str("I'd pay $12345 for the HTMLPage, e.g. 1.5kg\n\n  now!")
+    ]
     assert "|".join(pieces) == PIECES[name]
     assert all(cut in [CUTS[name] for name in PIECES] for cut in CUTS.values()), "every rule is in this test"
     composed = tokenizer.backend_tokenizer.normalizer
@@ -115,7 +137,11 @@ def test_how_texts_are_cut(tmp_path, name):
 
 def test_what_comes_before_and_after(tmp_path):
     def ids(pre, *add, tokenizer=byte_level):
-        made = lambda writer: (add_tokenizer(writer, tokenizer(), pre), writer.kv_data[0].pop("tokenizer.ggml.add_bos_token"), writer.kv_data[0].pop("tokenizer.ggml.add_eos_token"))  # noqa: E731
+        made = lambda writer: (
+            add_tokenizer(writer, tokenizer(), pre),
+            writer.kv_data[0].pop("tokenizer.ggml.add_bos_token"),
+            writer.kv_data[0].pop("tokenizer.ggml.add_eos_token"),
+        )
         found = load_tokenizer(file_with(tmp_path / "t.gguf", made, *add))
         inside = found("ab", add_special_tokens=False)["input_ids"]
         whole = found("ab")["input_ids"]
@@ -124,7 +150,11 @@ def test_what_comes_before_and_after(tmp_path):
         assert pair == whole * 2
         return whole[:place], whole[place + len(inside) :]
 
-    bos, with_bos, with_eos = put("tokenizer.ggml.bos_token_id", 0, "uint32"), put("tokenizer.ggml.add_bos_token", True, "bool"), put("tokenizer.ggml.add_eos_token", True, "bool")
+    bos, with_bos, with_eos = (
+        put("tokenizer.ggml.bos_token_id", 0, "uint32"),
+        put("tokenizer.ggml.add_bos_token", True, "bool"),
+        put("tokenizer.ggml.add_eos_token", True, "bool"),
+    )
     assert ids("gpt-2", bos) == ([], [])
     assert ids("gpt-2", bos, with_bos) == ([0], []) and ids("gpt-2", with_bos) == ([], []), "there is none"
     assert ids("gpt-2", bos, with_eos) == ([], [1]) and ids("qwen2", bos, with_bos, with_eos) == ([0], [1])
@@ -154,7 +184,11 @@ def test_types_of_tokens(tmp_path):
         tokens = writer.kv_data[0]["tokenizer.ggml.tokens"].value
         tokens[-3:] = ["<|control|>", "<tool>", "[PAD]"]
         types.value[-3:] = [kinds.CONTROL, kinds.USER_DEFINED, kinds.UNUSED]
-        writer.kv_data[0]["tokenizer.ggml.merges"].value = [merge for merge in writer.kv_data[0]["tokenizer.ggml.merges"].value if merge.replace(" ", "") in tokens and set(merge.split(" ")) <= set(tokens)]
+        writer.kv_data[0]["tokenizer.ggml.merges"].value = [
+            merge
+            for merge in writer.kv_data[0]["tokenizer.ggml.merges"].value
+            if merge.replace(" ", "") in tokens and set(merge.split(" ")) <= set(tokens)
+        ]
 
     found = as_file(tmp_path / "t.gguf", byte_level(), "gpt-2", change)
     last = len(found) - 1
@@ -169,23 +203,40 @@ def test_phi3_takes_the_spaces_after_its_special_tokens(tmp_path):
         tokens, types = (writer.kv_data[0][f"tokenizer.ggml.{key}"].value for key in ("tokens", "token_type"))
         tokens[-1], types[-1] = "<|user|>", gguf.TokenType.CONTROL
 
-    phi, llama = (as_file(tmp_path / f"{architecture}.gguf", sentencepiece(), None, control, architecture=architecture) for architecture in ("phi3", "llama"))
-    assert phi("<|user|>  a")["input_ids"] == phi("<|user|>a")["input_ids"] and llama("<|user|>  a")["input_ids"] != llama("<|user|>a")["input_ids"]
+    phi, llama = (
+        as_file(tmp_path / f"{architecture}.gguf", sentencepiece(), None, control, architecture=architecture)
+        for architecture in ("phi3", "llama")
+    )
+    assert (
+        phi("<|user|>  a")["input_ids"] == phi("<|user|>a")["input_ids"]
+        and llama("<|user|>  a")["input_ids"] != llama("<|user|>a")["input_ids"]
+    )
     assert phi("<s>  a")["input_ids"] == llama("<s>  a")["input_ids"]
 
 
 def test_prefix_of_a_space(tmp_path):
-    with_prefix, without = (as_file(tmp_path / f"{wanted}.gguf", sentencepiece(), None, put("tokenizer.ggml.add_space_prefix", wanted, "bool")) for wanted in (True, False))
+    with_prefix, without = (
+        as_file(
+            tmp_path / f"{wanted}.gguf", sentencepiece(), None, put("tokenizer.ggml.add_space_prefix", wanted, "bool")
+        )
+        for wanted in (True, False)
+    )
     assert with_prefix.tokenize("the")[0].startswith("▁") and not without.tokenize("the")[0].startswith("▁")
     for tokenizer in (with_prefix, without):
         assert tokenizer.decode(tokenizer(" the  end", add_special_tokens=False)["input_ids"]) == " the  end"
 
 
 def test_several_chat_templates(tmp_path):
-    templates = [{"name": "default", "template": "A{{ messages[0].content }}"}, {"name": "tool_use", "template": "B{{ messages[0].content }}"}]
+    templates = [
+        {"name": "default", "template": "A{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "B{{ messages[0].content }}"},
+    ]
     found = as_file(tmp_path / "t.gguf", byte_level(), "gpt-2", lambda writer: writer.add_chat_template(templates))
     chat = [{"role": "user", "content": "x"}]
-    assert found.apply_chat_template(chat, tokenize=False) == "Ax" and found.apply_chat_template(chat, tokenize=False, chat_template="tool_use") == "Bx"
+    assert (
+        found.apply_chat_template(chat, tokenize=False) == "Ax"
+        and found.apply_chat_template(chat, tokenize=False, chat_template="tool_use") == "Bx"
+    )
     assert as_file(tmp_path / "n.gguf", byte_level(), "gpt-2").chat_template is None
 
 
@@ -198,7 +249,9 @@ def test_files_without_a_vocabulary(tmp_path):
 
 def test_a_tokenizer_of_an_architecture_that_is_not_implemented(tmp_path):
     """`tokenizer_name_or_path` may be any file."""
-    assert as_file(tmp_path / "t.gguf", byte_level(), "gpt-2", architecture="gemma3").tokenize("the") == byte_level().tokenize("the")
+    assert as_file(tmp_path / "t.gguf", byte_level(), "gpt-2", architecture="gemma3").tokenize(
+        "the"
+    ) == byte_level().tokenize("the")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +276,9 @@ def test_what_is_refused(tmp_path, add, error, message):
 
 
 def test_sentencepiece_needs_its_scores(tmp_path):
-    for add, message in ((lambda writer: writer.kv_data[0].pop("tokenizer.ggml.scores"), "has no tokenizer.ggml.scores"), (put("tokenizer.ggml.scores", [1.0], "array"), "a score for each of 360 tokens; it has 1")):
+    for add, message in (
+        (lambda writer: writer.kv_data[0].pop("tokenizer.ggml.scores"), "has no tokenizer.ggml.scores"),
+        (put("tokenizer.ggml.scores", [1.0], "array"), "a score for each of 360 tokens; it has 1"),
+    ):
         with pytest.raises(ValueError, match=message):
             as_file(tmp_path / "t.gguf", sentencepiece(), None, add)

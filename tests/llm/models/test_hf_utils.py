@@ -14,7 +14,13 @@ import torch
 from pace.assets import TINY
 from pace.llm.models import hf_utils
 from pace.llm.models.checkpoint import CheckpointReader
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, needed_files, read_config_json, read_generation_config
+from pace.llm.models.hf_utils import (
+    find_checkpoint,
+    load_tokenizer,
+    needed_files,
+    read_config_json,
+    read_generation_config,
+)
 from tests.fuzz import checkpoints
 from tests.llm.models.fake_hub import FakeHub
 from tests.llm.tokenizer_zoo import ZOO
@@ -32,7 +38,12 @@ UNWANTED = {
     "original/params.json": b"{}",
 }
 REPOS = {
-    "org/single": {**COMMON, **UNWANTED, **checkpoints.weight_files("safetensors", STATE), **checkpoints.weight_files("bin", STATE)},
+    "org/single": {
+        **COMMON,
+        **UNWANTED,
+        **checkpoints.weight_files("safetensors", STATE),
+        **checkpoints.weight_files("bin", STATE),
+    },
     "org/sharded": {
         **COMMON,
         **UNWANTED,
@@ -60,7 +71,8 @@ def hub(monkeypatch):
     hub.close()
 
 
-# ------------------------------------------------------------------------------------------------------------------- local
+# -------------------------------------------------------------------------------------------------------------------
+# local
 
 
 def test_a_directory_is_itself(tmp_path, monkeypatch):
@@ -103,14 +115,18 @@ def test_a_misspelt_path_names_its_neighbours(text, tmp_path):
         find_checkpoint(text.format(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["./absent", "/absent", "~/absent", "a/b/c", "has space", "-x", "a//b", "x" * 5000, "é/é", Path("org/absent")])
+@pytest.mark.parametrize(
+    "text",
+    ["./absent", "/absent", "~/absent", "a/b/c", "has space", "-x", "a//b", "x" * 5000, "é/é", Path("org/absent")],
+)
 def test_what_cannot_be_a_hub_id_is_not_asked_for(text, hub):
     with pytest.raises(FileNotFoundError, match="there is no directory"):
         find_checkpoint(text)
     assert hub.requests == 0
 
 
-# --------------------------------------------------------------------------------------------------------------------- Hub
+# ---------------------------------------------------------------------------------------------------------------------
+# Hub
 
 
 @pytest.mark.parametrize(
@@ -118,8 +134,14 @@ def test_what_cannot_be_a_hub_id_is_not_asked_for(text, hub):
     [
         ("org/single", {"model.safetensors"}),
         ("toplevel", {"model.safetensors"}),
-        ("org/sharded", {"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}),
-        ("org/bin", {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"}),
+        (
+            "org/sharded",
+            {"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+        ),
+        (
+            "org/bin",
+            {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"},
+        ),
     ],
 )
 def test_only_what_is_needed_is_downloaded_once(repo, weights, hub, tmp_path):
@@ -187,7 +209,9 @@ def test_a_repository_that_does_not_exist(hub, tmp_path, monkeypatch):
     (tmp_path / "org").mkdir()
     (tmp_path / "org/absence").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="'org/absent' is neither a directory here.*'absence'.*nor a repository"):
+    with pytest.raises(
+        FileNotFoundError, match="'org/absent' is neither a directory here.*'absence'.*nor a repository"
+    ):
         find_checkpoint("org/absent", cache_dir=tmp_path)
 
 
@@ -224,7 +248,8 @@ def test_names_with_wildcards_are_taken_literally():
     assert "[a].safetensors" in needed_files(names, lambda index: [Path("[a].safetensors")])
 
 
-# --------------------------------------------------------------------------------------------------------------- its files
+# --------------------------------------------------------------------------------------------------------------- its
+# files
 
 
 def test_a_directory_without_config(tmp_path):
@@ -270,7 +295,8 @@ def test_generation_config_is_optional(tmp_path):
     assert read_generation_config(tmp_path) == {"top_k": 5}
 
 
-# --------------------------------------------------------------------------------------------------------------- tokenizer
+# ---------------------------------------------------------------------------------------------------------------
+# tokenizer
 
 
 def with_tokenizer(folder, **changes):
@@ -288,7 +314,9 @@ def test_tokenizer(tmp_path, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "unheard-of"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "unheard-of"]
+)
 @pytest.mark.parametrize("kind", ZOO)
 def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, kind, model_type):
     """Of the same class, with the same ids, texts and special tokens, whatever class the checkpoint names."""
@@ -298,10 +326,22 @@ def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, ki
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    classes = ["PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast", "GPT2TokenizerFast", "CodeGenTokenizer", "Unheard", None]
+    classes = [
+        "PreTrainedTokenizerFast",
+        "LlamaTokenizer",
+        "LlamaTokenizerFast",
+        "Qwen2Tokenizer",
+        "Qwen2TokenizerFast",
+        "GPT2TokenizerFast",
+        "CodeGenTokenizer",
+        "Unheard",
+        None,
+    ]
     for name in classes:
         named = {"tokenizer_class": name} if name else {}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: value for key, value in settings.items() if key != "tokenizer_class"} | named))
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({key: value for key, value in settings.items() if key != "tokenizer_class"} | named)
+        )
         expected, found = AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)
         assert type(found) is type(expected), name
         text = "<s>Once  upon a café, 日本🦊</s><end>\n"
@@ -309,15 +349,22 @@ def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, ki
         assert found(text)["input_ids"] == ids
         for options in ({}, {"skip_special_tokens": True}):
             assert found.decode(ids, **options) == expected.decode(ids, **options)
-        assert found.special_tokens_map == expected.special_tokens_map and found.all_special_ids == expected.all_special_ids
+        assert (
+            found.special_tokens_map == expected.special_tokens_map
+            and found.all_special_ids == expected.all_special_ids
+        )
         assert found.chat_template == expected.chat_template and found.padding_side == expected.padding_side
         assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
 
 
 def test_loading_a_tokenizer_imports_no_compiler():
-    """torch._dynamo and torch.distributed take a second, which transformers spends where it imports a model's config class."""
+    """torch._dynamo and torch.distributed take a second, which transformers spends where it imports a model's config
+    class."""
     program = "import sys; from pace.llm.models.hf_utils import load_tokenizer; load_tokenizer(sys.argv[1]); print('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program, TINY], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program, TINY], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, caplog):
@@ -345,7 +392,9 @@ def test_damaged_tokenizers(changes, tmp_path):
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path):
-    (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path(__file__).with_name('hacked').touch()\nclass Evil: pass\n")
+    (tmp_path / "evil.py").write_text(
+        "import pathlib; pathlib.Path(__file__).with_name('hacked').touch()\nclass Evil: pass\n"
+    )
     settings = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}))
     try:

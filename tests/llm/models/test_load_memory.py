@@ -9,7 +9,14 @@ from benchmarks.load import measure, write_checkpoint
 
 # 27 million parameters, of which 22 in the embedding: the largest matrix of a small model, stored in float32, is what a
 # loader that maps whole tensors stumbles over.
-SIZES = {"vocab_size": 50000, "hidden_size": 448, "intermediate_size": 1200, "num_hidden_layers": 2, "num_attention_heads": 7, "num_key_value_heads": 1}
+SIZES = {
+    "vocab_size": 50000,
+    "hidden_size": 448,
+    "intermediate_size": 1200,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 7,
+    "num_key_value_heads": 1,
+}
 # Besides the weights: a piece of 4 MB for each of the two threads, and what the first use of the kernels allocates.
 OVERHEAD_BYTES = 48 << 20
 
@@ -40,7 +47,9 @@ def test_peak_memory_of_gguf_files(kind, tmp_path):
 
     write_checkpoint(tmp_path / "model", torch.bfloat16, "safetensors", **SIZES)
     (tmp_path / "file").mkdir()
-    write_gguf(tmp_path / "model", tmp_path / "file" / "model.gguf", lambda name: "F16" if "down_proj" in name else kind)  # rows of 1200 are no whole blocks
+    write_gguf(
+        tmp_path / "model", tmp_path / "file" / "model.gguf", lambda name: "F16" if "down_proj" in name else kind
+    )  # rows of 1200 are no whole blocks
     check_peak(tmp_path / "file", "bfloat16")
 
 

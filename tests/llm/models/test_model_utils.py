@@ -55,7 +55,11 @@ def test_every_dtype_as_every_other(stored, dtype, backend, tiny, tmp_path):
 def matrices(model):
     from tests.fuzz.run import all_layers
 
-    return [model.ops.unpack(layer.weight) for layer in all_layers(model) if hasattr(layer, "weight") and hasattr(layer, "parts")]
+    return [
+        model.ops.unpack(layer.weight)
+        for layer in all_layers(model)
+        if hasattr(layer, "weight") and hasattr(layer, "parts")
+    ]
 
 
 @pytest.mark.parametrize("kind", checkpoints.KINDS)
@@ -145,7 +149,11 @@ def test_an_embedding_and_a_tied_head_in_different_shards(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        ({"architectures": ["T5ForConditionalGeneration"]}, NotImplementedError, "T5ForConditionalGeneration.*LlamaForCausalLM.*Qwen3"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"]},
+            NotImplementedError,
+            "T5ForConditionalGeneration.*LlamaForCausalLM.*Qwen3",
+        ),
         ({"architectures": 3}, (ValueError, NotImplementedError), "architectures"),
         ({"architectures": None, "model_type": None}, (ValueError, NotImplementedError), "architectures"),
         ({"quantization_config": {"quant_method": "aqlm"}}, NotImplementedError, "quantization_config.*aqlm"),
@@ -172,7 +180,9 @@ def test_directories_that_are_no_checkpoint(tiny, tmp_path):
 def test_dtypes():
     for name in ("bfloat16", "bf16", "torch.bfloat16", "BFloat16", torch.bfloat16):
         assert parse_dtype(name) == torch.bfloat16
-    assert [parse_dtype(name) for name in ("fp16", "half", "fp32", "float")] == [torch.float16] * 2 + [torch.float32] * 2
+    assert [parse_dtype(name) for name in ("fp16", "half", "fp32", "float")] == [torch.float16] * 2 + [
+        torch.float32
+    ] * 2
     for wrong in ("int8", "auto", "", "bfloat17", torch.int8, torch.float64):
         with pytest.raises(ValueError, match="bfloat16, float16 or float32"):
             parse_dtype(wrong)
@@ -236,7 +246,8 @@ def test_threads_fill_disjoint_pieces(tiny, tmp_path, monkeypatch):
 
 def test_ignored_tensors_of_any_dtype(tiny, tmp_path):
     save_file(
-        load_file(tiny[0] / "model.safetensors") | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4, dtype=torch.float64)},
+        load_file(tiny[0] / "model.safetensors")
+        | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4, dtype=torch.float64)},
         tmp_path / "model.safetensors",
     )
     (tmp_path / "config.json").write_bytes((tiny[0] / "config.json").read_bytes())

@@ -20,8 +20,15 @@ from tests.support import Runner, load_model
 
 pytest.importorskip("transformers")
 
-VARIANTS = [("llama", {}), ("qwen2", {"tie_word_embeddings": True}), ("qwen3", {}), ("gptj", {}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20})]
-"""Tied and own heads, one product for gate and up and a plain MLP, head norms, a head with a bias, parallel blocks, projections of OPT."""
+VARIANTS = [
+    ("llama", {}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen3", {}),
+    ("gptj", {}),
+    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+]
+"""Tied and own heads, one product for gate and up and a plain MLP, head norms, a head with a bias, parallel blocks,
+projections of OPT."""
 MISSING = {"opt": {"rotary"}}
 """Operators that an architecture has none of."""
 TOLERANCE = 2e-5
@@ -52,7 +59,9 @@ def test_each_operator_alone_on_torch(operator, loaded):
     mixed = OpByOpModel(model, OperatorConfig(**{operator: "torch"}))
     assert error(logits_of(mixed), logits_of(CompiledModel(model))) <= TOLERANCE
     ran = {run.operator: run.implementation for run in mixed.operator_report().runs}
-    assert ran == {name: "torch" if name == operator else "native" for name in OPERATORS if name not in MISSING.get(model_type, ())}
+    assert ran == {
+        name: "torch" if name == operator else "native" for name in OPERATORS if name not in MISSING.get(model_type, ())
+    }
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"])
@@ -101,12 +110,19 @@ def test_a_wrong_kernel_is_found_by_running_one_operator_after_the_other_on_torc
         return result
 
     monkeypatch.setattr(native, operation, wrong)
-    errors = {operator: error(logits_of(OpByOpModel(model, OperatorConfig(**{operator: "torch"}))), expected) for operator in OPERATORS}
+    errors = {
+        operator: error(logits_of(OpByOpModel(model, OperatorConfig(**{operator: "torch"}))), expected)
+        for operator in OPERATORS
+    }
     assert [operator for operator in OPERATORS if errors[operator] <= TOLERANCE] == [guilty]
     assert min(errors[operator] for operator in OPERATORS if operator != guilty) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("config", [OperatorConfig(norm="torch", mlp="torch"), None, OperatorConfig(**dict.fromkeys(OPERATORS, "torch"))], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [OperatorConfig(norm="torch", mlp="torch"), None, OperatorConfig(**dict.fromkeys(OPERATORS, "torch"))],
+    ids=str,
+)
 def test_the_report_counts_what_ran(config, loaded, monkeypatch):
     counted, inside = Counter(), []
 
@@ -133,7 +149,9 @@ def test_the_report_counts_what_ran(config, loaded, monkeypatch):
     reported = Counter({(run.operator, run.implementation): run.calls for run in runnable.operator_report().runs})
     for implementation in ("native", "torch"):
         for operator in ("embedding", "norm", "rotary", "attention"):
-            assert reported[operator, implementation] == sum(counted[implementation, name] for name, owner in OPERATOR_OF.items() if owner == operator)
+            assert reported[operator, implementation] == sum(
+                counted[implementation, name] for name, owner in OPERATOR_OF.items() if owner == operator
+            )
         products = sum(counted[implementation, name] for name in PRODUCTS)
         assert sum(reported[name, implementation] for name in ("projection", "mlp", "lm_head")) == products
     assert all(run.seconds > 0 for run in runnable.operator_report().runs)
@@ -155,7 +173,10 @@ def test_a_program_reports_the_calls_that_it_saved(loaded):
     logits_of(compiled)
     report = compiled.operator_report()
     assert report["mlp"].seconds > 0
-    assert sum(run.seconds or 0 for run in report.runs) <= sum(seconds for *_, seconds in compiled.program.timings()) + 1e-9
+    assert (
+        sum(run.seconds or 0 for run in report.runs)
+        <= sum(seconds for *_, seconds in compiled.program.timings()) + 1e-9
+    )
 
 
 def test_what_is_native_throughout_is_a_program(loaded):
@@ -172,5 +193,10 @@ def test_a_model_tells_what_ran(checkpoint):
         assert model.operator_report().runs == []
         model.generate([5, 6, 7], SamplingConfig(max_new_tokens=3, ignore_eos=True))
         report = model.operator_report()
-    assert asdict(report["attention"]) | {"seconds": 0} == {"operator": "attention", "implementation": "torch", "calls": 3 * 2 * 2, "seconds": 0}
+    assert asdict(report["attention"]) | {"seconds": 0} == {
+        "operator": "attention",
+        "implementation": "torch",
+        "calls": 3 * 2 * 2,
+        "seconds": 0,
+    }
     assert report["lm_head"].implementation == "native" and report["lm_head"].calls == 3

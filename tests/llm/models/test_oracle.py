@@ -1,6 +1,7 @@
 """Every architecture and variant against transformers, and against itself: cached, ragged, chunked.
 
-The reference backend sums in whatever order torch likes, so there equality is approximate; the kernels owe `torch.equal`.
+The reference backend sums in whatever order torch likes, so there equality is approximate; the kernels owe
+`torch.equal`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from tests.support import Runner, backend, backends, isas_of_floats, load_model,
 
 pytest.importorskip("transformers")
 
-# Two implementations in float32 of ~2 layers x 8 sums of <= 64 terms: rounding walks to about sqrt(1000) eps = 4e-6 of the
-# largest logit; measured up to 3e-6.
+# Two implementations in float32 of ~2 layers x 8 sums of <= 64 terms: rounding walks to about sqrt(1000) eps = 4e-6 of
+# the largest logit; measured up to 3e-6.
 TOLERANCE = 2e-5
 
 
@@ -91,8 +92,8 @@ def test_chunks_and_ragged_batches_change_nothing(tiny, ops, variant):
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
 def test_cached_decode_matches_transformers(tiny, ops, variant):
-    """Token by token after a short prompt, with transformers' own cache beside it: also across the lengths where dynamic and
-    longrope change their frequencies."""
+    """Token by token after a short prompt, with transformers' own cache beside it: also across the lengths where
+    dynamic and longrope change their frequencies."""
     folder, theirs, ids = tiny(variant)
     ours = load_model(folder, torch.float32, ops)
     start = 12
@@ -165,8 +166,8 @@ class TestKernelsOfEveryKind:
 
         folder, theirs, ids = tiny(variant)
         expected = oracle(theirs, ids)
-        # the weights fit in bfloat16 and, within their range, in float16; what is left is the rounding of keys and values,
-        # and on avx512_bf16 and amx of the products' inputs, by half a unit of 2^-8
+        # the weights fit in bfloat16 and, within their range, in float16; what is left is the rounding of keys and
+        # values, and on avx512_bf16 and amx of the products' inputs, by half a unit of 2^-8
         tolerance = TOLERANCE if dtype == torch.float32 else 0.03
         for isa in isas_of_floats():
             _C.select_isa(isa)

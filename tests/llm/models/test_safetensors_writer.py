@@ -33,7 +33,9 @@ def test_other_readers_find_what_was_written(tmp_path):
             for start in range(len(tensor) - 1, -1, -2):  # from the end, two rows at a time
                 writer.write(name, tensor[max(start - 1, 0) : start + 1], max(start - 1, 0))
     for found in (load_file(path), {name: SafetensorsFile(path).read(name) for name in TENSORS}):
-        assert found.keys() == TENSORS.keys() and all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+        assert found.keys() == TENSORS.keys() and all(
+            torch.equal(found[name], tensor) for name, tensor in TENSORS.items()
+        )
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"format": "pt", "made": "here"}
     file = SafetensorsFile(path)
@@ -56,7 +58,9 @@ def test_what_is_not_whole_is_refused(tmp_path):
 def test_a_file_that_the_disk_cannot_hold_is_not_begun(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=500))
-    with pytest.raises(OSError, match=r"takes .*, and its disk has 500 bytes left; free some, or write to another: .*a\.safetensors"):
+    with pytest.raises(
+        OSError, match=r"takes .*, and its disk has 500 bytes left; free some, or write to another: .*a\.safetensors"
+    ):
         SafetensorsWriter(tmp_path / "a.safetensors", announce(TENSORS))
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,8 @@ import torch
 
 MAX_POSITIONS = 64
 PROMPT = 45
-"""Tokens of the prompt: beyond the windows and the original lengths of the variants that have them, and not a block multiple."""
+"""Tokens of the prompt: beyond the windows and the original lengths of the variants that have them, and not a block
+multiple."""
 
 BASE = {
     "llama": {"num_key_value_heads": 2},
@@ -146,8 +147,8 @@ IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
     """Makes the tiny model with transformers, saves it in float32, and returns it.
 
-    All weights are random, those of norms and biases too: a model that forgets one is found out. The numbers fit in bfloat16,
-    so that the same checkpoint serves both dtypes."""
+    All weights are random, those of norms and biases too: a model that forgets one is found out. The numbers fit in
+    bfloat16, so that the same checkpoint serves both dtypes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(sum(map(ord, model_type)))

@@ -81,7 +81,14 @@ def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50):
     return ParallelDraftModel(MASK, *arguments) if name.startswith("pard-") else DraftModel(*arguments)
 
 
-def make_generator(source=None, length: int = 4, adaptive: bool = False, model: FakeModel | None = None, num_blocks: int = 400, **limits) -> Generator:
+def make_generator(
+    source=None,
+    length: int = 4,
+    adaptive: bool = False,
+    model: FakeModel | None = None,
+    num_blocks: int = 400,
+    **limits,
+) -> Generator:
     """Without a source, one that does not draft."""
     model = model or FakeModel()
     drafter = None
@@ -102,4 +109,15 @@ def repetitive_prompts(seed: int, count: int, longest: int = 40) -> list[list[in
     return prompts
 
 
-__all__ = ["MASK", "SOURCES", "HalfRight", "NeverRight", "RandomDrafts", "greedy", "make_generator", "make_source", "parallel", "repetitive_prompts"]
+__all__ = [
+    "MASK",
+    "SOURCES",
+    "HalfRight",
+    "NeverRight",
+    "RandomDrafts",
+    "greedy",
+    "make_generator",
+    "make_source",
+    "parallel",
+    "repetitive_prompts",
+]

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from tests.llm.speculation.test_exactness import what_matters
 
 from pace.assets import TINY, TINY_DRAFT
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
+from tests.llm.speculation.test_exactness import what_matters
 
 ENTRIES = [entry for entry in json.loads((TINY / "prompts.json").read_text(encoding="utf-8")) if "messages" in entry]
 WAYS = {
@@ -21,7 +21,9 @@ WAYS = {
 CONFIGS = {
     "greedy": SamplingConfig(max_new_tokens=80),
     "sampled": SamplingConfig(max_new_tokens=80, do_sample=True, temperature=0.8, seed=7),
-    "checkpoint's": SamplingConfig(max_new_tokens=60, do_sample=True, top_p=0.9, repetition_penalty=1.1, seed=3, logprobs=2),
+    "checkpoint's": SamplingConfig(
+        max_new_tokens=60, do_sample=True, top_p=0.9, repetition_penalty=1.1, seed=3, logprobs=2
+    ),
     "stop strings": SamplingConfig(max_new_tokens=60, stop_strings=[" the", "."]),
 }
 
@@ -37,7 +39,12 @@ def drafted(request):
 
 
 def encoded(model, entries: list[dict]) -> list[list[int]]:
-    return [model.tokenizer.apply_chat_template(entry["messages"], tools=entry.get("tools"), add_generation_prompt=True, return_dict=False) for entry in entries]
+    return [
+        model.tokenizer.apply_chat_template(
+            entry["messages"], tools=entry.get("tools"), add_generation_prompt=True, return_dict=False
+        )
+        for entry in entries
+    ]
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -60,7 +67,10 @@ def test_copying_by_looking_up(plain) -> None:
 def test_stories_by_the_draft_model(plain) -> None:
     model = LLMModel(TINY, spec_config=DraftModelConfig(TINY_DRAFT, num_draft_tokens=3, adaptive=False))
     rows = encoded(plain, [entry for entry in ENTRIES if "story" in json.dumps(entry["messages"])])
-    for config in (SamplingConfig(max_new_tokens=100), SamplingConfig(max_new_tokens=100, do_sample=True, temperature=0.7, seed=1)):
+    for config in (
+        SamplingConfig(max_new_tokens=100),
+        SamplingConfig(max_new_tokens=100, do_sample=True, temperature=0.7, seed=1),
+    ):
         metrics = model.generate(rows, config).metrics
         assert metrics.num_accepted_tokens > 0.5 * metrics.num_drafted_tokens > 0
     streamed = "".join(model.stream(rows[0], SamplingConfig(max_new_tokens=100)))
@@ -71,6 +81,11 @@ def test_stories_by_the_draft_model(plain) -> None:
 def test_with_keys_and_values_in_int8(spec_config) -> None:
     plain, drafted = (LLMModel(TINY, kv_cache_dtype="int8", spec_config=drafts) for drafts in (None, spec_config))
     rows = encoded(plain, ENTRIES[::8])
-    assert what_matters(drafted.generate(rows, CONFIGS["sampled"])) == what_matters(plain.generate(rows, CONFIGS["sampled"]))
-    caches = [drafted._engine.cache, *([drafted._engine.drafter.source.cache] if isinstance(spec_config, DraftModelConfig) else [])]
+    assert what_matters(drafted.generate(rows, CONFIGS["sampled"])) == what_matters(
+        plain.generate(rows, CONFIGS["sampled"])
+    )
+    caches = [
+        drafted._engine.cache,
+        *([drafted._engine.drafter.source.cache] if isinstance(spec_config, DraftModelConfig) else []),
+    ]
     assert {cache.spec.dtype for cache in caches} == {torch.int8}

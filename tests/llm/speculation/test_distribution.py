@@ -1,4 +1,5 @@
-"""Sampling with drafts, against probabilities worked out by hand: chi-square, and what the test sees of a planted bias."""
+"""Sampling with drafts, against probabilities worked out by hand: chi-square, and what the test sees of a planted
+bias."""
 
 from __future__ import annotations
 
@@ -8,16 +9,23 @@ from collections import Counter
 
 import pytest
 import torch
-from tests.llm.fake_model import FakeModel
-from tests.llm.speculation.drafters import make_generator, make_source
 
 from pace.llm import sampler
 from pace.llm.configs import SamplingConfig
+from tests.llm.fake_model import FakeModel
+from tests.llm.speculation.drafters import make_generator, make_source
 
 VOCAB, SAMPLES, NUM_TOKENS = 5, 2000, 3
 CALLS = 40
 PROMPT = [1, 2, 3]
-CONFIG = SamplingConfig(do_sample=True, temperature=1.7, top_k=4, max_new_tokens=NUM_TOKENS, ignore_eos=True, num_return_sequences=SAMPLES // CALLS)
+CONFIG = SamplingConfig(
+    do_sample=True,
+    temperature=1.7,
+    top_k=4,
+    max_new_tokens=NUM_TOKENS,
+    ignore_eos=True,
+    num_return_sequences=SAMPLES // CALLS,
+)
 
 
 def exact(model: FakeModel) -> dict[tuple[int, ...], float]:
@@ -70,8 +78,8 @@ def sampled(name: str) -> tuple[Counter, float]:
 
 @pytest.mark.parametrize("name", ["half", "perfect"])
 def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
-    """Under the hypothesis the statistic exceeds its mean (the degrees of freedom) by 4 standard deviations once in 10,000 times; the
-    seed is fixed."""
+    """Under the hypothesis the statistic exceeds its mean (the degrees of freedom) by 4 standard deviations once in
+    10,000 times; the seed is fixed."""
     counts, acceptance = sampled(name)
     statistic, freedom = chi_square(counts, exact(FakeModel(VOCAB)))
     assert freedom > 20 and statistic < freedom + 4 * (2 * freedom) ** 0.5
@@ -89,7 +97,9 @@ def test_a_bias_is_noticed(monkeypatch) -> None:
     monkeypatch.setattr(sampler.Sampling, "_choose_one", biased)
     counts, _ = sampled("half")
     expected = exact(FakeModel(VOCAB))
-    statistic, freedom = chi_square(Counter({tokens: count for tokens, count in counts.items() if expected[tokens]}), expected) if all(
-        expected[tokens] for tokens in counts
-    ) else (float("inf"), 1)
+    statistic, freedom = (
+        chi_square(Counter({tokens: count for tokens, count in counts.items() if expected[tokens]}), expected)
+        if all(expected[tokens] for tokens in counts)
+        else (float("inf"), 1)
+    )
     assert statistic > freedom + 8 * (2 * freedom) ** 0.5

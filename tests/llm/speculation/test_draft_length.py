@@ -14,10 +14,20 @@ def free(lengths: list[int]) -> float:
 
 
 class Machine:
-    """Decodes sequences whose drafts are right with probability `rate`, in steps of `base + slope * tokens` seconds, and counts. A step that
-    is not at rest takes `asking` more."""
+    """Decodes sequences whose drafts are right with probability `rate`, in steps of `base + slope * tokens` seconds,
+    and counts. A step that is not at rest takes `asking` more."""
 
-    def __init__(self, lengths, rate: float, base: float = 1.0, slope: float = 0.05, draft: float = 0.0, noise: float = 0.0, num_sequences: int = 1, asking: float = 0.0) -> None:
+    def __init__(
+        self,
+        lengths,
+        rate: float,
+        base: float = 1.0,
+        slope: float = 0.05,
+        draft: float = 0.0,
+        noise: float = 0.0,
+        num_sequences: int = 1,
+        asking: float = 0.0,
+    ) -> None:
         self.lengths, self.rate, self.base, self.slope, self.draft = lengths, rate, base, slope, draft
         self.noise, self.num_sequences = noise, num_sequences
         self.chance = random.Random(1)
@@ -47,7 +57,9 @@ class Machine:
             return
         chosen = [0] * count
         if self.lengths.wants_drafts():
-            chosen = self.lengths.choose([own.rate(0.6) for own in self.own], count, lambda lengths: self.draft * max(lengths))
+            chosen = self.lengths.choose(
+                [own.rate(0.6) for own in self.own], count, lambda lengths: self.draft * max(lengths)
+            )
         produced = 0
         for own, length in zip(self.own, chosen):
             accepted = 0
@@ -76,7 +88,9 @@ class Machine:
 @pytest.mark.parametrize("slope", [0.001, 0.05, 0.3, 1.0, 10.0])
 @pytest.mark.parametrize("draft", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
-def test_never_much_slower_than_plain(rate: float, draft: float, slope: float, num_sequences: int, noise: float) -> None:
+def test_never_much_slower_than_plain(
+    rate: float, draft: float, slope: float, num_sequences: int, noise: float
+) -> None:
     machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences, noise=noise)
     machine.run(300)
     assert machine.run(2000) * (1 + noise / 2) > 0.96
@@ -101,9 +115,14 @@ def test_drafts_that_win_less_than_asking_costs_are_given_up() -> None:
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3, 16])
-@pytest.mark.parametrize("rate, slope, draft", [(0.9, 0.05, 0.0), (0.9, 0.05, 0.1), (0.7, 0.02, 0.05), (0.98, 0.1, 0.0), (0.5, 0.01, 0.0)])
+@pytest.mark.parametrize(
+    "rate, slope, draft", [(0.9, 0.05, 0.0), (0.9, 0.05, 0.1), (0.7, 0.02, 0.05), (0.98, 0.1, 0.0), (0.5, 0.01, 0.0)]
+)
 def test_nearly_as_fast_as_the_best_fixed_length(rate: float, slope: float, draft: float, num_sequences: int) -> None:
-    best = max(Machine(FixedLength(length), rate, slope=slope, draft=draft, num_sequences=num_sequences).run(3000) for length in range(1, 9))
+    best = max(
+        Machine(FixedLength(length), rate, slope=slope, draft=draft, num_sequences=num_sequences).run(3000)
+        for length in range(1, 9)
+    )
     machine = Machine(AdaptiveLength(8), rate, slope=slope, draft=draft, num_sequences=num_sequences)
     machine.run(200)
     assert best > 1.2 or num_sequences > 1
@@ -148,7 +167,13 @@ def test_interruptions_are_not_the_drafts_fault() -> None:
     take = machine.lengths.observe
 
     def interrupted(num_sequences, num_drafts, num_tokens, draft_seconds, step_seconds) -> None:
-        take(num_sequences, num_drafts, num_tokens, draft_seconds, step_seconds * (50 if machine.chance.random() < 0.05 else 1))
+        take(
+            num_sequences,
+            num_drafts,
+            num_tokens,
+            draft_seconds,
+            step_seconds * (50 if machine.chance.random() < 0.05 else 1),
+        )
 
     machine.lengths.observe = interrupted
     machine.run(2000)
@@ -174,7 +199,9 @@ def test_nothing_before_a_plain_step_was_measured() -> None:
 def test_what_was_not_chosen_is_not_rested_on() -> None:
     lengths = AdaptiveLength(8)
     lengths.observe_rest(1, 1, 1.0)
-    assert lengths.wants_drafts() and lengths.rest() == 0, "there was nothing to propose: there may be after the next token"
+    assert lengths.wants_drafts() and lengths.rest() == 0, (
+        "there was nothing to propose: there may be after the next token"
+    )
     assert lengths.choose([0.0], 1, free) == [0] and lengths.rest() == 1
 
 
@@ -190,7 +217,7 @@ def test_losses_end_it_whatever_the_estimates_say() -> None:
     """Someone tells of high acceptance each time, and none is accepted."""
     lengths = AdaptiveLength(4)
     lengths.observe_rest(1, 1, 1.0)
-    lost, rest = 0.0, 0
+    lost, rest, resting = 0.0, 0, 0
     for _ in range(2000):
         if rest:
             rest -= 1
@@ -233,7 +260,9 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     costs.add(5, 3.0)
     assert costs.at(3) == pytest.approx(2.0) and costs.at(9) == pytest.approx(5.0)
     costs.add(7, 2.0)
-    assert costs.at(6) == pytest.approx(2.5) and costs.at(30) == pytest.approx(2.0), "more tokens never take less beyond what is known"
+    assert costs.at(6) == pytest.approx(2.5) and costs.at(30) == pytest.approx(2.0), (
+        "more tokens never take less beyond what is known"
+    )
 
 
 def test_costs_bear_with_interruptions_and_follow_changes() -> None:

@@ -1,4 +1,5 @@
-"""What draft models propose, against transformers on the same checkpoints, and what `LLMModel` makes of a spec_config."""
+"""What draft models propose, against transformers on the same checkpoints, and what `LLMModel` makes of a
+spec_config."""
 
 from __future__ import annotations
 
@@ -34,7 +35,14 @@ def drafter(tmp_path_factory):
 
 def make_source(folder, parallel: bool = False, vocab_size: int = 99, num_blocks: int = 50):
     model = load_model(folder, torch.float32, reference)
-    arguments = model, reference, CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes), vocab_size, {}, {}
+    arguments = (
+        model,
+        reference,
+        CacheManager(model.kv_spec, num_blocks * model.kv_spec.block_bytes),
+        vocab_size,
+        {},
+        {},
+    )
     return ParallelDraftModel(MASK, *arguments) if parallel else DraftModel(*arguments)
 
 
@@ -74,7 +82,11 @@ def test_proposals_are_those_of_transformers(drafter, parallel: bool) -> None:
             lengths[1] = 0
         proposals = source.propose(sequences, lengths)
         for sequence, length, drafts in zip(sequences, lengths, proposals):
-            assert drafts == (reference_drafts(theirs, sequence.tokens, length, lambda row, depth: int(row.argmax())) if length else [])
+            assert drafts == (
+                reference_drafts(theirs, sequence.tokens, length, lambda row, depth: int(row.argmax()))
+                if length
+                else []
+            )
         for index, (sequence, drafts) in enumerate(zip(sequences, proposals)):
             num_accepted = min(len(drafts), (step * 3 + index) % 7)
             num_valid = len(sequence.tokens) + num_accepted
@@ -94,19 +106,26 @@ def test_samples_are_drawn_with_the_number_of_the_token_they_stand_for(drafter, 
     sequence.tokens += [9, 10]
     picked = source.propose([sequence], [5])[0]
     reference_drafts = at_once if parallel else one_by_one
-    assert picked == reference_drafts(theirs, sequence.tokens, 5, lambda row, depth: draw(row.softmax(0), uniform(11, 2 + depth)))
+    assert picked == reference_drafts(
+        theirs, sequence.tokens, 5, lambda row, depth: draw(row.softmax(0), uniform(11, 2 + depth))
+    )
 
 
 def test_long_texts_are_read_in_pieces(drafter) -> None:
     folder, theirs = drafter
     source = make_source(folder)
-    sequences = [make_sequence(torch.randint(0, 96, (230,), generator=torch.Generator().manual_seed(seed)).tolist()) for seed in range(3)]
+    sequences = [
+        make_sequence(torch.randint(0, 96, (230,), generator=torch.Generator().manual_seed(seed)).tolist())
+        for seed in range(3)
+    ]
     sizes = []
     forward = source.model.forward
     source.model.forward = lambda ops, batch: (sizes.append(len(batch.tokens)), forward(ops, batch))[1]
     drafts = source.propose(sequences, [2, 2, 2])
     assert [len(tokens) for tokens in drafts] == [2, 2, 0] and sizes == [512, 2, 2]
-    assert source.propose(sequences[2:], [2]) == [one_by_one(theirs, sequences[2].tokens, 2, lambda row, depth: int(row.argmax()))]
+    assert source.propose(sequences[2:], [2]) == [
+        one_by_one(theirs, sequences[2].tokens, 2, lambda row, depth: int(row.argmax()))
+    ]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -115,13 +134,16 @@ def test_reading_what_was_missed_makes_no_logits(drafter, parallel: bool) -> Non
     source = make_source(folder, parallel)
     rows = []
     forward = source.model.forward
-    source.model.forward = lambda ops, batch: (rows.append((len(batch.tokens), len(batch.logit_rows))), forward(ops, batch))[1]
+    source.model.forward = lambda ops, batch: (
+        rows.append((len(batch.tokens), len(batch.logit_rows))),
+        forward(ops, batch),
+    )[1]
     sequence = make_sequence([1, 2, 3])
     drafts = source.propose([sequence], [3])[0]
     source.settle(sequence, 3 + 1)
     sequence.tokens += [drafts[0], *range(40, 90)]
     rows.clear()
-    pick = lambda row, depth: int(row.argmax())  # noqa: E731
+    pick = lambda row, depth: int(row.argmax())
     assert source.propose([sequence], [3]) == [(at_once if parallel else one_by_one)(theirs, sequence.tokens, 3, pick)]
     assert [wanted for _, wanted in rows] == ([0, 3] if parallel else [0, 1, 1, 1])
 
@@ -168,7 +190,10 @@ def test_the_whole_model(pair, backend: str, kind: str, adaptive: bool) -> None:
     plain = LLMModel(folder, dtype="float32", backend=backend, num_threads=1)
     drafted = LLMModel(folder, dtype="float32", backend=backend, num_threads=1, spec_config=spec_config)
     prompts = [[1, 2, 3], [4] * 20, list(range(5, 50))]
-    for config in (SamplingConfig(max_new_tokens=40), SamplingConfig(do_sample=True, seed=1, max_new_tokens=40, repetition_penalty=1.2)):
+    for config in (
+        SamplingConfig(max_new_tokens=40),
+        SamplingConfig(do_sample=True, seed=1, max_new_tokens=40, repetition_penalty=1.2),
+    ):
         ours, theirs = plain.generate(prompts, config), drafted.generate(prompts, config)
         assert ours.generated_token_ids == theirs.generated_token_ids
         assert ours.metrics.draft_speedup is None
@@ -176,12 +201,19 @@ def test_the_whole_model(pair, backend: str, kind: str, adaptive: bool) -> None:
             assert theirs.metrics.num_drafted_tokens > 0
         elif not adaptive:
             assert 0 < theirs.metrics.num_accepted_tokens < theirs.metrics.num_drafted_tokens
-            assert f"{theirs.metrics.num_accepted_tokens} of {theirs.metrics.num_drafted_tokens} drafted" in str(theirs.metrics)
+            assert f"{theirs.metrics.num_accepted_tokens} of {theirs.metrics.num_drafted_tokens} drafted" in str(
+                theirs.metrics
+            )
 
 
 def test_the_cache_is_shared_by_what_a_token_takes(pair) -> None:
     folder, other = pair
-    with LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB") as plain, LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB", spec_config=DraftModelConfig(other, adaptive=False)) as model:
+    with (
+        LLMModel(folder, dtype="float32", kv_cache_bytes="1MiB") as plain,
+        LLMModel(
+            folder, dtype="float32", kv_cache_bytes="1MiB", spec_config=DraftModelConfig(other, adaptive=False)
+        ) as model,
+    ):
         report, alone = model.memory_report(), plain.memory_report()
         assert report.cache_budget <= 2**20 and report.cache_tokens == pytest.approx(alone.cache_tokens * 2 / 3, abs=32)
         assert {f"draft {part}" for part in alone.weights} < set(report.weights) and report.total > alone.total
@@ -193,7 +225,9 @@ def test_the_cache_is_shared_by_what_a_token_takes(pair) -> None:
     with pytest.raises(ValueError, match="kv_cache_bytes"):
         least = 256 // 16 * plain_block_bytes(folder)
         LLMModel(folder, dtype="float32", kv_cache_bytes=least, max_seq_len=256, spec_config=DraftModelConfig(other))
-    with LLMModel(folder, dtype="float32", kv_cache_bytes=3 * least // 2, max_seq_len=256, spec_config=DraftModelConfig(other)) as model:
+    with LLMModel(
+        folder, dtype="float32", kv_cache_bytes=3 * least // 2, max_seq_len=256, spec_config=DraftModelConfig(other)
+    ) as model:
         assert model.memory_report().cache_tokens >= 256
 
 
@@ -209,7 +243,9 @@ def test_what_is_no_way_to_draft_is_refused(pair, tmp_path) -> None:
         (tmp_path / name).write_bytes((other / name).read_bytes())
 
     def refused(match: str, spec_config, error=ValueError, **fields) -> None:
-        (tmp_path / "config.json").write_text(json.dumps({name: value for name, value in (config | fields).items() if value is not None}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({name: value for name, value in (config | fields).items() if value is not None})
+        )
         with pytest.raises(error, match=match):
             LLMModel(folder, dtype="float32", spec_config=spec_config)
 

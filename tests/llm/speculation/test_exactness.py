@@ -8,12 +8,12 @@ import threading
 
 import pytest
 import torch
-from tests.llm.fake_model import FakeModel, greedy
-from tests.llm.speculation.drafters import SOURCES, RandomDrafts, make_generator, make_source, repetitive_prompts
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.logits import LogitsProcessor
 from pace.llm.session import Session, score
+from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.speculation.drafters import SOURCES, RandomDrafts, make_generator, make_source, repetitive_prompts
 from tests.support import functions_in, interrupted_before_line
 
 
@@ -44,12 +44,21 @@ CONFIGS = {
     "stop strings": SamplingConfig(stop_strings=["ab", "q", "xx"]),
     "short": SamplingConfig(max_new_tokens=3, ignore_eos=True),
     "grammar": SamplingConfig(logits_processors=[Grammar()]),
-    "callable": SamplingConfig(do_sample=True, seed=9, logits_processors=[lambda ids, logits: logits * (1 + 0.1 * (ids.shape[1] % 3))]),
+    "callable": SamplingConfig(
+        do_sample=True, seed=9, logits_processors=[lambda ids, logits: logits * (1 + 0.1 * (ids.shape[1] % 3))]
+    ),
 }
 
 
 def what_matters(out):
-    return out.generated_token_ids, out.finish_reasons, out.texts, out.logprobs, out.prompt_logprobs, out.output_token_ids.tolist()
+    return (
+        out.generated_token_ids,
+        out.finish_reasons,
+        out.texts,
+        out.logprobs,
+        out.prompt_logprobs,
+        out.output_token_ids.tolist(),
+    )
 
 
 def asked(length: int, config: str) -> tuple[list[list[int]], SamplingConfig]:
@@ -79,7 +88,9 @@ def test_alone_or_in_a_batch(name: str, count: int) -> None:
     config = SamplingConfig(do_sample=True, seed=8, max_new_tokens=15, temperature=0.7)
     generator = make_generator(make_source(name), 3, max_sequences_per_step=16)
     out = generator.generate(prompts, config)
-    assert out.generated_token_ids == [make_generator().generate(prompt, config).generated_token_ids[0] for prompt in prompts]
+    assert out.generated_token_ids == [
+        make_generator().generate(prompt, config).generated_token_ids[0] for prompt in prompts
+    ]
     generator.engine.check_idle()
 
 
@@ -96,7 +107,16 @@ def test_caches_too_small_for_all(name: str, num_blocks: int, num_draft_blocks: 
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("kind", [{"kv_cache_type": "bmc"}, {"kv_cache_type": "bmc", "bmc_rows": 16}, {"kv_cache_type": "dynamic"}, {"prefix_cache_bytes": None}], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"kv_cache_type": "bmc"},
+        {"kv_cache_type": "bmc", "bmc_rows": 16},
+        {"kv_cache_type": "dynamic"},
+        {"prefix_cache_bytes": None},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("num_blocks", [8, 400])
 def test_every_kind_of_cache(name: str, kind: dict, num_blocks: int) -> None:
     prompts = repetitive_prompts(7, 6, longest=45)
@@ -190,7 +210,13 @@ class EndsAfterFive(LogitsProcessor):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_drafts_beyond_the_end_fail_nothing(sampled: bool) -> None:
     source = RandomDrafts()
-    config = SamplingConfig(max_new_tokens=20, do_sample=sampled, seed=1 if sampled else None, logprobs=1, logits_processors=[EndsAfterFive()])
+    config = SamplingConfig(
+        max_new_tokens=20,
+        do_sample=sampled,
+        seed=1 if sampled else None,
+        logprobs=1,
+        logits_processors=[EndsAfterFive()],
+    )
     text = make_generator().generate([1, 2, 3], config).generated_token_ids[0]
     assert len(text) == 6 and text[-1] == 0
     source.propose = lambda sequences, lengths: [(text + [5, 6, 7])[sequences[0].num_generated :][: lengths[0]]]
@@ -198,7 +224,9 @@ def test_drafts_beyond_the_end_fail_nothing(sampled: bool) -> None:
     assert out.generated_token_ids == [text] and len(out.logprobs[0]) == 6 and out.finish_reasons == ["stop"]
 
 
-@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(do_sample=True, seed=1), SamplingConfig(logprobs=1)])
+@pytest.mark.parametrize(
+    "config", [SamplingConfig(), SamplingConfig(do_sample=True, seed=1), SamplingConfig(logprobs=1)]
+)
 def test_rows_of_wrong_drafts_may_hold_anything(config: SamplingConfig) -> None:
     """Token 48 makes the model's logits NaN; the text has none, and all drafts do."""
     model = FakeModel(eos_bias=-50.0)
@@ -225,7 +253,10 @@ def test_samples_of_one_prompt(name: str) -> None:
     config = SamplingConfig(do_sample=True, seed=4, num_return_sequences=6, max_new_tokens=20)
     prompts = repetitive_prompts(1, 3)
     generator = make_generator(make_source(name), 4)
-    assert generator.generate(prompts, config).generated_token_ids == make_generator().generate(prompts, config).generated_token_ids
+    assert (
+        generator.generate(prompts, config).generated_token_ids
+        == make_generator().generate(prompts, config).generated_token_ids
+    )
     generator.engine.check_idle()
 
 
@@ -234,7 +265,10 @@ def test_adaptive_lengths(name: str) -> None:
     prompts = repetitive_prompts(2, 7)
     generator = make_generator(make_source(name), 8, adaptive=True)
     for config in (SamplingConfig(max_new_tokens=60), SamplingConfig(do_sample=True, seed=2, max_new_tokens=60)):
-        assert generator.generate(prompts, config).generated_token_ids == make_generator().generate(prompts, config).generated_token_ids
+        assert (
+            generator.generate(prompts, config).generated_token_ids
+            == make_generator().generate(prompts, config).generated_token_ids
+        )
     generator.engine.check_idle()
 
 
@@ -273,7 +307,9 @@ def test_sessions_and_scores_get_no_drafts(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_several_threads(name: str) -> None:
-    generator = make_generator(make_source(name), 4, model=FakeModel(eos_bias=-50.0), num_blocks=30, max_sequences_per_step=5)
+    generator = make_generator(
+        make_source(name), 4, model=FakeModel(eos_bias=-50.0), num_blocks=30, max_sequences_per_step=5
+    )
     prompts = repetitive_prompts(3, 6)
     results: dict[int, list[list[int]]] = {}
 
@@ -285,7 +321,9 @@ def test_several_threads(name: str) -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert [results[index] for index in range(len(prompts))] == [[greedy(generator.engine.model, prompt, 25)] for prompt in prompts]
+    assert [results[index] for index in range(len(prompts))] == [
+        [greedy(generator.engine.model, prompt, 25)] for prompt in prompts
+    ]
     generator.engine.check_idle()
 
 
@@ -305,13 +343,20 @@ def test_streams_dropped_half_way_leave_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ["lookup", "half", "pard-half"])
 @pytest.mark.parametrize("offset", range(5))
 def test_an_interrupt_after_any_line_of_drafting(name: str, offset: int) -> None:
-    within = functions_in("drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "cache.py", spared=("reset", "free"))
+    within = functions_in(
+        "drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "cache.py", spared=("reset", "free")
+    )
     num_struck = 0
     expected = [greedy(FakeModel(), prompt, 30, (0,)) for prompt in repetitive_prompts(6, 3)]
     for stop_at in range(10 + 37 * offset, 4000, 185):
         generator = make_generator(make_source(name, num_blocks=8), 4, adaptive=stop_at % 2 == 0)
-        num_struck += interrupted_before_line(stop_at, lambda: generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)), within)
-        assert generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)).generated_token_ids == expected
+        num_struck += interrupted_before_line(
+            stop_at, lambda: generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)), within
+        )
+        assert (
+            generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)).generated_token_ids
+            == expected
+        )
         generator.engine.check_idle()
     assert num_struck > 15
 
@@ -322,7 +367,9 @@ def test_an_interrupt_while_a_shadow_is_found_cut_or_dropped_leaks_none(name: st
     for stop_at in range(1, 1000):
         generator = make_generator(make_source(name, num_blocks=8), 4)
         was_interrupted = interrupted_before_line(
-            stop_at, lambda: generator.generate(prompts, config), lambda code: code.co_name in ("_make_room", "settle", "forget")
+            stop_at,
+            lambda: generator.generate(prompts, config),
+            lambda code: code.co_name in ("_make_room", "settle", "forget"),
         )
         generator.generate(prompts, config)
         generator.engine.check_idle()

@@ -3,7 +3,8 @@
     pip install torch==2.13.0 compressed-tensors==0.20.0 bitsandbytes==0.50.2 transformers==5.23.0
     python tests/quant/checkpoints/make_golden.py
 
-For each case `c`: its tensors as `c/m....` and the package's own weights as `c/expected`; the configs are in the file's metadata."""
+For each case `c`: its tensors as `c/m....` and the package's own weights as `c/expected`; the configs are in the file's
+metadata."""
 
 from __future__ import annotations
 
@@ -25,17 +26,25 @@ GOLDEN = Path(__file__).with_name("golden.safetensors")
 
 def bitsandbytes_cases(weight):
     four = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    # Where blocks cross rows, the package's kernel for CPUs takes wrong scales (0.50.2), except for odd rows, which go another way.
+    # Where blocks cross rows, the package's kernel for CPUs takes wrong scales (0.50.2), except for odd rows, which go
+    # another way.
     for kind, nested, k in (("nf4", False, 64), ("nf4", True, 64), ("fp4", False, 64), ("nf4", False, 33)):
         matrix = weight[:, :k].contiguous()
-        codes, state = bitsandbytes.functional.quantize_4bit(matrix, blocksize=32, compress_statistics=nested, quant_type=kind)
+        codes, state = bitsandbytes.functional.quantize_4bit(
+            matrix, blocksize=32, compress_statistics=nested, quant_type=kind
+        )
         packed = state.as_dict(packed=True)
         tensors = {"m.weight": codes} | {f"m.weight.{name}": value for name, value in packed.items()}
         expected = bitsandbytes.functional.dequantize_4bit(codes, state)
         yield f"bitsandbytes-{kind}{'-nested' * nested}-{k}", four, tensors, expected
     codes, scales, _ = bitsandbytes.functional.int8_vectorwise_quant(weight.half())
     expected = bitsandbytes.functional.int8_vectorwise_dequant(codes, scales)
-    yield "bitsandbytes-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, {"m.weight": codes, "m.SCB": scales}, expected
+    yield (
+        "bitsandbytes-int8",
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        {"m.weight": codes, "m.SCB": scales},
+        expected,
+    )
 
 
 def compressed_tensors_cases(weight):
@@ -48,8 +57,14 @@ def compressed_tensors_cases(weight):
         ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
         ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
         ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [4, 32]}),
-        ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}),
-        ("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}),
+        (
+            "mxfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
+        ),
+        (
+            "mxfp8-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
+        ),
     ):
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
         low, high = extremes(weight, arguments)
@@ -58,7 +73,11 @@ def compressed_tensors_cases(weight):
         compressor = BaseCompressor.get_value_from_registry(layout)
         stored = compressor.compress(dict(state), scheme)
         expected = compressor.decompress(dict(stored), scheme)["weight"].float()
-        config = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": json.loads(scheme.model_dump_json())}}
+        config = {
+            "quant_method": "compressed-tensors",
+            "format": layout,
+            "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
+        }
         symmetric = "" if arguments.get("symmetric", True) else "-zeros"
         name = f"compressed-tensors-{layout}-{arguments['num_bits']}-{arguments['strategy']}{symmetric}"
         yield name, config, {f"m.{key}": value for key, value in stored.items()}, expected
@@ -85,8 +104,15 @@ def transformers_cases(weight):
     yield "transformers-fp8-block", config, {"m.weight": codes, "m.weight_scale_inv": scales}, expected
     blocks = torch.randint(0, 256, (1, N, K // 32, 16), dtype=torch.uint8)
     exponents = torch.randint(118, 126, (1, N, K // 32), dtype=torch.uint8)
-    expected = convert_moe_packed_tensors(blocks, exponents, dtype=torch.float32)[0].t().contiguous()  # of a gpt-oss expert, [K, N]
-    yield "transformers-mxfp4", {"quant_method": "mxfp4"}, {"m.weight_blocks": blocks[0], "m.weight_scales": exponents[0]}, expected
+    expected = (
+        convert_moe_packed_tensors(blocks, exponents, dtype=torch.float32)[0].t().contiguous()
+    )  # of a gpt-oss expert, [K, N]
+    yield (
+        "transformers-mxfp4",
+        {"quant_method": "mxfp4"},
+        {"m.weight_blocks": blocks[0], "m.weight_scales": exponents[0]},
+        expected,
+    )
 
 
 def main():

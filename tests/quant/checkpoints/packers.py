@@ -1,7 +1,8 @@
-"""Quantised matrices written out as published formats lay them out, one element after the other, and the weights that they mean.
+"""Quantised matrices written out as published formats lay them out, one element after the other, and the weights that
+they mean.
 
-Every function gives `(tensors, weight)`: what a checkpoint has for a module `m`, and float64 `[N, K]`. The numbers are random, of about
-0.2 in size as in a small model."""
+Every function gives `(tensors, weight)`: what a checkpoint has for a module `m`, and float64 `[N, K]`. The numbers are
+random, of about 0.2 in size as in a small model."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 
 def words(values: list[int], bits: int, count: int | None = None) -> list[int]:
-    """Fields of `bits` bits one behind the other, from the lowest bit of the first word of 32 bits on, as signed words."""
+    """Fields of `bits` bits one behind the other, from the lowest bit of the first word of 32 bits on, as signed
+    words."""
     stream = 0
     for i, value in enumerate(values):
         assert 0 <= value < 1 << bits
@@ -36,7 +38,10 @@ def words(values: list[int], bits: int, count: int | None = None) -> list[int]:
 def spaced_words(values: list[int], bits: int) -> list[int]:
     """As `words`, but no field crosses a word."""
     each = 32 // bits
-    return [signed(sum(value << (i * bits) for i, value in enumerate(values[start : start + each]))) for start in range(0, len(values), each)]
+    return [
+        signed(sum(value << (i * bits) for i, value in enumerate(values[start : start + each])))
+        for start in range(0, len(values), each)
+    ]
 
 
 def signed(word: int) -> int:
@@ -56,7 +61,10 @@ def scales(n: int, groups: int, bits: int, dtype: torch.dtype = torch.float16) -
 
 def values(codes: list[list[int]], zeros: list[list[int]], scale: Tensor, group_of: list[int]) -> Tensor:
     scale = scale.double().tolist()
-    rows = [[(code - zero[group]) * factor[group] for code, group in zip(row, group_of, strict=True)] for row, zero, factor in zip(codes, zeros, scale, strict=True)]
+    rows = [
+        [(code - zero[group]) * factor[group] for code, group in zip(row, group_of, strict=True)]
+        for row, zero, factor in zip(codes, zeros, scale, strict=True)
+    ]
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -78,14 +86,20 @@ def groups_of(k: int, group: int, order: str) -> list[int]:
     return found
 
 
-def gptq(n: int, k: int, bits: int, group: int = -1, symmetric: bool = True, order: str = "sequential", version: int = 1) -> Packed:
+def gptq(
+    n: int, k: int, bits: int, group: int = -1, symmetric: bool = True, order: str = "sequential", version: int = 1
+) -> Packed:
     group = k if group == -1 else group
     group_of = groups_of(k, group, order)
     count = -(-k // group)
     codes, scale = integers(n, k, bits), scales(n, count, bits)
     middle = 1 << (bits - 1)
-    # Version 1 holds zero - 1 in as many bits, so 0 is stored as the largest: on its own that is what a reader makes of it.
-    zeros = [[middle if symmetric else random.randrange(1 if version == 1 else 0, 1 << bits) for _ in range(count)] for _ in range(n)]
+    # Version 1 holds zero - 1 in as many bits, so 0 is stored as the largest: on its own that is what a reader makes of
+    # it.
+    zeros = [
+        [middle if symmetric else random.randrange(1 if version == 1 else 0, 1 << bits) for _ in range(count)]
+        for _ in range(n)
+    ]
     tensors = {
         "m.qweight": int32(columns([words(row, bits) for row in codes])),
         "m.qzeros": int32([words([zero - (version == 1) for zero in column], bits) for column in columns(zeros)]),
@@ -116,7 +130,9 @@ def awq(n: int, k: int, group: int = -1) -> Packed:
     return tensors, values(codes, zeros, scale, groups_of(k, group, "sequential"))
 
 
-def bitsandbytes_4bit(n: int, k: int, kind: str = "nf4", block: int = 64, nested: bool = False, stored_as: torch.dtype = torch.uint8) -> Packed:
+def bitsandbytes_4bit(
+    n: int, k: int, kind: str = "nf4", block: int = 64, nested: bool = False, stored_as: torch.dtype = torch.uint8
+) -> Packed:
     levels = torch.tensor(NF4) if kind == "nf4" else torch.tensor(FP4) / 12
     codes = [code for row in integers(n, k, 4) for code in row]
     codes += [0] * (len(codes) % 2)
@@ -132,14 +148,22 @@ def bitsandbytes_4bit(n: int, k: int, kind: str = "nf4", block: int = 64, nested
         inner = torch.randint(0, 256, (blocks,), dtype=torch.uint8)
         absmax = [float(nested_levels[int(inner[i])]) * float(outer[i // nested_block]) + offset for i in range(blocks)]
         state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": offset}
-        tensors |= {"m.weight.absmax": inner, "m.weight.nested_absmax": outer, "m.weight.nested_quant_map": nested_levels}
+        tensors |= {
+            "m.weight.absmax": inner,
+            "m.weight.nested_absmax": outer,
+            "m.weight.nested_quant_map": nested_levels,
+        }
     else:
         scale = torch.rand(blocks) * 0.2 + 0.2
         absmax = [float(value) for value in scale]
         tensors["m.weight.absmax"] = scale
-    tensors[f"m.weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    tensors[f"m.weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(
+        list(json.dumps(state).encode()), dtype=torch.uint8
+    )
     levels = levels.tolist()
-    weight = torch.tensor([levels[code] * absmax[i // block] for i, code in enumerate(codes[: n * k])], dtype=torch.float64)
+    weight = torch.tensor(
+        [levels[code] * absmax[i // block] for i, code in enumerate(codes[: n * k])], dtype=torch.float64
+    )
     return tensors, weight.view(n, k)
 
 
@@ -151,7 +175,15 @@ def bitsandbytes_8bit(n: int, k: int) -> Packed:
 
 
 def pack_quantized(
-    n: int, k: int, bits: int, strategy: str = "group", group: int = 32, symmetric: bool = True, order: str = "sequential", packed: bool = True, spaced: bool = False
+    n: int,
+    k: int,
+    bits: int,
+    strategy: str = "group",
+    group: int = 32,
+    symmetric: bool = True,
+    order: str = "sequential",
+    packed: bool = True,
+    spaced: bool = False,
 ) -> Packed:
     """`packed`: zero points, too; `spaced`: as early versions packed what does not divide 32."""
     group = group if strategy == "group" else k
@@ -166,12 +198,16 @@ def pack_quantized(
     tensors = {
         "m.weight_packed": int32([pack(row, bits) for row in codes]),
         "m.weight_shape": torch.tensor([n, k]),
-        "m.weight_scale": torch.tensor([float(scale[0, 0])], dtype=scale.dtype) if strategy == "tensor" else scale.contiguous(),
+        "m.weight_scale": torch.tensor([float(scale[0, 0])], dtype=scale.dtype)
+        if strategy == "tensor"
+        else scale.contiguous(),
     }
     if not symmetric and packed:
         tensors["m.weight_zero_point"] = int32(columns([pack(column, bits) for column in columns(zeros)]))
     elif not symmetric:
-        tensors["m.weight_zero_point"] = torch.tensor([[zero - middle for zero in row] for row in zeros], dtype=torch.int8)
+        tensors["m.weight_zero_point"] = torch.tensor(
+            [[zero - middle for zero in row] for row in zeros], dtype=torch.int8
+        )
     if order != "sequential":
         tensors["m.weight_g_idx"] = torch.tensor(group_of, dtype=torch.int32)
     return tensors, values(codes, zeros, scale, group_of)
@@ -186,26 +222,45 @@ def int_quantized(n: int, k: int, strategy: str = "channel", group: int = 32, sy
     return {"m.weight": torch.tensor(codes, dtype=torch.int8)} | tensors, weight
 
 
-def float8(n: int, k: int, block: tuple[int, int], scale_shape: tuple[int, ...] | None = None, name: str = "weight_scale_inv", exponents: bool = False) -> Packed:
+def float8(
+    n: int,
+    k: int,
+    block: tuple[int, int],
+    scale_shape: tuple[int, ...] | None = None,
+    name: str = "weight_scale_inv",
+    exponents: bool = False,
+) -> Packed:
     """`scale_shape`: of the stored scales, where it is not that of the grid of blocks."""
     codes = (torch.randn(n, k) * 20).to(torch.float8_e4m3fn)
     grid = (-(-n // block[0]), -(-k // block[1]))
     stored = torch.randint(118, 123, grid, dtype=torch.uint8) if exponents else torch.rand(grid) * 0.008 + 0.004
     scale = [[2.0 ** (value - 127) if exponents else value for value in row] for row in stored.tolist()]
-    rows = [[value * scale[i // block[0]][j // block[1]] for j, value in enumerate(row)] for i, row in enumerate(codes.float().tolist())]
+    rows = [
+        [value * scale[i // block[0]][j // block[1]] for j, value in enumerate(row)]
+        for i, row in enumerate(codes.float().tolist())
+    ]
     weight = torch.tensor(rows, dtype=torch.float64)
     return {"m.weight": codes, f"m.{name}": stored.reshape(scale_shape or grid)}, weight
 
 
-def mxfp4(n: int, k: int, names: tuple[str, str] = ("m.weight_blocks", "m.weight_scales"), blocked: bool = True) -> Packed:
+def mxfp4(
+    n: int, k: int, names: tuple[str, str] = ("m.weight_blocks", "m.weight_scales"), blocked: bool = True
+) -> Packed:
     codes = integers(n, k, 4)
     octets = [[row[i] | row[i + 1] << 4 for i in range(0, k, 2)] for row in codes]
     powers = torch.randint(120, 126, (n, k // 32), dtype=torch.uint8)
     stored = torch.tensor(octets, dtype=torch.uint8)
-    weight = [[E2M1[code] * 2.0 ** (int(powers[i, j // 32]) - 127) for j, code in enumerate(row)] for i, row in enumerate(codes)]
-    return {names[0]: stored.view(n, k // 32, 16) if blocked else stored, names[1]: powers}, torch.tensor(weight, dtype=torch.float64)
+    weight = [
+        [E2M1[code] * 2.0 ** (int(powers[i, j // 32]) - 127) for j, code in enumerate(row)]
+        for i, row in enumerate(codes)
+    ]
+    return {names[0]: stored.view(n, k // 32, 16) if blocked else stored, names[1]: powers}, torch.tensor(
+        weight, dtype=torch.float64
+    )
 
 
 def relative_error(found: Tensor, weight: Tensor) -> float:
     """The largest difference, by the largest weight."""
-    return ((found.double() - weight).abs().max() / weight.abs().max()).item() if not math.isnan(found.sum()) else math.inf
+    return (
+        ((found.double() - weight).abs().max() / weight.abs().max()).item() if not math.isnan(found.sum()) else math.inf
+    )

@@ -18,13 +18,20 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
 def compressed(**more):
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128} | more.pop("weights", {})
-    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {"targets": ["Linear"], "weights": weights}}} | more
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"g": {"targets": ["Linear"], "weights": weights}},
+    } | more
 
 
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        *[({"quant_method": name}, f"quant_method = '{name}'.*original") for name in ("aqlm", "quip", "hqq", "eetq", "vptq", "higgs", "torchao", "quanto", "spqr", "fbgemm_fp8")],
+        *[
+            ({"quant_method": name}, f"quant_method = '{name}'.*original")
+            for name in ("aqlm", "quip", "hqq", "eetq", "vptq", "higgs", "torchao", "quanto", "spqr", "fbgemm_fp8")
+        ],
         ({"quant_method": "bitnet"}, "quant_method = 'bitnet'.*three values"),
         ({"quant_method": "auto-round"}, "AutoRound"),
         ({"quant_method": "gguf"}, ".gguf file"),
@@ -138,7 +145,11 @@ DAMAGES = [
     ("gptq", configured(bits=8), "bits"),
     ("gptq", configured(group_size=16), "group"),
     ("gptq-act-order", without(".g_idx"), "desc_act needs.*q_proj.g_idx"),
-    ("gptq", lambda state, config: state.update({f"{Q}.weight": torch.zeros(64, 64)}), "q_proj.weight quantised.*and not quantised"),
+    (
+        "gptq",
+        lambda state, config: state.update({f"{Q}.weight": torch.zeros(64, 64)}),
+        "q_proj.weight quantised.*and not quantised",
+    ),
     ("gptq", lambda state, config: config.pop("quantization_config"), "qweight.*no quantization_config"),
     ("gptq", configured(quant_method="fp8"), "quantised .fp8., but no tensor"),
     ("gptq", configured(quant_method="awq"), r"\.qzeros' is int32"),
@@ -169,7 +180,11 @@ DAMAGES = [
     ("compressed-int4", first(".weight_scale", torch.nan), "weight_scale' holds nan"),
     ("compressed-int4", changed(".weight_zero_point", lambda t: t[1:]), "weight_zero_point'.*shape"),
     ("compressed-int4", changed(".weight_scale", lambda t: t.repeat(1, 2)), "weight_scale' has 4 groups"),
-    ("compressed-int4", changed(".weight_zero_point", lambda t: torch.full((64, 2), 8, dtype=torch.int8)), "zero points of 8..8; of 4 bits they are -8..7"),
+    (
+        "compressed-int4",
+        changed(".weight_zero_point", lambda t: torch.full((64, 2), 8, dtype=torch.int8)),
+        "zero points of 8..8; of 4 bits they are -8..7",
+    ),
     ("compressed-int8", without(".weight_scale"), "not.*weight_scale"),
     ("compressed-int8", changed(".weight_scale", lambda t: t[1:]), "weight_scale'.*shape"),
     ("compressed-fp8", first(".weight_scale", torch.inf), "weight_scale' holds inf"),
@@ -183,7 +198,9 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "damage", "told"), DAMAGES, ids=[f"{kind}-{i}" for i, (kind, _, _) in enumerate(DAMAGES)])
+@pytest.mark.parametrize(
+    ("kind", "damage", "told"), DAMAGES, ids=[f"{kind}-{i}" for i, (kind, _, _) in enumerate(DAMAGES)]
+)
 def test_damaged_checkpoints(kind, damage, told, tmp_path):
     folder = save_quantized(tmp_path, kind, change=damage)
     with pytest.raises(ValueError, match=told):

@@ -11,9 +11,17 @@ from safetensors.torch import load_file, save_file
 from benchmarks.load import measure, write_checkpoint
 
 # A matrix of 11 million weights in each layer: the largest of a model with 1 billion. Embedding and head are small.
-SIZES = {"vocab_size": 512, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 4}
-# Besides the weights: for each of the two threads the codes of a piece, a byte each (4 MB), its words, and what they are permuted through; the
-# codes' file pages are dropped with each piece. And what the first use of the kernels allocates.
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
+# Besides the weights: for each of the two threads the codes of a piece, a byte each (4 MB), its words, and what they
+# are permuted through; the codes' file pages are dropped with each piece. And what the first use of the kernels
+# allocates.
 OVERHEAD_BYTES = 96 << 20
 
 
@@ -24,22 +32,42 @@ def numbers(*shape):
 def gptq(n, k):
     groups = k // 128
     index = (torch.arange(k) // 128)[torch.randperm(k, generator=torch.Generator().manual_seed(k))]
-    return {"qweight": numbers(k // 8, n), "qzeros": numbers(groups, n // 8), "scales": torch.rand(groups, n).half() * 0.01, "g_idx": index.int()}
+    return {
+        "qweight": numbers(k // 8, n),
+        "qzeros": numbers(groups, n // 8),
+        "scales": torch.rand(groups, n).half() * 0.01,
+        "g_idx": index.int(),
+    }
 
 
 def awq(n, k):
-    return {"qweight": numbers(k, n // 8), "qzeros": numbers(k // 128, n // 8), "scales": torch.rand(k // 128, n).half() * 0.01}
+    return {
+        "qweight": numbers(k, n // 8),
+        "qzeros": numbers(k // 128, n // 8),
+        "scales": torch.rand(k // 128, n).half() * 0.01,
+    }
 
 
 def packed(n, k):
-    return {"weight_packed": numbers(n, k // 8), "weight_scale": torch.rand(n, k // 128).half() * 0.01, "weight_shape": torch.tensor([n, k])}
+    return {
+        "weight_packed": numbers(n, k // 8),
+        "weight_scale": torch.rand(n, k // 128).half() * 0.01,
+        "weight_shape": torch.tensor([n, k]),
+    }
 
 
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
 KINDS = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, gptq),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, awq),
-    "compressed-tensors": ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {"weights": WEIGHTS}}}, packed),
+    "compressed-tensors": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"g": {"weights": WEIGHTS}},
+        },
+        packed,
+    ),
 }
 
 

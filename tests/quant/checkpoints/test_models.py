@@ -34,7 +34,11 @@ def matrices(folder):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "kind"), [*((model_type, kind) for model_type in ("llama", "qwen2") for kind in KINDS), *(("phi3", kind) for kind in ("gptq-act-order", "awq", "bnb-nf4"))]
+    ("model_type", "kind"),
+    [
+        *((model_type, kind) for model_type in ("llama", "qwen2") for kind in KINDS),
+        *(("phi3", kind) for kind in ("gptq-act-order", "awq", "bnb-nf4")),
+    ],
 )
 def test_logits_and_text_are_those_of_the_weights_in_fp32(kind, model_type, tmp_path):
     """On torch, which multiplies with the very weights."""
@@ -42,7 +46,8 @@ def test_logits_and_text_are_those_of_the_weights_in_fp32(kind, model_type, tmp_
     quantized = save_quantized(tmp_path, kind, model_type, **fields)
     with load(quantized) as model, load(tmp_path / "floats") as oracle:
         found, expected = logits(model), logits(oracle)
-        # 14 products, whose up to 96 terms have weights that differ in the last bits: these errors add up like a random walk.
+        # 14 products, whose up to 96 terms have weights that differ in the last bits: these errors add up like a random
+        # walk.
         assert (found - expected).abs().max() <= 14 * 96**0.5 * 2**-24 * expected.abs().max()
         config = SamplingConfig(max_new_tokens=8, do_sample=False, ignore_eos=True)
         assert model.generate(PROMPT, config).generated_token_ids == oracle.generate(PROMPT, config).generated_token_ids
@@ -51,9 +56,10 @@ def test_logits_and_text_are_those_of_the_weights_in_fp32(kind, model_type, tmp_
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_on_the_kernels(kind, model_type, tmp_path):
-    """Relative to the logits' norm. Integer products round inputs to steps of max|x| / 127, whose largest is at most 5 times their size
-    here: an error of 5 / (127 sqrt(12)) of each product. Products of floats have scales of 11 bits: 2^-12. 8 products, one after the other, add
-    theirs like a random walk, and what stands between them enlarges it up to 3 times."""
+    """Relative to the logits' norm. Integer products round inputs to steps of max|x| / 127, whose largest is at most 5
+    times their size here: an error of 5 / (127 sqrt(12)) of each product. Products of floats have scales of 11 bits:
+    2^-12. 8 products, one after the other, add theirs like a random walk, and what stands between them enlarges it up
+    to 3 times."""
     quantized = save_quantized(tmp_path, kind, model_type)
     noise = 2**-12 if "fp8" in kind else 5 / (127 * 12**0.5)
     with load(quantized, "native") as model, load(tmp_path / "floats", "native") as oracle:
@@ -105,7 +111,9 @@ def test_modules_that_are_not_quantised_stay_floats(tmp_path):
 
     folder = save_quantized(tmp_path, "gptq", change=change)
     floats = load_file(tmp_path / "floats" / "model.safetensors")
-    floats["model.layers.0.self_attn.k_proj.weight"] = load_file(folder / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
+    floats["model.layers.0.self_attn.k_proj.weight"] = load_file(folder / "model.safetensors")[
+        "model.layers.0.self_attn.k_proj.weight"
+    ]
     save_file(floats, tmp_path / "floats" / "model.safetensors")
     with load(folder) as model, load(tmp_path / "floats") as oracle:
         assert torch.allclose(logits(model), logits(oracle), rtol=1e-4, atol=1e-4)
@@ -138,7 +146,15 @@ def as_early_writers(folder, beside, fields, weights="model.safetensors"):
 
 
 def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp_path):
-    gptq = {"bits": 4, "group_size": 32, "desc_act": True, "sym": True, "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "gptq_model-4bit-32g"}
+    gptq = {
+        "bits": 4,
+        "group_size": 32,
+        "desc_act": True,
+        "sym": True,
+        "true_sequential": True,
+        "model_name_or_path": None,
+        "model_file_base_name": "gptq_model-4bit-32g",
+    }
     awq = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
     for kind, arguments in (
         ("gptq-act-order", ("quantize_config.json", gptq, "gptq_model-4bit-32g.safetensors")),
@@ -147,11 +163,15 @@ def test_early_checkpoints_say_in_a_file_of_their_own_how_they_are_quantised(tmp
     ):
         folder = save_quantized(tmp_path / arguments[0] / kind, kind)
         as_early_writers(folder, *arguments)
-        assert set(needed_files([path.name for path in folder.iterdir()], None)) == {path.name for path in folder.iterdir()}
+        assert set(needed_files([path.name for path in folder.iterdir()], None)) == {
+            path.name for path in folder.iterdir()
+        }
         with load(folder) as model, load(folder.parent / "floats") as oracle:
             assert torch.allclose(logits(model), logits(oracle), rtol=1e-4, atol=1e-4)
     folder = save_quantized(tmp_path / "modelopt", "compressed-fp8")
-    as_early_writers(folder, "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+    as_early_writers(
+        folder, "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    )
     with pytest.raises(NotImplementedError, match="quant_method = 'modelopt' is not implemented"):
         load(folder)
     folder = save_quantized(tmp_path / "said", "gptq")
@@ -192,7 +212,9 @@ def test_pieces_and_threads_do_not_matter(kind, tmp_path, monkeypatch):
 
     folder = save_quantized(tmp_path, kind)
     whole = {name: matrix.weight.matrix for name, matrix in matrices(folder).items()}
-    monkeypatch.setattr(quantized_checkpoint, "row_ranges", lambda rows, row_bytes: row_ranges(rows, row_bytes, piece_bytes=1))
+    monkeypatch.setattr(
+        quantized_checkpoint, "row_ranges", lambda rows, row_bytes: row_ranges(rows, row_bytes, piece_bytes=1)
+    )
     monkeypatch.setattr("pace.quant.checkpoints.stored.PIECE_BYTES", 512)
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
