@@ -38,9 +38,9 @@ import numpy as np
 import torch
 
 from pace import _C
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
 from pace.bench.measure import draw_blocks
 from pace.bench.shapes import SHAPES
-from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.ops.storage import CODES, QuantizedRows, Storage

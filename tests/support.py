@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
 

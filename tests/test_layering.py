@@ -21,7 +21,7 @@ LAYERS: list[list[str]] = [
         "pace.naming",
         "pace.llm.configs",
         "pace.llm.outputs",
-        "pace.llm.batch",
+        "pace.batch",
         "pace.llm.sequence",
     ]
     + ["pace.llm.detokenizer", "pace.llm.turns", "pace.llm.operators", "pace.llm.speculation.configs"],

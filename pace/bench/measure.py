@@ -15,12 +15,12 @@ import torch
 
 import pace
 from pace import _C
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
 from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.prediction import Prediction, efficiency, predict
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape
 from pace.graph.instructions import Attention, Instruction, Linear
-from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.compiled import CompiledModel

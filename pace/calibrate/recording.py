@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVSpec, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, Spans
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM

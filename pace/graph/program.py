@@ -15,7 +15,7 @@ from pace.ops.native_attention import kv_view
 from pace.ops.native_linear import ACTIVATION_CODES
 
 if TYPE_CHECKING:
-    from pace.llm.batch import ForwardBatch, KVBlocks
+    from pace.batch import ForwardBatch, KVBlocks
 
 LOGITS = -1
 """The buffer that stands for the result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
 from pace.llm.sequence import Span
 
 _TABLE_STEP = 8

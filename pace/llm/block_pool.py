@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
 
 
 def num_blocks_of(num_tokens: int) -> int:

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
 from pace.llm.block_pool import BlockPool, num_blocks_of
 from pace.llm.cache_policy import CachePolicy, Contiguous, Paged, balanced_rows
 from pace.llm.configs import KVCacheType

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
-from pace.llm.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE
 from pace.llm.block_pool import BlockPool, num_blocks_of
 from pace.llm.sequence import Sequence
 

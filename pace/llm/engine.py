@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pace.llm.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE
 from pace.llm.batching import BatchBuilder
 from pace.llm.cache import CacheManager
 from pace.llm.drafter import Drafter, NoDraft

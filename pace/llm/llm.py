@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE
 from pace.llm.cache import CacheManager, check_cache_options
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine import Engine

@@ -11,7 +11,7 @@ from pace import _C
 from pace.ops.checks import check_heads, check_vector, describe
 
 if TYPE_CHECKING:
-    from pace.llm.batch import KVBlocks, Spans
+    from pace.batch import KVBlocks, Spans
 
 BLOCK_POSITIONS = 16
 MAX_HEAD_DIM = 512

@@ -21,7 +21,7 @@ from pace.ops.quantizer import Quantizer
 from pace.ops.storage import QuantizedRows, Storage
 
 if TYPE_CHECKING:
-    from pace.llm.batch import KVBlocks, Spans
+    from pace.batch import KVBlocks, Spans
 
 ACTIVATIONS = {
     "silu": functional.silu,

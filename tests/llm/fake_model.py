@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import torch
 
-from pace.llm.batch import BLOCK_SIZE, ForwardBatch, KVSpec
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec
 from pace.llm.engine import Engine
 from pace.ops import reference
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pace.llm.batch import BLOCK_SIZE, KVSpec
+from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache import CacheManager
 from pace.llm.sequence import Sequence
 from tests.support import exit_code_in_fork

@@ -9,8 +9,8 @@ import torch
 from hypothesis import settings
 
 from pace.assets import TINY
+from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache import CacheManager
 from pace.llm.cache_policy import COPY_COST, balanced_rows
 from pace.llm.engine import Engine

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.llm.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
 from pace.ops import native, reference
 from tests.support import isas_of_floats, poison
 

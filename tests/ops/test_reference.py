@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pace.llm.batch import KVBlocks, KVSpec, Spans
+from pace.batch import KVBlocks, KVSpec, Spans
 from pace.ops import reference as ops
 from pace.ops.storage import QuantizedRows, Storage
 

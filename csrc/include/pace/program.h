@@ -21,7 +21,7 @@
 
 namespace pace {
 
-// What one step gives to a program; the arrays are those of ForwardBatch in pace/llm/batch.py.
+// What one step gives to a program; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
     const KvView* cache;         // of every layer
     int64_t tokens;              // T

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from pace.llm.batch import ForwardBatch, KVBlocks
+from pace.batch import ForwardBatch, KVBlocks
 from pace.llm.layers.base import Layer
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, NoHeadNorm

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from pace.llm.batch import ForwardBatch, KVSpec
+from pace.batch import ForwardBatch, KVSpec
 from pace.llm.layers import Embedding, Layer, LayerNorm, LMHead, NoNorm, NoRotary, RMSNorm, Rotary, Slot, TiedLMHead
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.model_config import ModelConfig

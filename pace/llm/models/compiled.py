@@ -8,9 +8,9 @@ from types import ModuleType
 
 from torch import Tensor
 
+from pace.batch import ForwardBatch
 from pace.graph import Program
 from pace.graph import instructions as ir
-from pace.llm.batch import ForwardBatch
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.executable import Executable
 from pace.llm.models.op_by_op import product_operators

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from pace.llm.batch import ForwardBatch, KVSpec
+from pace.batch import ForwardBatch, KVSpec
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorReport
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.llm.batch import ForwardBatch, KVBlocks
+from pace.batch import ForwardBatch, KVBlocks
 from pace.llm.layers import (
     Attention,
     Embedding,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pace.llm.batch import ForwardBatch
+from pace.batch import ForwardBatch
 from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.executable import Executable

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pace.llm.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE
 from pace.llm.batching import BatchBuilder
 from pace.llm.cache import CacheManager
 from pace.llm.drafter import DraftMemory

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pace.llm.batch import BLOCK_SIZE
+from pace.batch import BLOCK_SIZE
 from pace.llm.drafter import DraftMemory
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import Acceptance, DraftLengths

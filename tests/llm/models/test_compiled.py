@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pace import _C
-from pace.llm.batch import ForwardBatch, Spans
+from pace.batch import ForwardBatch, Spans
 from pace.llm.models.compiled import CompiledModel
 from pace.ops import native
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
