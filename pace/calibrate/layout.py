@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pace.llm.models.safetensors_file import TensorInfo
+from pace.checkpoints.safetensors_file import TensorInfo
 from pace.ops.storage import QuantizedRows, Storage
 
 LAYOUTS = {"int4": "pack-quantized", "int8": "int-quantized"}

@@ -15,9 +15,9 @@ import torch
 from transformers import TextIteratorStreamer
 from transformers import TextStreamer as HFTextStreamer
 
+from pace.checkpoints.reader import CheckpointReader
 from pace.llm import BaseStreamer, CallbackStreamer, GenerateOutput, LLMModel, SamplingConfig, TextStreamer
 from pace.llm.models import model_utils
-from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.sampler import draw, uniform
 from tests.support import backends
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.models.checkpoint import row_ranges
+from pace.checkpoints.reader import row_ranges
+from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 from pace.llm.models.gguf_file import GgufFile, GgufTensor, Metadata
-from pace.llm.models.safetensors_file import TensorInfo, copy_in_own_pages
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.ggml import BlockType
 

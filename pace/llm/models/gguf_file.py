@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular
+from pace.checkpoints.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular
 from pace.llm.models.model_config import shown
 from pace.quant.ggml import BLOCK_TYPES, OTHER_TYPES, BlockType
 

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pace.llm.models.checkpoint import (
+from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
+from pace.checkpoints.reader import (
     GPTQ_NAME,
     INDEX_SUFFIX,
     OTHER_WEIGHT_SUFFIXES,
@@ -28,7 +29,6 @@ from pace.llm.models.checkpoint import (
     TORCH_NAME,
     shard_names,
 )
-from pace.llm.models.files import MAX_CONFIG_BYTES, open_regular, read_json_object
 from pace.llm.models.gguf_checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
 from pace.llm.models.gguf_file import GgufFile, is_gguf
 from pace.llm.models.gguf_tokenizer import tokenizer_json, tokenizer_settings

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from pace import _C, env
+from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.executable import Executable
 from pace.llm.models.gguf_checkpoint import GgufCheckpoint

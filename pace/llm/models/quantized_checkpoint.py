@@ -8,8 +8,8 @@ from math import prod
 
 from torch import Tensor
 
-from pace.llm.models.checkpoint import CheckpointReader, row_ranges
-from pace.llm.models.safetensors_file import TensorInfo
+from pace.checkpoints.reader import CheckpointReader, row_ranges
+from pace.checkpoints.safetensors_file import TensorInfo
 from pace.ops.storage import QuantizedRows, Storage
 from pace.quant.checkpoints import Method, StoredMatrix
 

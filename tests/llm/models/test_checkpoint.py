@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from pace.llm.models import files as files_module
-from pace.llm.models.checkpoint import CheckpointReader
-from pace.llm.models.safetensors_file import MAX_HEADER_BYTES
-from pace.llm.models.torch_file import TorchFile
+from pace.checkpoints import files as files_module
+from pace.checkpoints.reader import CheckpointReader
+from pace.checkpoints.safetensors_file import MAX_HEADER_BYTES
+from pace.checkpoints.torch_file import TorchFile
 from tests.fuzz import checkpoints, hostile_pickles
 
 STATE = {

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pace.assets import TINY
+from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models import hf_utils
-from pace.llm.models.checkpoint import CheckpointReader
 from pace.llm.models.hf_utils import (
     find_checkpoint,
     load_tokenizer,

@@ -231,7 +231,7 @@ def test_a_bar_on_a_terminal_only(tiny, monkeypatch, capfd):
 
 def test_threads_fill_disjoint_pieces(tiny, tmp_path, monkeypatch):
     """Many pieces a tensor and more threads than cores: the same bits."""
-    from pace.llm.models.checkpoint import CheckpointReader
+    from pace.checkpoints.reader import CheckpointReader
 
     expected = matrices(load_model(tiny[0], num_threads=1))
     ranges = CheckpointReader.row_ranges

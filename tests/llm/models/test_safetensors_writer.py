@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from pace.llm.models.safetensors_file import SafetensorsFile, TensorInfo
-from pace.llm.models.safetensors_writer import SafetensorsWriter
+from pace.checkpoints.safetensors_file import SafetensorsFile, TensorInfo
+from pace.checkpoints.safetensors_writer import SafetensorsWriter
 
 TENSORS = {
     "codes": torch.arange(35, dtype=torch.int8).view(7, 5),

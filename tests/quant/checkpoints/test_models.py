@@ -207,8 +207,8 @@ def test_static_scales_and_biases_of_zeros_are_left_over(tmp_path):
 @pytest.mark.parametrize("kind", ["gptq", "awq", "bnb-nf4", "compressed-int4", "fp8", "mxfp4"])
 def test_pieces_and_threads_do_not_matter(kind, tmp_path, monkeypatch):
     """Rows come in pieces of 16, on two threads, and from files of the older kind."""
+    from pace.checkpoints.reader import row_ranges
     from pace.llm.models import quantized_checkpoint
-    from pace.llm.models.checkpoint import row_ranges
 
     folder = save_quantized(tmp_path, kind)
     whole = {name: matrix.weight.matrix for name, matrix in matrices(folder).items()}
@@ -224,7 +224,7 @@ def test_pieces_and_threads_do_not_matter(kind, tmp_path, monkeypatch):
 
 
 def test_what_a_progress_bar_is_told_adds_up(tmp_path):
-    from pace.llm.models.checkpoint import CheckpointReader
+    from pace.checkpoints.reader import CheckpointReader
     from pace.llm.models.quantized_checkpoint import QuantizedCheckpoint
     from pace.quant.checkpoints import read_quant_method
 

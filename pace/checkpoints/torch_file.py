@@ -19,8 +19,8 @@ import torch
 from torch import _weights_only_unpickler
 
 from pace import _C
-from pace.llm.models.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
-from pace.llm.models.safetensors_file import TensorInfo, copy_in_own_pages
+from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, read_at
+from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
 
 # The pickle only names the tensors (about 200 bytes each); their data lies beside it in the archive.
 MAX_PICKLE_BYTES = 64 << 20

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from pace.llm.models.files import file_inside, read_json_object
-from pace.llm.models.safetensors_file import SafetensorsFile, TensorInfo
-from pace.llm.models.torch_file import TorchFile
+from pace.checkpoints.files import file_inside, read_json_object
+from pace.checkpoints.safetensors_file import SafetensorsFile, TensorInfo
+from pace.checkpoints.torch_file import TorchFile
 
 SAFETENSORS_NAME = "model.safetensors"
 TORCH_NAME = "pytorch_model.bin"

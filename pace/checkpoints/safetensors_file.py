@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from pace.llm.models.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
+from pace.checkpoints.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
 
 # About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at
 # most a few thousand. The limit bounds what a hostile header can cost in memory.

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pace.llm.models.safetensors_file import DTYPES, TensorInfo
+from pace.checkpoints.safetensors_file import DTYPES, TensorInfo
 from pace.memory import format_bytes
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
