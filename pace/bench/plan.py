@@ -16,8 +16,8 @@ from pace import _C
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
 from pace.bench.prediction import efficiency, predict
+from pace.checkpoints.gguf.file import is_gguf
 from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
-from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import open_checkpoint, parse_kv_cache_dtype, use_threads
 from pace.ops import native

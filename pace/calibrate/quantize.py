@@ -26,6 +26,7 @@ from pace.calibrate import layout, migration
 from pace.calibrate.recording import BATCH_TOKENS, CalibrationText, InputStatistics
 from pace.calibrate.report import Report, compare_models
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
+from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.reader import CheckpointReader
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.checkpoints.safetensors_writer import SafetensorsWriter
@@ -33,7 +34,6 @@ from pace.eval import encode, read_context, windows
 from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
 from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.memory import available_memory_bytes, format_bytes

@@ -11,8 +11,8 @@ import torch
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES  # noqa: E402
 from pace.ops.storage import Storage  # noqa: E402
-from pace.quant.ggml import BLOCK_TYPES, OTHER_TYPES  # noqa: E402
 from tests.gguf_files import HALVES, random_blocks  # noqa: E402
 
 NUMBERS = pytest.mark.parametrize("number", BLOCK_TYPES, ids=lambda number: BLOCK_TYPES[number].name)

@@ -21,6 +21,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
+from pace.checkpoints.gguf.checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
+from pace.checkpoints.gguf.file import GgufFile, is_gguf
+from pace.checkpoints.gguf.tokenizer import tokenizer_json, tokenizer_settings
 from pace.checkpoints.reader import (
     GPTQ_NAME,
     INDEX_SUFFIX,
@@ -29,9 +32,6 @@ from pace.checkpoints.reader import (
     TORCH_NAME,
     shard_names,
 )
-from pace.llm.models.gguf_checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
-from pace.llm.models.gguf_file import GgufFile, is_gguf
-from pace.llm.models.gguf_tokenizer import tokenizer_json, tokenizer_settings
 from pace.naming import argument
 
 logger = logging.getLogger("pace")

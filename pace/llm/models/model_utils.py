@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from pace import _C, env
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.checkpoints.gguf.file import is_gguf
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.executable import Executable
-from pace.llm.models.gguf_checkpoint import GgufCheckpoint
-from pace.llm.models.gguf_file import is_gguf
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
 from pace.llm.models.op_by_op import OpByOpModel

@@ -12,13 +12,13 @@ gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
 from pace.assets import TINY  # noqa: E402
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES  # noqa: E402
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint, hub_order  # noqa: E402
+from pace.checkpoints.gguf.file import GgufFile  # noqa: E402
 from pace.llm import LLMModel, SamplingConfig  # noqa: E402
-from pace.llm.models.gguf_checkpoint import GgufCheckpoint, hub_order  # noqa: E402
-from pace.llm.models.gguf_file import GgufFile  # noqa: E402
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config  # noqa: E402
 from pace.llm.models.model_utils import load_model  # noqa: E402
 from pace.ops.storage import QuantizedRows, Storage  # noqa: E402
-from pace.quant.ggml import BLOCK_TYPES  # noqa: E402
 from tests.gguf_files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402

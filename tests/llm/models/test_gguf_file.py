@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from pace.llm.models.gguf_file import GgufFile, is_gguf
-from pace.quant.ggml import BLOCK_TYPES
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES
+from pace.checkpoints.gguf.file import GgufFile, is_gguf
 from tests.gguf_bytes import ARRAY, BOOL, F32, STRING, U8, U32, entry, tensor, text, whole
 
 
@@ -222,7 +222,7 @@ def test_every_cut_of_a_file_is_refused(tmp_path):
 
 
 def test_a_header_of_unlimited_size_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pace.llm.models.gguf_file.MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr("pace.checkpoints.gguf.file.MAX_HEADER_BYTES", 100)
     with pytest.raises(ValueError, match="a header of more than 100 bytes"):
         opened(tmp_path, whole([entry("a", STRING, text("x" * 200))]))
 

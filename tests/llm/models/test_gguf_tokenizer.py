@@ -13,7 +13,7 @@ gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
 from pace.assets import TINY  # noqa: E402
-from pace.llm.models.gguf_tokenizer import CUTS  # noqa: E402
+from pace.checkpoints.gguf.tokenizer import CUTS  # noqa: E402
 from pace.llm.models.hf_utils import load_tokenizer  # noqa: E402
 from tests.gguf_files import add_tokenizer  # noqa: E402
 from tests.llm.tokenizer_zoo import ZOO, byte_level, sentencepiece  # noqa: E402

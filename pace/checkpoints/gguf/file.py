@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from pace.checkpoints.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
 from pace.llm.models.model_config import shown
-from pace.quant.ggml import BLOCK_TYPES, OTHER_TYPES, BlockType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -11,7 +11,7 @@ import json
 import logging
 from typing import Any, NamedTuple
 
-from pace.llm.models.gguf_file import Metadata
+from pace.checkpoints.gguf.file import Metadata
 from pace.llm.models.model_config import shown
 from pace.naming import argument
 

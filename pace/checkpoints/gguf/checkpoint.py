@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace.checkpoints.gguf.blocks import BlockType
+from pace.checkpoints.gguf.file import GgufFile, GgufTensor, Metadata
 from pace.checkpoints.reader import row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
-from pace.llm.models.gguf_file import GgufFile, GgufTensor, Metadata
 from pace.ops.storage import QuantizedRows, Storage
-from pace.quant.ggml import BlockType
 
 SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MAX_SHARDS = 1000

@@ -1,0 +1,1 @@
+"""GGUF files, which stand for a directory: the container, its tensors under the Hub's names, its tokenizer."""
