@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pace.quant.checkpoints import Method, read_quant_method
+from pace.checkpoints.quantized import Method, read_quant_method
 
 logger = logging.getLogger("pace")
 

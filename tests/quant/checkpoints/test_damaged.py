@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
+from pace.checkpoints.quantized import read_quant_method
 from pace.llm.models.model_utils import load_model
-from pace.quant.checkpoints import read_quant_method
 from tests.quant.checkpoints.models import KINDS, save_quantized
 
 Q = "model.layers.0.self_attn.q_proj"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from pace.checkpoints.quantized import read_quant_method
+from pace.checkpoints.quantized.stored import unpack
 from pace.ops.storage import QuantizedRows, Storage
-from pace.quant.checkpoints import read_quant_method
-from pace.quant.checkpoints.stored import unpack
 from pace.quant.format import power_of_two
 from tests.quant.checkpoints import packers
 

@@ -207,15 +207,15 @@ def test_static_scales_and_biases_of_zeros_are_left_over(tmp_path):
 @pytest.mark.parametrize("kind", ["gptq", "awq", "bnb-nf4", "compressed-int4", "fp8", "mxfp4"])
 def test_pieces_and_threads_do_not_matter(kind, tmp_path, monkeypatch):
     """Rows come in pieces of 16, on two threads, and from files of the older kind."""
+    from pace.checkpoints.quantized import reader as quantized_checkpoint
     from pace.checkpoints.reader import row_ranges
-    from pace.llm.models import quantized_checkpoint
 
     folder = save_quantized(tmp_path, kind)
     whole = {name: matrix.weight.matrix for name, matrix in matrices(folder).items()}
     monkeypatch.setattr(
         quantized_checkpoint, "row_ranges", lambda rows, row_bytes: row_ranges(rows, row_bytes, piece_bytes=1)
     )
-    monkeypatch.setattr("pace.quant.checkpoints.stored.PIECE_BYTES", 512)
+    monkeypatch.setattr("pace.checkpoints.quantized.stored.PIECE_BYTES", 512)
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(state, folder / "pytorch_model.bin")
@@ -224,9 +224,9 @@ def test_pieces_and_threads_do_not_matter(kind, tmp_path, monkeypatch):
 
 
 def test_what_a_progress_bar_is_told_adds_up(tmp_path):
+    from pace.checkpoints.quantized import read_quant_method
+    from pace.checkpoints.quantized.reader import QuantizedCheckpoint
     from pace.checkpoints.reader import CheckpointReader
-    from pace.llm.models.quantized_checkpoint import QuantizedCheckpoint
-    from pace.quant.checkpoints import read_quant_method
 
     for kind in ("gptq-act-order", "awq", "bnb-int8", "gptq-groups-of-24"):
         folder = save_quantized(tmp_path / kind, kind)

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.quant.checkpoints.method import Method, modules_with, read_bits, read_group_size, read_name, refused
-from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, TensorSource, unpack
+from pace.checkpoints.quantized.method import Method, modules_with, read_bits, read_group_size, read_name, refused
+from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, TensorSource, unpack
 
 FIELD_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which field of its word holds output i of 8."""

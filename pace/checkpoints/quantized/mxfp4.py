@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from pace.checkpoints.quantized.fp8 import EXPONENTS
+from pace.checkpoints.quantized.method import Method, modules_with
+from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
 from pace.ops.storage import QuantizedRows, Storage
-from pace.quant.checkpoints.fp8 import EXPONENTS
-from pace.quant.checkpoints.method import Method, modules_with
-from pace.quant.checkpoints.stored import StoredMatrix, TensorSource
 from pace.quant.format import power_of_two
 
 BLOCK = 32

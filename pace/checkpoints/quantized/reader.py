@@ -8,10 +8,10 @@ from math import prod
 
 from torch import Tensor
 
+from pace.checkpoints.quantized import Method, StoredMatrix
 from pace.checkpoints.reader import CheckpointReader, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo
 from pace.ops.storage import QuantizedRows, Storage
-from pace.quant.checkpoints import Method, StoredMatrix
 
 CACHE_SCALES = re.compile(
     r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)"

@@ -5,8 +5,8 @@ A method is one file and one line in the registry. It finds the matrices of a ch
 (`StoredMatrix`) gives any of its rows as codes and scales, bit for bit those of the file.
 """
 
-from pace.quant.checkpoints.method import Method
-from pace.quant.checkpoints.registry import METHODS, read_quant_method
-from pace.quant.checkpoints.stored import StoredMatrix, TensorSource
+from pace.checkpoints.quantized.method import Method
+from pace.checkpoints.quantized.registry import METHODS, read_quant_method
+from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
 
 __all__ = ["METHODS", "Method", "StoredMatrix", "TensorSource", "read_quant_method"]

@@ -27,9 +27,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pace.checkpoints.quantized.method import Method, modules_stored_as, modules_with, read_flag, wrong
+from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, TensorSource, as_octets
 from pace.ops.storage import CODEBOOKS, MIN_GROUP, QuantizedRows, Storage
-from pace.quant.checkpoints.method import Method, modules_stored_as, modules_with, read_flag, wrong
-from pace.quant.checkpoints.stored import FLOATS, StoredMatrix, TensorSource, as_octets
 
 KINDS = ("nf4", "fp4")
 STATE = ".weight.quant_state.bitsandbytes__"

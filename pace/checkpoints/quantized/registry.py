@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pace.checkpoints.quantized.awq import AWQ
+from pace.checkpoints.quantized.bitsandbytes import BitsAndBytes
+from pace.checkpoints.quantized.compressed_tensors import CompressedTensors
+from pace.checkpoints.quantized.fp8 import FP8
+from pace.checkpoints.quantized.gptq import GPTQ
+from pace.checkpoints.quantized.method import Method, refused, wrong
+from pace.checkpoints.quantized.mxfp4 import MXFP4
 from pace.naming import argument
-from pace.quant.checkpoints.awq import AWQ
-from pace.quant.checkpoints.bitsandbytes import BitsAndBytes
-from pace.quant.checkpoints.compressed_tensors import CompressedTensors
-from pace.quant.checkpoints.fp8 import FP8
-from pace.quant.checkpoints.gptq import GPTQ
-from pace.quant.checkpoints.method import Method, refused, wrong
-from pace.quant.checkpoints.mxfp4 import MXFP4
 
 METHODS: dict[str, type[Method]] = {
     "gptq": GPTQ,

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pace.checkpoints.quantized.method import MAX_GROUP, Method, modules_stored_as, read_name, refused, wrong
+from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, TensorSource
 from pace.ops.storage import MIN_GROUP, QuantizedRows, Storage
-from pace.quant.checkpoints.method import MAX_GROUP, Method, modules_stored_as, read_name, refused, wrong
-from pace.quant.checkpoints.stored import FLOATS, StoredMatrix, TensorSource
 from pace.quant.format import power_of_two
 
 EXPONENTS = tuple(dtype for dtype in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)) if dtype)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.quant.checkpoints.stored import StoredMatrix, TensorSource
+from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
 
 MAX_GROUP = 1 << 24
 """No row is longer."""

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.quant.checkpoints.method import (
+from pace.checkpoints.quantized.method import (
     Method,
     modules_with,
     read_bits,
@@ -30,7 +30,7 @@ from pace.quant.checkpoints.method import (
     refused,
     wrong,
 )
-from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, TensorSource, as_octets, unpack
+from pace.checkpoints.quantized.stored import FLOATS, Groups, IntegerMatrix, TensorSource, as_octets, unpack
 
 BITS = (2, 3, 4, 8)
 FORMATS = {"gptq": 1, "gptq_v2": 2}

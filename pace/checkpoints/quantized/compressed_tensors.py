@@ -27,8 +27,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.quant.checkpoints.fp8 import Block, Float8Matrix, read_block
-from pace.quant.checkpoints.method import (
+from pace.checkpoints.quantized.fp8 import Block, Float8Matrix, read_block
+from pace.checkpoints.quantized.method import (
     Method,
     modules_stored_as,
     modules_with,
@@ -38,8 +38,16 @@ from pace.quant.checkpoints.method import (
     refused,
     wrong,
 )
-from pace.quant.checkpoints.mxfp4 import MXFP4Matrix
-from pace.quant.checkpoints.stored import FLOATS, Groups, IntegerMatrix, StoredMatrix, TensorSource, as_octets, unpack
+from pace.checkpoints.quantized.mxfp4 import MXFP4Matrix
+from pace.checkpoints.quantized.stored import (
+    FLOATS,
+    Groups,
+    IntegerMatrix,
+    StoredMatrix,
+    TensorSource,
+    as_octets,
+    unpack,
+)
 
 FORMATS = (
     "pack-quantized",
