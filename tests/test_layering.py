@@ -159,7 +159,7 @@ from ..up import x
 """
     assert imports(source, "p.q") == {"a.b", "typing", "shown", "c", "p.q", "p.up"}
     assert (
-        layer("pace.llm.models.llama")
+        layer("pace.llm.models.families.llama")
         == layer("pace.llm.models")
         > layer("pace.llm.layers.norm")
         > layer("pace.ops.native")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.gptj import GPTJForCausalLM
-from pace.llm.models.llama import LlamaForCausalLM
-from pace.llm.models.mistral import MistralForCausalLM
+from pace.llm.models.families.gptj import GPTJForCausalLM
+from pace.llm.models.families.llama import LlamaForCausalLM
+from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.opt import OPTForCausalLM
+from pace.llm.models.families.phi import PhiForCausalLM
+from pace.llm.models.families.phi3 import Phi3ForCausalLM
+from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
 from pace.llm.models.model_config import ModelConfig, shown
-from pace.llm.models.opt import OPTForCausalLM
-from pace.llm.models.phi import PhiForCausalLM
-from pace.llm.models.phi3 import Phi3ForCausalLM
-from pace.llm.models.qwen2 import Qwen2ForCausalLM
-from pace.llm.models.qwen3 import Qwen3ForCausalLM
 
 MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "GPTJForCausalLM": GPTJForCausalLM,

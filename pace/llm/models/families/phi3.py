@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pace.llm.layers import RopeConfig
-from pace.llm.models.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import read_rope
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, count, flag
-from pace.llm.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
 
 @dataclass(frozen=True, kw_only=True)

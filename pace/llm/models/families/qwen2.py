@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.models.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_POSITIONS, count, declared, flag, token_ids
 
 LAYER_TYPES = ("full_attention", "sliding_attention")

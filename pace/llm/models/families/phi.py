@@ -14,7 +14,7 @@ from pace.batch import ForwardBatch, KVBlocks
 from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.llama import LlamaConfig
+from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.model_config import MAX_LAYERS, activation, count, number
 from pace.llm.models.rope_config import read_rope
 
