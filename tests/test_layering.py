@@ -34,7 +34,7 @@ LAYERS: list[list[str]] = [
         for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")
     ]
     + [f"pace.llm.{name}" for name in ("block_pool", "cache_policy", "prefix_cache")],
-    ["pace.llm.engine", "pace.llm.batching", "pace.llm.speculation"],
+    ["pace.llm.engine", "pace.llm.runners.batch_builder", "pace.llm.speculation"],
     [
         "pace.llm.beam_search",
         "pace.llm.generator",

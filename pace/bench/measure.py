@@ -23,7 +23,6 @@ from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape
 from pace.graph.instructions import Attention, Instruction, Linear
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import (
     executable,
@@ -33,6 +32,7 @@ from pace.llm.models.model_utils import (
     select_ops,
     use_threads,
 )
+from pace.llm.runners.program import CompiledModel
 from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.stopping_criteria import StoppingCriteria

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.batching import BatchBuilder
 from pace.llm.cache import CacheManager
 from pace.llm.drafter import Drafter, NoDraft
+from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sampler import Sampler
 from pace.llm.scheduler import Scheduler
 from pace.llm.sequence import Sequence, Span

@@ -21,12 +21,12 @@ from pace.checkpoints.quantized import Method
 from pace.checkpoints.quantized.reader import QuantizedCheckpoint, check_not_quantized
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.compiled import CompiledModel
-from pace.llm.models.executable import Executable
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
-from pace.llm.models.op_by_op import OpByOpModel
 from pace.llm.operators import OperatorConfig, read_backend
+from pace.llm.runners.eager import OpByOpModel
+from pace.llm.runners.program import CompiledModel
+from pace.llm.runners.runner import Executable
 from pace.naming import argument
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig, read_quantization

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.batching import BatchBuilder
 from pace.llm.cache import CacheManager
 from pace.llm.drafter import DraftMemory
+from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import StepCosts
 

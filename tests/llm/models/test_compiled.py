@@ -11,7 +11,7 @@ import torch
 
 from pace import _C
 from pace.batch import ForwardBatch, Spans
-from pace.llm.models.compiled import CompiledModel
+from pace.llm.runners.program import CompiledModel
 from pace.ops import native
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import Runner, exit_code_in_fork, isas_of_floats, load_model

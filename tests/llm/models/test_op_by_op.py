@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.models.compiled import CompiledModel
 from pace.llm.models.model_utils import executable
-from pace.llm.models.op_by_op import OPERATOR_OF, PRODUCTS, OpByOpModel
 from pace.llm.operators import OPERATORS, OperatorConfig
+from pace.llm.runners.eager import OPERATOR_OF, PRODUCTS, OpByOpModel
+from pace.llm.runners.program import CompiledModel
 from pace.ops import native, reference
 from tests.llm.models.variants import PROMPT, save_tiny
 from tests.support import Runner, load_model

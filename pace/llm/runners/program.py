@@ -12,9 +12,9 @@ from pace.batch import ForwardBatch
 from pace.graph import Program
 from pace.graph import instructions as ir
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.executable import Executable
-from pace.llm.models.op_by_op import product_operators
 from pace.llm.operators import OPERATORS, OperatorReport, OperatorRun
+from pace.llm.runners.eager import product_operators
+from pace.llm.runners.runner import Executable
 
 
 class CompiledModel(Executable):

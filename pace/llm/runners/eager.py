@@ -13,8 +13,8 @@ from torch import Tensor
 from pace.batch import ForwardBatch
 from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
 from pace.llm.models.base_model import BaseModelForCausalLM
-from pace.llm.models.executable import Executable
 from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
+from pace.llm.runners.runner import Executable
 from pace.ops import native, reference
 from pace.ops.weight import PackedWeight
 

@@ -1,0 +1,1 @@
+"""How a model's forward pass is computed: recorded as a program, or op by op."""
