@@ -10,7 +10,7 @@ repeats, over all steps, those in which a run moves among them. `copying` is the
 copied; `held` and `resident` are the most blocks held at once, spare rows and a second run while it is copied among
 them, and what the system has given memory of the pool, both in units of what the texts fill at the end.
 
-COPY_COST of pace/llm/cache_policy.py is the time to copy a byte over the time in which decode attention reads one; the
+COPY_COST of pace/llm/cache/allocators.py is the time to copy a byte over the time in which decode attention reads one; the
 line below the table says what was measured. Where that disagrees with the constant for long, the constant is to be
 changed.
 
@@ -42,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import add_into_argument, check_page, command, publish
 from pace import _C
 from pace.bench import measure
-from pace.llm.cache import CacheManager
-from pace.llm.cache_policy import COPY_COST, balanced_rows
+from pace.llm.cache.allocators import COPY_COST, balanced_rows
+from pace.llm.cache.manager import CacheManager
 from pace.llm.engine import Engine
 from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence

@@ -48,7 +48,13 @@ LAYERS: list[list[str]] = [
     ["pace.calibrate"],
     ["pace.cli", "pace.server", "pace.__main__"],
 ]
-STRANGERS = ["pace.llm.scheduler", "pace.llm.cache", "pace.llm.drafter", "pace.llm.sampler", "pace.llm.streamer"] + [
+STRANGERS = [
+    "pace.llm.scheduler",
+    "pace.llm.cache.manager",
+    "pace.llm.drafter",
+    "pace.llm.sampler",
+    "pace.llm.streamer",
+] + [
     "pace.llm.logits",
     "pace.llm.stopping_criteria",
 ]

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pace.llm.cache import CacheManager
+    from pace.llm.cache.manager import CacheManager
     from pace.llm.configs import KVCacheType, SamplingConfig
     from pace.llm.engine import Engine
     from pace.llm.generator import Generator

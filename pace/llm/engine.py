@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.cache import CacheManager
+from pace.llm.cache.manager import CacheManager
 from pace.llm.drafter import Drafter, NoDraft
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sampler import Sampler

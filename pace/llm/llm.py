@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.cache import CacheManager, check_cache_options
+from pace.llm.cache.manager import CacheManager, check_cache_options
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pace.batch import BLOCK_SIZE, KVSpec
-from pace.llm.cache import CacheManager
+from pace.llm.cache.manager import CacheManager
 from pace.llm.sequence import Sequence
 from tests.support import exit_code_in_fork
 

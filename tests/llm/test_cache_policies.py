@@ -11,8 +11,8 @@ from hypothesis import settings
 from pace.assets import TINY
 from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.cache import CacheManager
-from pace.llm.cache_policy import COPY_COST, balanced_rows
+from pace.llm.cache.allocators import COPY_COST, balanced_rows
+from pace.llm.cache.manager import CacheManager
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sampler import Greedy

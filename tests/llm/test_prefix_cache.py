@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pace.batch import BLOCK_SIZE, KVSpec
-from pace.llm.cache import CacheManager
+from pace.llm.cache.manager import CacheManager
+from pace.llm.cache.prefix_cache import tokens_of
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.prefix_cache import tokens_of
 from pace.llm.sequence import Sequence
 from pace.llm.session import Session, score
 from tests.llm.fake_model import FakeModel, greedy, make_engine

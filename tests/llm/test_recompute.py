@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pace.llm.cache import CacheManager
+from pace.llm.cache.manager import CacheManager
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator

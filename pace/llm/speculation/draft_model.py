@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.cache import CacheManager
+from pace.llm.cache.manager import CacheManager
 from pace.llm.drafter import DraftMemory
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pace.llm import DraftModelConfig, LLMModel, PardConfig, PromptLookupConfig, SamplingConfig
-from pace.llm.cache import CacheManager
+from pace.llm.cache.manager import CacheManager
 from pace.llm.logits import Processors
 from pace.llm.sampler import Greedy, Sampling, draw, uniform
 from pace.llm.sequence import Sequence

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.block_pool import BlockPool, num_blocks_of
+from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.sequence import Sequence
 
 COPY_COST = 3.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.block_pool import BlockPool
+from pace.llm.cache.block_pool import BlockPool
 from pace.llm.sequence import Sequence
 
 Tokens = tuple[int, ...]

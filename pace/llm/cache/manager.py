@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
-from pace.llm.block_pool import BlockPool, num_blocks_of
-from pace.llm.cache_policy import CachePolicy, Contiguous, Paged, balanced_rows
+from pace.llm.cache.allocators import CachePolicy, Contiguous, Paged, balanced_rows
+from pace.llm.cache.block_pool import BlockPool, num_blocks_of
+from pace.llm.cache.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.configs import KVCacheType
-from pace.llm.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.sequence import Sequence
 from pace.naming import argument
 
