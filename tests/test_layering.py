@@ -24,7 +24,7 @@ LAYERS: list[list[str]] = [
         "pace.batch",
         "pace.llm.sequence",
     ]
-    + ["pace.llm.detokenizer", "pace.llm.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
+    + ["pace.llm.decoding.detokenizer", "pace.llm.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
     ["pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.llm.layers"],
@@ -52,11 +52,11 @@ STRANGERS = [
     "pace.llm.scheduler",
     "pace.llm.cache.manager",
     "pace.llm.drafter",
-    "pace.llm.sampler",
+    "pace.llm.decoding.sampler",
     "pace.llm.streamer",
 ] + [
-    "pace.llm.logits",
-    "pace.llm.stopping_criteria",
+    "pace.llm.decoding.logits",
+    "pace.llm.decoding.stopping_criteria",
 ]
 """These do not import each other: the engine composes them."""
 HUB = {"transformers", "huggingface_hub"}

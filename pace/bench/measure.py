@@ -21,6 +21,8 @@ from pace.bench.costs import Costs
 from pace.bench.prediction import Prediction, efficiency, predict
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape
 from pace.graph.instructions import Attention, Instruction, Linear
+from pace.llm.decoding.sampler import Greedy
+from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
@@ -33,9 +35,7 @@ from pace.llm.models.model_utils import (
     use_threads,
 )
 from pace.llm.runners.program import CompiledModel
-from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
-from pace.llm.stopping_criteria import StoppingCriteria
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native
 from pace.quant import read_quantization

@@ -33,12 +33,12 @@ import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.logits import Filter, Processors, largest
+from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
+from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.engine import Engine
-from pace.llm.logits import Filter, Processors, largest
 from pace.llm.requests import Batch
-from pace.llm.sampler import PromptLogprobs, draw, uniform
 from pace.llm.sequence import Sequence, Span, TokenLogprob
-from pace.llm.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.streamer import Feed
 from pace.naming import argument
 

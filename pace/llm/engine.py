@@ -9,9 +9,9 @@ from typing import Any
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager
+from pace.llm.decoding.sampler import Sampler
 from pace.llm.drafter import Drafter, NoDraft
 from pace.llm.runners.batch_builder import BatchBuilder
-from pace.llm.sampler import Sampler
 from pace.llm.scheduler import Scheduler
 from pace.llm.sequence import Sequence, Span
 from pace.llm.turns import TurnLock

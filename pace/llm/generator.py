@@ -12,15 +12,15 @@ import torch
 
 from pace.llm.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
 from pace.llm.configs import SamplingConfig
-from pace.llm.detokenizer import decode
+from pace.llm.decoding.detokenizer import decode
+from pace.llm.decoding.logits import Processors, build_filters, build_processors
+from pace.llm.decoding.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
+from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine import Engine
 from pace.llm.inputs import Prompts, read_prompts
-from pace.llm.logits import Processors, build_filters, build_processors
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.requests import Batch, Request, Stream
-from pace.llm.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
 from pace.llm.sequence import Sequence
-from pace.llm.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.streamer import Feed, make_feed
 from pace.naming import argument
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pace.llm.detokenizer import REPLACEMENT, TextPieces, decode
+from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode
 from pace.llm.engine import Engine
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence

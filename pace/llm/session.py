@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.llm.decoding.stopping_criteria import NeverStops
 from pace.llm.engine import Engine
 from pace.llm.sequence import Sequence, Span
-from pace.llm.stopping_criteria import NeverStops
 from pace.memory import available_memory_bytes, format_bytes
 
 MANY_BYTES = 64 << 20

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.detokenizer import TextPieces
+from pace.llm.decoding.detokenizer import TextPieces
 
 
 class BaseStreamer:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.logits import LogitsProcessor
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 
 

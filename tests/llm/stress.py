@@ -29,12 +29,12 @@ from typing import Any
 import torch
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.logits import LogitsProcessor
+from pace.llm.decoding.sampler import Greedy, Sampling
 from pace.llm.drafter import Drafter, NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.logits import LogitsProcessor
 from pace.llm.outputs import GenerateOutput
-from pace.llm.sampler import Greedy, Sampling
 from pace.llm.session import Session, score
 from pace.llm.speculation.draft_length import FixedLength
 from pace.llm.speculation.drafter import SpeculativeDrafter

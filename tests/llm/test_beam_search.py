@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig, TextStreamer
+from pace.llm.decoding.logits import largest
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.logits import largest
 from tests.llm import beam_oracle as oracle
 from tests.llm.beams import BACKENDS, BEAMS, load, make_generator, rows_of
 from tests.llm.fake_model import OPS, FakeModel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.llm.detokenizer import Detokenizer, TextPieces, decode, find_stop
+from pace.llm.decoding.detokenizer import Detokenizer, TextPieces, decode, find_stop
 from tests.llm.tokenizer_zoo import CORPUS, ZOO
 
 TEXTS = [*CORPUS[:3], "🦊", "a🦊b é", "   leading and trailing   ", "naïve café\n\n日本", "don't . ' , x !"]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.sampler import Greedy
+from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.drafter import NoDraft
 from pace.llm.engine import Engine
 from pace.llm.generator import Generator
-from pace.llm.sampler import Greedy
 from pace.llm.sequence import Sequence
 from pace.llm.session import CollectLogits
-from pace.llm.stopping_criteria import NeverStops, StoppingCriteria
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
 from tests.llm.generators import make_generator, random_prompts
 from tests.support import exit_code_in_fork, functions_in, interrupted_before_line

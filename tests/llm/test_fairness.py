@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig
+from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.generator import Generator
-from pace.llm.logits import LogitsProcessor
 from pace.llm.requests import Request
 from pace.llm.scheduler import HEAD_START
 from pace.llm.streamer import NullFeed, ProgressFeed, make_feed

@@ -17,8 +17,8 @@ from transformers import TextStreamer as HFTextStreamer
 
 from pace.checkpoints.reader import CheckpointReader
 from pace.llm import BaseStreamer, CallbackStreamer, GenerateOutput, LLMModel, SamplingConfig, TextStreamer
+from pace.llm.decoding.sampler import draw, uniform
 from pace.llm.models import model_utils
-from pace.llm.sampler import draw, uniform
 from tests.support import backends
 
 BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]

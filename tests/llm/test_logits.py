@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.logits import (
+from pace.llm.decoding.logits import (
     FrequencyPresencePenalty,
     LogitsProcessor,
     NoRepeatNgram,

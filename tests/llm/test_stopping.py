@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pace.llm.detokenizer import decode
+from pace.llm.decoding.detokenizer import decode
+from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.sequence import Sequence
-from pace.llm.stopping_criteria import StoppingCriteria, StopStrings
 from tests.llm.tokenizer_zoo import CORPUS, ZOO
 
 

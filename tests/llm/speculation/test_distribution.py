@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 import torch
 
-from pace.llm import sampler
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding import sampler
 from tests.llm.fake_model import FakeModel
 from tests.llm.speculation.drafters import make_generator, make_source
 

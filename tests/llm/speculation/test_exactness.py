@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.logits import LogitsProcessor
+from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.session import Session, score
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.speculation.drafters import SOURCES, RandomDrafts, make_generator, make_source, repetitive_prompts

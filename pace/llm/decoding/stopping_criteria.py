@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from pace.llm.detokenizer import Detokenizer, find_stop
+from pace.llm.decoding.detokenizer import Detokenizer, find_stop
 from pace.llm.sequence import Sequence
 
 
