@@ -46,7 +46,7 @@ from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.sequence import Sequence
 from pace.memory import available_memory_bytes, format_bytes
 

@@ -30,7 +30,7 @@ from benchmarks.page import add_into_argument, check_page, command, publish
 from pace import _C
 from pace.assets import TINY, TINY_DRAFT
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
-from pace.llm.drafter import Drafter, NoDraft
+from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.outputs import Metrics
 
 SCRIPT = "benchmarks/decoding.py"

@@ -24,7 +24,7 @@ LAYERS: list[list[str]] = [
         "pace.batch",
         "pace.llm.sequence",
     ]
-    + ["pace.llm.decoding.detokenizer", "pace.llm.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
+    + ["pace.llm.decoding.detokenizer", "pace.llm.engine.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
     ["pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.llm.layers"],
@@ -34,7 +34,7 @@ LAYERS: list[list[str]] = [
         for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")
     ]
     + [f"pace.llm.{name}" for name in ("block_pool", "cache_policy", "prefix_cache")],
-    ["pace.llm.engine", "pace.llm.runners.batch_builder", "pace.llm.speculation"],
+    ["pace.llm.engine.engine", "pace.llm.runners.batch_builder", "pace.llm.speculation"],
     [
         "pace.llm.beam_search",
         "pace.llm.generator",
@@ -49,9 +49,9 @@ LAYERS: list[list[str]] = [
     ["pace.cli", "pace.server", "pace.__main__"],
 ]
 STRANGERS = [
-    "pace.llm.scheduler",
+    "pace.llm.engine.scheduler",
     "pace.llm.cache.manager",
-    "pace.llm.drafter",
+    "pace.llm.engine.drafter",
     "pace.llm.decoding.sampler",
     "pace.llm.streamer",
 ] + [

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pace.llm.decoding.logits import LogitsProcessor
     from pace.llm.decoding.sampler import Sampler
     from pace.llm.decoding.stopping_criteria import StoppingCriteria
-    from pace.llm.engine import Engine
+    from pace.llm.engine.engine import Engine
+    from pace.llm.engine.scheduler import Scheduler
     from pace.llm.generator import Generator
     from pace.llm.llm import LLMModel
     from pace.llm.models.base_model import BaseModelForCausalLM
     from pace.llm.operators import OperatorConfig, OperatorReport
     from pace.llm.outputs import GenerateOutput, Metrics
     from pace.llm.requests import Request
-    from pace.llm.scheduler import Scheduler
     from pace.llm.sequence import TokenLogprob
     from pace.llm.session import Session
     from pace.llm.speculation.configs import DraftModelConfig, PardConfig, PromptLookupConfig

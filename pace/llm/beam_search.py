@@ -36,7 +36,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import Filter, Processors, largest
 from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.requests import Batch
 from pace.llm.sequence import Sequence, Span, TokenLogprob
 from pace.llm.streamer import Feed

@@ -16,7 +16,7 @@ from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.logits import Processors, build_filters, build_processors
 from pace.llm.decoding.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.requests import Batch, Request, Stream

@@ -17,7 +17,7 @@ from torch import Tensor
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager, check_cache_options
 from pace.llm.configs import KVCacheType, SamplingConfig
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence
 from pace.llm.streamer import Feed

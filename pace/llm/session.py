@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.decoding.stopping_criteria import NeverStops
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.sequence import Sequence, Span
 from pace.memory import available_memory_bytes, format_bytes
 

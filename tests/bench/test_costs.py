@@ -25,8 +25,8 @@ from pace.bench.prediction import (
     predict,
 )
 from pace.bench.shapes import SHAPES, RandomWeights
+from pace.llm.engine.scheduler import Scheduler
 from pace.llm.models.model_list import read_config
-from pace.llm.scheduler import Scheduler
 from pace.ops import native
 from pace.quant import QuantizationConfig
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny

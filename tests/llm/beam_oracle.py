@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm import sweep
 from tests.llm.fake_model import OPS, FakeModel

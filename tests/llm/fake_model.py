@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.ops import reference
 
 OPS = reference

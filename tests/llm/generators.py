@@ -10,7 +10,7 @@ import torch
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 

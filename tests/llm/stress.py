@@ -31,8 +31,8 @@ import torch
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.decoding.sampler import Greedy, Sampling
-from pace.llm.drafter import Drafter, NoDraft
-from pace.llm.engine import Engine
+from pace.llm.engine.drafter import Drafter, NoDraft
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.outputs import GenerateOutput
 from pace.llm.session import Session, score

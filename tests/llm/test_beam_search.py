@@ -12,7 +12,7 @@ import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig, TextStreamer
 from pace.llm.decoding.logits import largest
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm import beam_oracle as oracle
 from tests.llm.beams import BACKENDS, BEAMS, load, make_generator, rows_of

@@ -15,7 +15,7 @@ from pace.bench.shapes import RandomWeights
 from pace.llm import session
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import executable
 from pace.llm.sequence import Sequence

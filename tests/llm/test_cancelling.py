@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
 from tests.llm.generators import check_idle, make_generator, random_prompts

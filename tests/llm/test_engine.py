@@ -12,8 +12,8 @@ import torch
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
-from pace.llm.drafter import NoDraft
-from pace.llm.engine import Engine
+from pace.llm.engine.drafter import NoDraft
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
 from pace.llm.session import CollectLogits

@@ -12,9 +12,9 @@ import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
+from pace.llm.engine.scheduler import HEAD_START
 from pace.llm.generator import Generator
 from pace.llm.requests import Request
-from pace.llm.scheduler import HEAD_START
 from pace.llm.streamer import NullFeed, ProgressFeed, make_feed
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import check_idle, make_generator, random_prompts

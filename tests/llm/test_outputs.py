@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.drafter import NoDraft
-from pace.llm.engine import Engine
+from pace.llm.engine.drafter import NoDraft
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 from tests.llm.generators import CONFIGS, check_idle, make_generator, random_prompts, with_length

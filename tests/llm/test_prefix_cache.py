@@ -15,7 +15,7 @@ from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache.manager import CacheManager
 from pace.llm.cache.prefix_cache import tokens_of
 from pace.llm.configs import SamplingConfig
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
 from pace.llm.session import Session, score

@@ -8,9 +8,9 @@ import torch
 
 from pace.llm.cache.manager import CacheManager
 from pace.llm.configs import SamplingConfig
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
+from pace.llm.engine.scheduler import Scheduler
 from pace.llm.generator import Generator
-from pace.llm.scheduler import Scheduler
 from pace.llm.session import Session
 from pace.ops import reference
 from tests.llm.fake_model import FakeModel, greedy

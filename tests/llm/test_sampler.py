@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import Processors, build_filters, build_processors
 from pace.llm.decoding.sampler import Greedy, Sampler, Sampling, accept_drafts, draw, mix, token_logprob, uniform
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence, Span
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pace.llm.drafter import NoDraft
+from pace.llm.engine.drafter import NoDraft
 from tests.llm import stress
 
 SECONDS = 9.0

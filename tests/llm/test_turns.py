@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pace.llm.turns import TurnLock
+from pace.llm.engine.turns import TurnLock
 from tests.support import functions_in, interrupted_before_line
 
 

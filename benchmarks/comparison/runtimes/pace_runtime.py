@@ -17,7 +17,7 @@ QUANTIZATION = {"int4": {"format": "int4", "group": 32}}
 class Pace(SteppedRuntime):
     name = "pace"
     packages = ("torch",)
-    modules = ("pace.llm.models.model_utils", "pace.llm.engine", "pace.llm.session")
+    modules = ("pace.llm.models.model_utils", "pace.llm.engine.engine", "pace.llm.session")
     variants = (
         Variant("bf16", "bf16", 16, 16),
         Variant("fp16", "fp16", 16, 16),
@@ -35,7 +35,7 @@ class Pace(SteppedRuntime):
 
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         """`variant`: one of those above, or any other format of `pace.quant`."""
-        from pace.llm.engine import Engine
+        from pace.llm.engine.engine import Engine
         from pace.llm.models.model_utils import executable, load_model, select_ops
 
         quantization = None if variant in FLOATS else QUANTIZATION.get(variant, variant)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from pace.llm.cache.manager import CacheManager
-from pace.llm.drafter import Drafter, NoDraft
+from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
 from pace.llm.models.model_utils import executable, fill_model, make_model

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager
-from pace.llm.drafter import DraftMemory
+from pace.llm.engine.drafter import DraftMemory
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import StepCosts

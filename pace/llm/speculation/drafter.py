@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.drafter import DraftMemory
+from pace.llm.engine.drafter import DraftMemory
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import Acceptance, DraftLengths
 from pace.llm.speculation.source import DraftSource

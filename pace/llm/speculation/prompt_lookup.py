@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pace.llm.drafter import DraftMemory
+from pace.llm.engine.drafter import DraftMemory
 from pace.llm.sequence import Sequence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pace.llm.drafter import DraftMemory
+from pace.llm.engine.drafter import DraftMemory
 from pace.llm.sequence import Sequence
 
 

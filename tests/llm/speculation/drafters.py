@@ -8,7 +8,7 @@ import torch
 
 from pace.llm.cache.manager import CacheManager
 from pace.llm.configs import SamplingConfig
-from pace.llm.engine import Engine
+from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel

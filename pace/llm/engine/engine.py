@@ -10,11 +10,11 @@ from typing import Any
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager
 from pace.llm.decoding.sampler import Sampler
-from pace.llm.drafter import Drafter, NoDraft
+from pace.llm.engine.drafter import Drafter, NoDraft
+from pace.llm.engine.scheduler import Scheduler
+from pace.llm.engine.turns import TurnLock
 from pace.llm.runners.batch_builder import BatchBuilder
-from pace.llm.scheduler import Scheduler
 from pace.llm.sequence import Sequence, Span
-from pace.llm.turns import TurnLock
 from pace.memory import format_bytes
 from pace.naming import argument
 
