@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pace.llm.clients.session import Session
 from pace.llm.inputs import read_prompts
 from pace.llm.llm import LLMModel
 from pace.llm.models.model_utils import progress_bar
-from pace.llm.session import Session
 from pace.naming import argument
 from pace.ops.storage import Storage
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pace.llm.cache.manager import CacheManager
+    from pace.llm.clients.requests import Request
+    from pace.llm.clients.session import Session
+    from pace.llm.clients.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
     from pace.llm.configs import KVCacheType, SamplingConfig
     from pace.llm.decoding.logits import LogitsProcessor
     from pace.llm.decoding.sampler import Sampler
@@ -23,11 +26,8 @@ if TYPE_CHECKING:
     from pace.llm.models.base_model import BaseModelForCausalLM
     from pace.llm.operators import OperatorConfig, OperatorReport
     from pace.llm.outputs import GenerateOutput, Metrics
-    from pace.llm.requests import Request
     from pace.llm.sequence import TokenLogprob
-    from pace.llm.session import Session
     from pace.llm.speculation.configs import DraftModelConfig, PardConfig, PromptLookupConfig
-    from pace.llm.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
     from pace.quant import QuantizationConfig
 
 _HOMES = {

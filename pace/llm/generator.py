@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from pace.llm.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
+from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
+from pace.llm.clients.requests import Batch, Request, Stream
+from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.logits import Processors, build_filters, build_processors
@@ -19,9 +21,7 @@ from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.engine import Engine
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
-from pace.llm.requests import Batch, Request, Stream
 from pace.llm.sequence import Sequence
-from pace.llm.streamer import Feed, make_feed
 from pace.naming import argument
 
 logger = logging.getLogger("pace")

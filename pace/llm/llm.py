@@ -16,6 +16,8 @@ from torch import Tensor
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager, check_cache_options
+from pace.llm.clients.requests import Request
+from pace.llm.clients.session import Session, score
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
@@ -32,8 +34,6 @@ from pace.llm.models.model_utils import (
 )
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
-from pace.llm.requests import Request
-from pace.llm.session import Session, score
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import available_memory_bytes, format_bytes, parse_bytes

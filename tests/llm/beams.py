@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.beam_search import BeamSearch
+from pace.llm.clients.beam_search import BeamSearch
 from pace.llm.generator import Generator
 from tests.llm import generators
 from tests.llm.fake_model import FakeModel

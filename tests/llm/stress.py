@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from pace.llm.clients.session import Session, score
+from pace.llm.clients.streamer import CallbackStreamer
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.decoding.sampler import Greedy, Sampling
@@ -35,11 +37,9 @@ from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.outputs import GenerateOutput
-from pace.llm.session import Session, score
 from pace.llm.speculation.draft_length import FixedLength
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
-from pace.llm.streamer import CallbackStreamer
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
 from tests.llm.speculation.drafters import make_source
 

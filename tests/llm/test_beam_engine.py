@@ -12,7 +12,7 @@ import torch
 from pace.llm import SamplingConfig
 from pace.llm.cache.block_pool import BlockPool
 from pace.llm.cache.manager import CacheManager
-from pace.llm.session import Session
+from pace.llm.clients.session import Session
 from tests.llm.beams import BACKENDS, BEAMS, load, make_generator, rows_found, rows_of, searches_of
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.generators import random_prompts

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from pace.bench.shapes import RandomWeights
-from pace.llm import session
+from pace.llm.clients import session
+from pace.llm.clients.session import Session, score
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import executable
 from pace.llm.sequence import Sequence
-from pace.llm.session import Session, score
 from pace.ops import native
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, HEAD_DIM = 32000, 64, 4096, 2, 4, 16

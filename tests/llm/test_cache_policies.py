@@ -13,12 +13,12 @@ from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
+from pace.llm.clients.session import Session
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from pace.llm.session import Session
 from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
 from tests.llm.generators import random_prompts
 from tests.llm.test_cache import CacheMachine

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from pace.llm.clients.session import CollectLogits
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
@@ -16,7 +17,6 @@ from pace.llm.engine.drafter import NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from pace.llm.session import CollectLogits
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
 from tests.llm.generators import make_generator, random_prompts
 from tests.support import exit_code_in_fork, functions_in, interrupted_before_line

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig
+from pace.llm.clients.requests import Request
+from pace.llm.clients.streamer import NullFeed, ProgressFeed, make_feed
 from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.engine.scheduler import HEAD_START
 from pace.llm.generator import Generator
-from pace.llm.requests import Request
-from pace.llm.streamer import NullFeed, ProgressFeed, make_feed
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import check_idle, make_generator, random_prompts
 

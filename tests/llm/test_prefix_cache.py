@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache.manager import CacheManager
 from pace.llm.cache.prefix_cache import tokens_of
+from pace.llm.clients.session import Session, score
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from pace.llm.session import Session, score
 from tests.llm.fake_model import FakeModel, greedy, make_engine
 from tests.llm.models.variants import VARIANTS, save_tiny
 from tests.support import backend, backends, load_model

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pace.llm.cache.manager import CacheManager
+from pace.llm.clients.session import Session
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.generator import Generator
-from pace.llm.session import Session
 from pace.ops import reference
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.models.variants import VARIANTS, save_tiny

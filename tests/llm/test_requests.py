@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
+from pace.llm.clients.requests import Request
 from pace.llm.generator import Generator
-from pace.llm.requests import Request
 from tests.llm.fake_model import FakeModel
 from tests.llm.generators import CONFIGS, Odd, check_idle, make_generator, random_prompts, with_length
 from tests.llm.test_engine import make_sequence

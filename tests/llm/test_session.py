@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
+from pace.llm.clients.session import Session, score
 from pace.llm.generator import Generator
-from pace.llm.session import Session, score
 from tests.llm.fake_model import FakeModel, FakeTokenizer, greedy, make_engine
 from tests.support import backends
 

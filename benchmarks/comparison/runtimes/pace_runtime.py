@@ -17,7 +17,7 @@ QUANTIZATION = {"int4": {"format": "int4", "group": 32}}
 class Pace(SteppedRuntime):
     name = "pace"
     packages = ("torch",)
-    modules = ("pace.llm.models.model_utils", "pace.llm.engine.engine", "pace.llm.session")
+    modules = ("pace.llm.models.model_utils", "pace.llm.engine.engine", "pace.llm.clients.session")
     variants = (
         Variant("bf16", "bf16", 16, 16),
         Variant("fp16", "fp16", 16, 16),
@@ -73,7 +73,7 @@ class Pace(SteppedRuntime):
         self.engine.step()
 
     def logits(self, prompt: list[int]) -> np.ndarray:
-        from pace.llm.session import Session
+        from pace.llm.clients.session import Session
 
         self.reserve(0, 0)
         with Session(self.engine) as session:

@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch
 
+from pace.llm.clients.session import Session, score
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
-from pace.llm.session import Session, score
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.speculation.drafters import SOURCES, RandomDrafts, make_generator, make_source, repetitive_prompts
 from tests.support import functions_in, interrupted_before_line

@@ -32,14 +32,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace.llm.clients.requests import Batch
+from pace.llm.clients.streamer import Feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import Filter, Processors, largest
 from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.engine.engine import Engine
-from pace.llm.requests import Batch
 from pace.llm.sequence import Sequence, Span, TokenLogprob
-from pace.llm.streamer import Feed
 from pace.naming import argument
 
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pace.llm.clients.streamer import Feed
 from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode
 from pace.llm.engine.engine import Engine
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence
-from pace.llm.streamer import Feed
 
 
 class Request:
