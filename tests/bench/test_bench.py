@@ -16,7 +16,7 @@ from pace.bench.shapes import SHAPES
 from pace.calibrate import quantize_checkpoint
 from pace.cli import main
 from pace.quant import QuantizationConfig
-from tests.gguf_files import write_gguf
+from tests.checkpoints.gguf.files import write_gguf
 
 FAST = ["--prompt", "20", "--generate", "4", "--repeats", "2"]
 

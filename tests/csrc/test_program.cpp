@@ -1,5 +1,5 @@
 // The executor of recorded programs: a transformer layer gives the same bits with any number of threads, and in
-// whatever steps its tokens come. tests/llm/models/test_compiled.py compares what it computes; here TSan sees whether
+// whatever steps its tokens come. tests/llm/runners/test_program.py compares what it computes; here TSan sees whether
 // phases are kept apart.
 #include <cstdlib>
 #include <cstring>

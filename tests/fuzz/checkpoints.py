@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load, load_file, save
 
+from tests.checkpoints.quantized.models import KINDS as QUANTISED_KINDS
+from tests.checkpoints.quantized.models import tensors_of
 from tests.llm.models.variants import save_tiny
-from tests.quant.checkpoints.models import KINDS as QUANTISED_KINDS
-from tests.quant.checkpoints.models import tensors_of
 
 ARCHITECTURES = [
     ("llama", {"tie_word_embeddings": True}),

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import gguf
 
-from tests.fuzz import mutate
-from tests.fuzz.checkpoints import Files, Special
-from tests.fuzz.mutate import Mutation
-from tests.gguf_bytes import (
+from tests.checkpoints.gguf.bytes_of_files import (
     ARRAY,
     BOOL,
     F32,
@@ -29,7 +26,10 @@ from tests.gguf_bytes import (
     text,
     whole,
 )
-from tests.gguf_files import write_gguf
+from tests.checkpoints.gguf.files import write_gguf
+from tests.fuzz import mutate
+from tests.fuzz.checkpoints import Files, Special
+from tests.fuzz.mutate import Mutation
 from tests.llm.models.variants import longrope, save_tiny
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}

@@ -1,4 +1,4 @@
-"""Random cases by the hundred, by hand: the command line and the loop of `tests.llm.beam_oracle` and
+"""Random cases by the hundred, by hand: the command line and the loop of `tests.llm.clients.beam_oracle` and
 `tests.llm.quantization_sweep`."""
 
 from __future__ import annotations

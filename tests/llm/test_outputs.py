@@ -14,9 +14,9 @@ from pace.llm import LLMModel, SamplingConfig
 from pace.llm.engine.drafter import NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from tests.llm.engine.test_engine import ScriptedDrafter
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 from tests.llm.generators import CONFIGS, check_idle, make_generator, random_prompts, with_length
-from tests.llm.test_engine import ScriptedDrafter
 
 
 @pytest.mark.parametrize(

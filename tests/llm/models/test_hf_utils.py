@@ -22,8 +22,8 @@ from pace.llm.models.hf_utils import (
     read_generation_config,
 )
 from tests.fuzz import checkpoints
+from tests.llm.decoding.tokenizer_zoo import ZOO
 from tests.llm.models.fake_hub import FakeHub
-from tests.llm.tokenizer_zoo import ZOO
 
 STATE = {"v": torch.ones(2), "w": torch.zeros(3)}
 TOKENIZER = checkpoints.tokenizer_files()

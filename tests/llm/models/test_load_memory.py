@@ -43,7 +43,7 @@ def test_peak_memory_is_the_weights_and_little_more(kind, stored, dtype, tmp_pat
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "F16"])
 def test_peak_memory_of_gguf_files(kind, tmp_path):
     pytest.importorskip("gguf", reason="the gguf package is not installed")
-    from tests.gguf_files import write_gguf
+    from tests.checkpoints.gguf.files import write_gguf
 
     write_checkpoint(tmp_path / "model", torch.bfloat16, "safetensors", **SIZES)
     (tmp_path / "file").mkdir()

@@ -1,0 +1,107 @@
+"""ggml's block types: what they decode to, against the gguf package's own numbers."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES  # noqa: E402
+from pace.ops.storage import Storage  # noqa: E402
+from tests.checkpoints.gguf.files import HALVES, random_blocks  # noqa: E402
+
+NUMBERS = pytest.mark.parametrize("number", BLOCK_TYPES, ids=lambda number: BLOCK_TYPES[number].name)
+
+
+def gguf_values(raw, number):
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(np.array(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))))
+
+
+def assert_same(rows, expected):
+    """Equal bit for bit; where codes begin at 8 and the minimum is m + 8 s (Q4_1, Q4_K), within its rounding."""
+    values = rows.dequantize()
+    assert values.shape == expected.shape
+    finite = torch.isfinite(expected)
+    assert torch.equal(torch.isfinite(values), finite) and finite.any()
+    if not (rows.mins is not None and rows.storage == Storage("int4", 32, has_mins=True)):
+        assert torch.equal(values[finite], expected[finite])
+    else:
+        # |min| <= |m| + 8 |s| is rounded once, and the sum once here and once there: each by at most half an ulp.
+        group = rows.storage.group
+        bound = (rows.mins.abs() + 16 * rows.scales.abs()).repeat_interleave(group, 1) * 2**-23
+        assert ((values - expected).abs() <= bound)[finite].all()
+
+
+@NUMBERS
+def test_any_bytes(number):
+    """Random blocks: all codes, all scales, NaN and infinite ones too."""
+    kind = BLOCK_TYPES[number]
+    raw = np.random.default_rng(number).integers(0, 256, (50, 3 * kind.nbytes), dtype=np.uint8)
+    if kind.name == "MXFP4":
+        raw[:, :: kind.nbytes] %= 255  # 255 is NaN by the standard, and 2^128 for the gguf package
+    assert_same(kind.decode(torch.from_numpy(raw)), gguf_values(raw, number))
+
+
+@NUMBERS
+def test_quantised_weights(number):
+    """What the gguf package makes of weights, where it can, and blocks of ordinary sizes where it cannot."""
+    kind, name = BLOCK_TYPES[number], gguf.GGMLQuantizationType(number)
+    weights = np.random.default_rng(number).normal(0, 0.05, (33, 512)).astype(np.float32)
+    raw = random_blocks(weights.shape, name, 0.05, number) if name in HALVES else gguf.quants.quantize(weights, name)
+    rows = kind.decode(torch.from_numpy(raw))
+    assert_same(rows, gguf_values(raw, number))
+    assert 0.03 < rows.dequantize().std() < 0.08
+    piece = kind.decode(torch.from_numpy(raw[7:9]))
+    assert torch.equal(piece.dequantize(), rows.dequantize()[7:9]), "rows do not know of their neighbours"
+
+
+@NUMBERS
+def test_zero_blocks_are_zero(number):
+    kind = BLOCK_TYPES[number]
+    zeros = torch.zeros(4, 2 * kind.nbytes, dtype=torch.uint8)
+    expected = torch.zeros(4, 2 * kind.weights)
+    if kind.name == "MXFP4":
+        zeros[:, 0] = 127  # a scale of 1, codes of 0
+    assert torch.equal(kind.decode(zeros).dequantize(), expected)
+
+
+def test_the_exponents_of_mxfp4():
+    """Every scale that there is, the smallest of them denormal; 255 is NaN, which spoils its block alone."""
+    raw = torch.zeros(1, 256 * 17, dtype=torch.uint8).view(256, 17)
+    raw[:, 0], raw[:, 1:] = torch.arange(256), 0x21  # 0.5 and 1
+    values = BLOCK_TYPES[39].decode(raw.view(1, -1)).dequantize().view(256, 32)
+    expected = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)], dtype=torch.float64)
+    assert torch.equal(values[:255, 31].double(), expected) and torch.equal(values[:255, 0].double(), expected / 2)
+    assert values[255].isnan().all()
+
+
+def test_the_page_tells_the_sizes_that_are():
+    page = (Path(__file__).parents[3] / "docs" / "quantization.md").read_text(encoding="utf-8")
+    for kind in BLOCK_TYPES.values():
+        storage, k = kind.storage, 4096
+        here = (4 if storage.code == "int4" else 8) + 16 * (1 + storage.has_mins) / storage.group + 8 / k
+        assert f"| `{kind.name}` | {8 * kind.nbytes / kind.weights:.2f} | {storage} | {here:.2f} |\n" in page, kind.name
+
+
+def test_the_table():
+    """Sizes, names and numbers are ggml's, and every type of the gguf package is decoded, a float, or refused by
+    name."""
+    for number, kind in BLOCK_TYPES.items():
+        name = gguf.GGMLQuantizationType(number)
+        assert (kind.name, (kind.weights, kind.nbytes)) == (name.name, gguf.GGML_QUANT_SIZES[name])
+        assert kind.row_bytes(3 * kind.weights) == 3 * kind.nbytes
+        with pytest.raises(ValueError, match=f"{kind.weights + 1} weights .* {kind.name} blocks of {kind.weights}"):
+            kind.row_bytes(kind.weights + 1)
+    floats = {"F32", "F16", "BF16", "F64"}
+    for name in gguf.GGMLQuantizationType:
+        assert (name in BLOCK_TYPES) + (name in OTHER_TYPES) + (name.name in floats) == 1, name
+        assert name not in OTHER_TYPES or OTHER_TYPES[name] == name.name
+    bits = {kind.name: kind.storage.code for kind in BLOCK_TYPES.values()}
+    assert {name for name, code in bits.items() if code == "int8"} == {"Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"}

@@ -1,0 +1,544 @@
+"""GGUF files as checkpoints: against transformers with the weights that the file holds, and against the checkpoint a
+file was made from."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+pytest.importorskip("transformers")
+
+from pace.assets import TINY  # noqa: E402
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES  # noqa: E402
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint, hub_order  # noqa: E402
+from pace.checkpoints.gguf.file import GgufFile  # noqa: E402
+from pace.llm import LLMModel, SamplingConfig  # noqa: E402
+from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config  # noqa: E402
+from pace.llm.models.model_utils import load_model  # noqa: E402
+from pace.ops.storage import QuantizedRows, Storage  # noqa: E402
+from tests.checkpoints.gguf.files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
+from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
+from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402
+from tests.support import prefill  # noqa: E402
+
+HELD = [
+    "llama-gqa", "llama-mha", "llama-head_dim", "llama-attention_bias", "llama-mlp_bias", "llama-tied", "llama-eps", "llama-theta",
+    "llama-linear", "llama-llama3", "llama-yarn", "mistral-no-window", "mistral-window", "mistral-yarn", "qwen2-default", "qwen2-tied",
+    "qwen2-yarn", "qwen3-default", "qwen3-bias-tied", "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
+    "phi3-phi-4-mini", "phi3-partial", "phi3-partial-odd",
+]  # fmt: skip
+"""The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64}
+"""Rows of whole blocks, for every type."""
+PROMPT = 45
+
+
+def load(path, dtype=torch.float32, **options):
+    return load_model(path, dtype, num_threads=1, progress=False, **options)
+
+
+def ids_of(seed):
+    return torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------------------------------------------------- in
+# floats
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_float32_logits(tmp_path, name):
+    model_type, _, fields = VARIANTS[IDS.index(name)]
+    theirs = save_tiny(tmp_path / "hub", model_type, fields)
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf")
+    ours = load(tmp_path / "model.gguf")
+    ids = ids_of(1)
+    expected = oracle(theirs, ids)
+    assert expected.std() > 0.1
+    assert relative_error(prefill(ours, ours.ops, ids), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "mistral-window", "qwen2-tied", "qwen3-default", "phi3-default"])
+def test_the_config_is_that_of_the_hub(tmp_path, name):
+    """Field by field, but for those that a file does not have, or has in other words."""
+    model_type, _, fields = VARIANTS[IDS.index(name)]
+    save_tiny(tmp_path / "hub", model_type, fields | {"bos_token_id": 3, "eos_token_id": 5, "pad_token_id": 0})
+
+    def add(writer):
+        for special, index in (("bos", 3), ("eos", 5), ("pad", 0)):
+            getattr(writer, f"add_{special}_token_id")(index)
+
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf", add=add)
+    hub, file = (
+        LLMModel(path, num_threads=1, progress=False, kv_cache_bytes=2**24).config
+        for path in (tmp_path / "hub", tmp_path / "model.gguf")
+    )
+    other = {"eos_token_id"} | (
+        {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
+        if model_type.startswith("qwen")
+        else set()
+    )
+    assert type(hub) is type(file) and file.eos_token_id == (5,)
+    assert {field: value for field, value in vars(hub).items() if field not in other} == {
+        field: value for field, value in vars(file).items() if field not in other
+    }
+
+
+def test_rows_in_any_pieces_are_the_hubs_rows(tmp_path):
+    """Queries and keys too, whose rows the file has in another order."""
+    save_tiny(tmp_path / "hub", "llama", {"head_dim": 20, "attention_bias": True})
+    held = write_gguf(tmp_path / "hub", tmp_path / "model.gguf", "F16")
+    with GgufCheckpoint(tmp_path / "model.gguf") as reader:
+        assert set(reader.tensors) == set(held)
+        for name, expected in held.items():
+            assert reader.tensors[name].shape == tuple(expected.shape)
+            assert reader.tensors[name].dtype is (torch.float16 if expected.ndim == 2 else torch.float32)
+            rows = len(expected)
+            for start, stop in ((0, None), (0, rows), (3, 29), (rows - 1, rows), (7, 8), (5, 5)):
+                assert torch.equal(reader.read(name, start, stop).float(), expected[start:stop]), (name, start, stop)
+            reader.release(name)
+            for start, stop in reader.row_ranges(name, 1024):
+                assert torch.equal(reader.read(name, start, stop).float(), expected[start:stop])
+        assert reader.total_bytes == sum(t.numel() * (2 if t.ndim == 2 else 4) for t in held.values())
+        assert reader.row_ranges("model.layers.0.self_attn.q_proj.weight", 16 * 32) == [
+            (start, min(start + 16, 80)) for start in range(0, 80, 16)
+        ]
+        with pytest.raises(KeyError):
+            reader.read("absent")
+
+
+def test_the_order_of_queries_and_keys():
+    assert hub_order(range(12), 6).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+    assert hub_order(range(4, 9), 6).tolist() == [3, 5, 6, 8, 10]
+
+
+# ------------------------------------------------------------------------------------------------------------ quantised
+
+
+def quantised(tmp_path, model_type, types, **fields):
+    """A file with tensors of these types, and transformers' model with the weights that it holds."""
+    sizes = WIDE if model_type != "phi3" else {name: size for name, size in WIDE.items() if name != "head_dim"}
+    theirs = save_tiny(tmp_path / "hub", model_type, sizes | fields)
+    held = write_gguf(tmp_path / "hub", tmp_path / "model.gguf", types)
+    theirs.load_state_dict(held, strict=False)  # a tied head is no tensor of its own
+    return tmp_path / "model.gguf", theirs, held
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])
+def test_every_type_against_transformers(tmp_path, kind):
+    path, theirs, held = quantised(tmp_path, "llama", kind)
+    with GgufCheckpoint(path) as reader:
+        assert reader.total_bytes == sum(reader.read(name).nbytes for name in reader.tensors)
+        for name, expected in held.items():
+            rows = reader.read(name, 3, 40)
+            if expected.ndim == 2:
+                assert isinstance(rows, QuantizedRows) and rows.storage == reader.tensors[name].dtype
+                rows = rows.dequantize()
+            assert relative_error(rows, expected[3:40]) < 2**-22  # Q4_1 and Q4_K round their minima
+    ids = ids_of(2)
+    ours = load(path, backend="torch")
+    assert {matrix.plan.storage for matrix in ours.matrices()} == {
+        next(block.storage for block in BLOCK_TYPES.values() if block.name == kind)
+    }
+    assert relative_error(prefill(ours, ours.ops, ids), oracle(theirs, ids)) < TOLERANCE
+
+
+ONE_SCALE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
+"""Types whose scales (and minima) are fp16 or a power of two in the file: nothing is rounded."""
+ACTIVATIONS = 2.3 / 127 / 12**0.5
+"""What the kernels' rounding of activations to int8 adds to a product, of its size: the largest of 32 normal numbers is
+about 2.3 times their spread, and the rounding to 127ths of it is uniform."""
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])
+def test_every_type_on_the_kernels(tmp_path, kind):
+    """Weights but for their scales and minima, of 11 bits when packed; logits but for that and the activations."""
+    path, theirs, held = quantised(tmp_path, "llama", kind)
+    ours = load(path)
+    with GgufCheckpoint(path) as reader:
+        for matrix in ours.matrices():
+            parts = [reader.read(f"{part}.weight") for part in matrix.parts]
+            values = torch.cat([rows.dequantize() for rows in parts])
+            minima = torch.cat(
+                [
+                    (torch.zeros_like(rows.scales) if rows.mins is None else rows.mins).repeat_interleave(
+                        rows.storage.group, 1
+                    )
+                    for rows in parts
+                ]
+            )
+            bound = ((values - minima).abs() + minima.abs()) * 2**-11 * 1.001 + 1e-9
+            packed = ours.ops.unpack(matrix.weight)
+            assert torch.equal(packed, values) if kind in ONE_SCALE else ((packed - values).abs() <= bound).all()
+    ids = ids_of(2)
+    expected = oracle(theirs, ids)
+    error = (prefill(ours, ours.ops, ids) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    # Nine products one after another, whose errors are independent; what lies between them at most doubles these, and a
+    # half for chance.
+    assert error < 2.5 * 9**0.5 * ACTIVATIONS
+
+
+MIXTURES = {
+    "Q4_K_M": lambda name: "Q6_K" if "v_proj" in name or "down_proj" in name or "lm_head" in name else "Q4_K",
+    "Q2_K": lambda name: "Q3_K" if "v_proj" in name or "o_proj" in name else "Q6_K" if "lm_head" in name else "Q2_K",
+    "Q5_0": lambda name: "Q8_0" if "embed" in name else "Q5_1" if "k_proj" in name else "Q5_0",
+    "IQ4_NL": lambda name: "Q5_K" if "v_proj" in name or "qkv_proj" in name else "IQ4_NL",
+    "floats within": lambda name: "F16" if "q_proj" in name else "BF16" if "embed" in name else "Q4_0",
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_types_that_differ_within_a_layer(tmp_path, model_type, mixture):
+    """Parts of one matrix here, in two types there."""
+    path, theirs, _ = quantised(tmp_path, model_type, MIXTURES[mixture], tie_word_embeddings=mixture == "Q5_0")
+    ids = ids_of(3)
+    ours = load(path, backend="torch")
+    assert relative_error(prefill(ours, ours.ops, ids), oracle(theirs, ids)) < TOLERANCE
+
+
+def test_parts_of_a_matrix_stay_quantised(tmp_path, caplog):
+    """Q4_K_M's v is wider than its q and k; IQ4_NL's levels are int8 codes. Beside floats there are only floats, and a
+    warning."""
+    for mixture, expected in (
+        ("Q4_K_M", Storage("int8", 16, has_mins=True)),
+        ("IQ4_NL", Storage("int8", 32, has_mins=True)),
+        ("floats within", None),
+    ):
+        path, _, _ = quantised(tmp_path / mixture, "llama", MIXTURES[mixture])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "pace"):
+            ours = load(path, backend="torch")
+        assert ours.layers[0].attention.qkv.plan.storage == expected
+        assert ("q_proj (floats)" in caplog.text) is (expected is None)
+
+
+def test_quantization_takes_what_is_in_floats(tmp_path, caplog):
+    path, _, _ = quantised(tmp_path, "llama", lambda name: "F16" if "embed" in name or "lm_head" in name else "Q4_0")
+    with caplog.at_level(logging.WARNING, "pace"):
+        ours = load(path, torch.bfloat16, backend="torch", quantization="int4")
+    assert (
+        "14 tensors of this checkpoint are quantised already and stay as they are" in caplog.text
+        and "2 others are quantised now" in caplog.text
+    )
+    plans = {part: matrix.plan.storage for matrix in ours.matrices() for part in matrix.parts}
+    assert str(plans.pop("lm_head")) == str(plans.pop("model.embed_tokens")) == "int8, a scale a row"
+    assert set(plans.values()) == {Storage("int4", 32)}
+    whole, _, _ = quantised(tmp_path / "whole", "llama", "Q8_0")
+    with pytest.raises(ValueError, match="model.gguf.* is quantised already .*load it without quantization, or"):
+        load(whole, backend="torch", quantization="int4")
+
+
+# ------------------------------------------------------------------------------------------------ files and directories
+
+
+def tiny(path, types="F16", add=lambda writer: None, **options):
+    """The bundled model as a file, tokenizer and all."""
+
+    def everything(writer):
+        add_tokenizer(writer, load_tokenizer(TINY), "gpt-2")
+        add(writer)
+
+    write_gguf(TINY, path, types, everything, **options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory):
+    return tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    tiny(folder / "tiny.gguf", tensors_a_shard=20)
+    return folder
+
+
+def test_shards_are_one_model(shards, tiny_file):
+    names = sorted(path.name for path in shards.iterdir())
+    assert names == [f"tiny-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    with GgufCheckpoint(tiny_file) as one:
+        for name in names:
+            with GgufCheckpoint(shards / name) as reader:
+                assert reader.config == one.config and reader.tensors.keys() == one.tensors.keys()
+                assert all(torch.equal(reader.read(tensor), one.read(tensor)) for tensor in one.tensors)
+            assert find_checkpoint(shards / name) == shards / names[0]
+    assert find_checkpoint(shards) == shards / names[0]
+
+
+def copied(shards, folder, rename=lambda name: name):
+    folder.mkdir()
+    for path in shards.iterdir():
+        (folder / rename(path.name)).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_shards_that_do_not_belong_together(shards, tmp_path):
+    less = copied(shards, tmp_path / "less")
+    (less / "tiny-00002-of-00003.gguf").unlink()
+    for where in (less, less / "tiny-00003-of-00003.gguf"):
+        with pytest.raises(FileNotFoundError, match="one of 3 shards; missing in .*: tiny-00002-of-00003.gguf"):
+            find_checkpoint(where)
+    swapped = copied(
+        shards,
+        tmp_path / "swapped",
+        lambda name: name.replace("00001-", "00009-").replace("00002-", "00001-").replace("00009-", "00002-"),
+    )
+    with pytest.raises(
+        ValueError, match="tiny-00001-of-00003.gguf is shard 2 of 3 by its metadata .*shard 1 of 3 by its name"
+    ):
+        LLMModel(swapped)
+    alone = tmp_path / "alone.gguf"
+    alone.write_bytes((shards / "tiny-00001-of-00003.gguf").read_bytes())
+    with pytest.raises(ValueError, match="alone.gguf is shard 1 of 3 by its metadata"):
+        LLMModel(alone)
+    twice = copied(shards, tmp_path / "twice")
+    first, second, third = (twice / f"tiny-{number:05}-of-00003.gguf" for number in (1, 2, 3))
+    content = first.read_bytes()
+    place = content.index(b"split.tensors.count") + len(b"split.tensors.count") + 4
+    first.write_bytes(content[:place] + b"\x07" + content[place + 1 :])
+    with pytest.raises(ValueError, match="announces 7 tensors in 3 shards .*, which hold 47"):
+        LLMModel(twice)
+    first.write_bytes(content[:place] + b"\x3c" + content[place + 1 :])  # 20 + 20 + 20
+    third.write_bytes(second.read_bytes().replace(b"split.no\x02\0\0\0\1\0", b"split.no\x02\0\0\0\2\0"))
+    with pytest.raises(ValueError, match="tensor .* is in both .*00002-of.* and .*00003-of"):
+        LLMModel(twice)
+    wrong = tmp_path / "x-00004-of-00003.gguf"
+    wrong.write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="named as shard 4 of 3"):
+        find_checkpoint(wrong)
+
+
+def test_where_a_file_may_be(tiny_file, tmp_path):
+    assert find_checkpoint(tiny_file) == tiny_file and find_checkpoint(str(tiny_file)) == tiny_file
+    assert find_checkpoint(tiny_file.parent) == tiny_file
+    blob = tmp_path / "sha256-abc"
+    blob.symlink_to(tiny_file)
+    assert find_checkpoint(blob) == blob and read_config_json(blob)["vocab_size"] == 2048
+    with pytest.raises(ValueError, match="revision='x' was given, but .* is a local file"):
+        find_checkpoint(tiny_file, revision="x")
+    several = tmp_path / "several"
+    several.mkdir()
+    for name in ("a-Q4_0.gguf", "a-Q8_0.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf"):
+        (several / name).write_bytes(b"GGUF")
+    with pytest.raises(
+        ValueError,
+        match="has several GGUF files .a-Q4_0.gguf, a-Q8_0.gguf, b-00001-of-00002.gguf.; give the path of one",
+    ):
+        find_checkpoint(several)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (several / name).write_bytes((TINY / name).read_bytes())
+    assert find_checkpoint(several) == several, "a checkpoint of the Hub beside them is what the directory is"
+    (several / "model.safetensors").unlink()
+    assert find_checkpoint(several, weights=False) == several, "its tokenizer"
+    with pytest.raises(ValueError, match="has several GGUF files"):
+        find_checkpoint(several)
+
+
+def test_generation_defaults(tiny_file):
+    assert read_generation_config(tiny_file) == {}
+    config = read_config_json(tiny_file)
+    # The file names one end of texts, <|end|>; <|eos|> is none of those that are known by their texts.
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, [7], 0)
+
+
+def test_ends_of_texts_by_their_names(tmp_path):
+    """Of control tokens alone: others may be words of a text."""
+    tokens = ["<unk>", "a", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "b"]
+
+    def add(writer):
+        writer.add_token_list(tokens)
+        writer.add_token_types([2, 1, 3, 3, 1, 1])
+        writer.add_eos_token_id(2)
+        writer.add_eom_token_id(5)
+
+    save_tiny(tmp_path / "hub", "llama", {})
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf", add=add)
+    assert read_config_json(tmp_path / "model.gguf")["eos_token_id"] == [2, 5, 3]
+
+
+# ----------------------------------------------------------------------------------------------------- the whole of it
+
+CHAT = [{"role": "user", "content": "Tell me a story about a little fox."}]
+GREEDY = SamplingConfig(max_new_tokens=60, do_sample=False)
+
+
+def answers(path, dtype="float32", **options):
+    with LLMModel(path, dtype=dtype, num_threads=1, progress=False, **options) as model:
+        prompts = [
+            model.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False),
+            model.tokenizer("Once upon a time")["input_ids"],
+        ]
+        return model.generate(prompts, GREEDY).generated_token_ids
+
+
+def test_greedy_texts_are_those_of_the_checkpoint(tiny_file, tmp_path):
+    """F16 holds the bundled model's bfloat16 weights, which are neither large nor very small; so does F32."""
+    expected = answers(TINY)
+    assert len(expected[0]) > 20
+    assert answers(tiny_file) == expected
+    assert answers(tiny(tmp_path / "f32.gguf", "F32")) == expected
+    assert answers(tiny(tmp_path / "bf16.gguf", "BF16"), "bfloat16") == answers(TINY, "bfloat16")
+
+
+@pytest.fixture(scope="module", params=["Q8_0", "Q4_0"])
+def tiny_quantised(request, tmp_path_factory):
+    """The bundled model quantised, and a checkpoint of the Hub with the weights that the file then holds."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp(request.param)
+    held = write_gguf(
+        TINY, folder / "tiny.gguf", request.param, lambda writer: add_tokenizer(writer, load_tokenizer(TINY), "gpt-2")
+    )
+    hub = folder / "hub"
+    hub.mkdir()
+    for file in TINY.glob("*.json*"):
+        (hub / file.name).write_bytes(file.read_bytes())
+    (hub / "chat_template.jinja").write_bytes((TINY / "chat_template.jinja").read_bytes())
+    save_file(held, hub / "model.safetensors")
+    return folder / "tiny.gguf", hub
+
+
+def test_quantised_texts_are_those_of_the_weights(tiny_quantised):
+    path, hub = tiny_quantised
+    assert answers(path, backend="torch") == answers(hub, backend="torch")
+
+
+def test_quantised_texts_on_the_kernels(tiny_quantised):
+    """Their rounding of activations moves a greedy text only where two tokens are about as likely."""
+    path, hub = tiny_quantised
+    with (
+        LLMModel(path, num_threads=1, progress=False) as ours,
+        LLMModel(hub, dtype="float32", num_threads=1, progress=False) as exact,
+    ):
+        ids = exact.generate("Once upon a time", GREEDY).output_token_ids[0].tolist()
+        [found], [expected] = (model.score([ids]) for model in (ours, exact))
+        assert (found - expected).abs().mean() < 0.02 and found.mean() > -0.5
+        report = ours.memory_report()
+        assert report.weights.keys() == exact.memory_report().weights.keys()
+        assert sum(report.weights.values()) < sum(exact.memory_report().weights.values()) / (
+            3.4 if "Q8" in str(path) else 5.5
+        )
+        assert (
+            "Tokyo"
+            in ours.generate(
+                ours.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": "What is the capital of Japan?"}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                ).removeprefix("<|bos|>"),
+                GREEDY,
+            ).texts[0]
+        )
+
+
+def test_the_torch_backend_too(tiny_file):
+    assert answers(tiny_file, backend="torch") == answers(TINY, backend="torch")
+
+
+def test_the_command_line_takes_files(tiny_file, capsys):
+    from pace.cli import main
+
+    for arguments in (["generate", "--chat", "What is the capital of Japan?", "--dtype", "float32"], ["plan"]):
+        model = ["--model", str(tiny_file)] if arguments[0] == "generate" else [str(tiny_file)]
+        assert main([arguments[0], *model, *arguments[1:]]) == 0
+        assert ("Tokyo" if arguments[0] == "generate" else "float32") in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------------- what is refused
+
+
+def changed(tmp_path, change, model_type="llama", types="F32", **fields):
+    """A file whose writer did something else besides, or instead."""
+    save_tiny(tmp_path / "hub", model_type, fields)
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf", types, change)
+    return tmp_path / "model.gguf"
+
+
+def drop(*keys):
+    def change(writer):
+        for key in keys:
+            assert any(entries.pop(key, None) for entries in writer.kv_data)
+
+    return change
+
+
+def put(key, value, kind):
+    return lambda writer: (writer.kv_data[0].pop(key, None), getattr(writer, f"add_{kind}")(key, value))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (drop("general.architecture"), ValueError, "has no general.architecture in its metadata"),
+        (put("general.architecture", "gemma3", "string"), NotImplementedError, "of the architecture 'gemma3', .*implemented: llama, qwen2, qwen3, phi3"),
+        (put("general.architecture", 3, "uint32"), ValueError, "general.architecture must be a string; got 3"),
+        *[(drop(f"llama.{key}"), ValueError, rf"has no llama\.{key} in its metadata") for key in ("context_length", "embedding_length", "block_count", "feed_forward_length")],
+        *[(drop(f"llama.attention.{key}"), ValueError, rf"has no llama\.attention\.{key}") for key in ("head_count", "layer_norm_rms_epsilon")],
+        (put("llama.block_count", "2", "string"), ValueError, r"llama\.block_count must be an integer; got '2'"),
+        (put("llama.block_count", 2**31, "uint32"), ValueError, "num_hidden_layers must be an integer in 1..4096"),
+        (put("llama.block_count", 3, "uint32"), ValueError, r"missing \(9\): model\.layers\.2\."),
+        (put("llama.block_count", 1, "uint32"), ValueError, r"unexpected \(9\): model\.layers\.1\."),
+        (put("llama.embedding_length", 64, "uint32"), ValueError, "has shape .*the config demands"),
+        (put("llama.attention.head_count", 0, "uint32"), ValueError, r"llama\.attention\.head_count must be positive; got 0"),
+        (put("llama.attention.head_count", [4, 2], "array"), NotImplementedError, "head_count differs between the layers"),
+        (put("llama.attention.value_length", 4, "uint32"), NotImplementedError, "key_length and attention.value_length differ"),
+        (put("llama.attention.layer_norm_rms_epsilon", float("nan"), "float32"), ValueError, "rms_norm_eps must be a number"),
+        (put("llama.expert_count", 8, "uint32"), NotImplementedError, "num_experts = 8 is not implemented"),
+        (put("llama.expert_count", [8, 0], "array"), NotImplementedError, r"num_experts = \[8, 0\] is not implemented"),
+        (put("llama.logit_scale", 0.5, "float32"), NotImplementedError, "logit_scale = 0.5"),
+        (put("llama.attention.causal", False, "bool"), NotImplementedError, "is_causal = False"),
+        (put("llama.rope.dimension_count", 4, "uint32"), NotImplementedError, "partial_rotary_factor = 0.5"),
+        (put("llama.rope.freq_base", 0.0, "float32"), ValueError, "rope_theta must be a number"),
+        (put("llama.rope.scaling.type", "su", "string"), NotImplementedError, r"llama\.rope\.scaling\.type = 'su' .*implemented: none, linear, yarn"),
+        (put("llama.rope.scaling.type", "yarn", "string"), ValueError, r"has no llama\.rope\.scaling\.factor"),
+        (lambda writer: writer.add_tensor("rope_freqs.weight", torch.ones(3).numpy()), ValueError, r"rope_freqs.weight must have a factor for each of 4 pairs; got \[3\]"),
+        (lambda writer: writer.add_tensor("blk.0.ffn_gate_exps.weight", torch.ones(2, 3).numpy()), ValueError, r"unexpected \(1\): blk\.0\.ffn_gate_exps\.weight"),
+        (put("tokenizer.ggml.model", "bert", "string"), NotImplementedError, "a tokenizer of the kind 'bert', .*implemented: gpt2, llama. Give tokenizer_name_or_path"),
+        (put("tokenizer.ggml.model", "gpt2", "string"), ValueError, "has no tokenizer.ggml.tokens"),
+    ],
+)  # fmt: skip
+def test_what_a_file_must_not_say(tmp_path, change, error, message):
+    path = changed(tmp_path, change)
+    with pytest.raises(error, match=message) as raised:
+        LLMModel(path, num_threads=1, progress=False)
+    assert "model.gguf" in str(raised.value)
+
+
+@pytest.mark.parametrize(("kind", "at"), [("Q4_0", 0), ("Q5_1", 2), ("Q8_0", 0)])
+def test_scales_that_are_not_finite_name_their_tensor(tmp_path, kind, at):
+    save_tiny(tmp_path, "llama", {})
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path, path, lambda name: kind if name.endswith("layers.1.self_attn.k_proj.weight") else "F32")
+    begin = GgufFile(path).tensors["blk.1.attn_k.weight"].begin + at
+    data = bytearray(path.read_bytes())
+    data[begin : begin + 2] = b"\x00\x7c"  # infinity
+    path.write_bytes(data)
+    with pytest.raises(
+        ValueError, match=r"'blk\.1\.attn_k\.weight' in .*model\.gguf has scales that are NaN or infinite"
+    ):
+        LLMModel(path, num_threads=1, progress=False)
+
+
+def test_unknown_keys_are_named(tmp_path, caplog):
+    path = changed(tmp_path, put("llama.something.new", 3, "uint32"))
+    with caplog.at_level(logging.WARNING, "pace"):
+        LLMModel(path, num_threads=1, progress=False)
+    assert "llama.something.new" in caplog.text and caplog.text.count("ignored") == 1
+
+
+def test_sizes_of_zero_and_harmless_keys_are_read(tmp_path, caplog):
+    def change(writer):
+        writer.add_expert_count(0)
+        writer.add_float32("llama.attention.max_alibi_bias", 0.0)
+        writer.add_bool("llama.attention.causal", True)
+        writer.add_string("llama.tensor_data_layout", "Meta AI original pth")
+        writer.add_array("llama.feed_forward_length", [56, 56])
+
+    path = changed(tmp_path, lambda writer: (drop("llama.feed_forward_length")(writer), change(writer)))
+    with caplog.at_level(logging.WARNING, "pace"):
+        assert LLMModel(path, num_threads=1, progress=False).config.intermediate_size == 56
+    assert not caplog.text

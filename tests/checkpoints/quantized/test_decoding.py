@@ -1,0 +1,386 @@
+"""Every layout of quantised weights, packed by loops as it is published, is read as the weights that it means."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from pace.checkpoints.quantized import read_quant_method
+from pace.checkpoints.quantized.stored import unpack
+from pace.ops.storage import QuantizedRows, Storage
+from pace.quant.format import power_of_two
+from tests.checkpoints.quantized import packers
+
+N, K = 48, 96
+GOLDEN = Path(__file__).with_name("golden.safetensors")
+
+
+class Source:
+    """Tensors in memory, which nobody may write to, and whose sizes are told."""
+
+    def __init__(self, tensors):
+        self.stored = tensors
+        self.copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.tensors = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+    def read_stored(self, name, start=0, stop=None):
+        return self.stored[name][start:stop] if self.stored[name].ndim else self.stored[name]
+
+    def release(self, name, start=0, stop=None):
+        assert name in self.stored
+
+    def unchanged(self):
+        return all(torch.equal(bits(self.stored[name]), bits(copy)) for name, copy in self.copies.items())
+
+
+def bits(tensor):
+    return tensor.clone().flatten().view(torch.uint8)
+
+
+def group_scheme(**weights):
+    return {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", **weights},
+            "input_activations": {"num_bits": 8, "dynamic": True},
+        }
+    }
+
+
+def compressed(layout, **weights):
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "ignore": ["lm_head", "re:.*gate$"],
+        "config_groups": group_scheme(**weights),
+    }
+
+
+def cases():
+    """(name, quantization_config, packer, what the matrix becomes)"""
+    for bits, group, symmetric, order, version in itertools.product(
+        (2, 3, 4, 8), (-1, 16, 32, 24), (True, False), ("sequential", "act-order", "irregular"), (1, 2)
+    ):
+        if order == "irregular" and group != 32 or (group == -1 and order != "sequential"):
+            continue
+        config = {
+            "quant_method": "gptq",
+            "bits": bits,
+            "group_size": group,
+            "desc_act": order != "sequential",
+            "sym": symmetric,
+        }
+        if version == 2:
+            config["checkpoint_format"] = "gptq_v2"
+        minima = not symmetric and bits in (4, 8)
+        size = (K if minima else None) if group == -1 else group
+        storage = (
+            torch.float32
+            if group == 24 or order == "irregular"
+            else Storage("int4" if bits < 8 else "int8", size, minima)
+        )
+        name = f"gptq-{bits}-{group}-{'symmetric' if symmetric else 'zeros'}-{order}-v{version}"
+        yield name, config, lambda a=(bits, group, symmetric, order, version): packers.gptq(N + 16, K, *a), storage
+    for group in (-1, 16, 48, 24):
+        storage = torch.float32 if group == 24 else Storage("int4", K if group == -1 else group, True)
+        yield (
+            f"awq-{group}",
+            {"quant_method": "awq", "bits": 4, "group_size": group, "version": "GEMM"},
+            lambda g=group: packers.awq(N, K, g),
+            storage,
+        )
+    four = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+    for kind, nested, (k, block, group) in itertools.product(
+        ("nf4", "fp4"),
+        (False, True),
+        ((128, 64, 64), (96, 64, 32), (96, 32, 32), (40, 64, 0), (33, 64, 0), (4096, 4096, 4096)),
+    ):
+        storage = Storage("int4", group, codebook=kind) if group else torch.float32
+        yield (
+            f"bnb-{kind}-{'nested' if nested else 'plain'}-{k}-{block}",
+            four,
+            lambda a=(k, kind, block, nested): packers.bitsandbytes_4bit(N - 1, *a),
+            storage,
+        )
+    yield (
+        "bnb-nf4-as-bfloat16",
+        four,
+        lambda: packers.bitsandbytes_4bit(N, K, stored_as=torch.bfloat16),
+        Storage("int4", 32, codebook="nf4"),
+    )
+    yield "bnb-int8", {"load_in_8bit": True}, lambda: packers.bitsandbytes_8bit(N, K), Storage("int8", None)
+    for bits, strategy, symmetric, packed in itertools.product(
+        range(2, 9), ("group", "channel", "tensor"), (True, False), (True, False)
+    ):
+        if symmetric and not packed or strategy == "tensor" and not symmetric:
+            continue
+        for spaced in (False, True) if bits in (3, 5, 6, 7) else (False,):
+            minima = not symmetric and bits in (4, 8)
+            size = 32 if strategy == "group" else K if minima else None
+            config = compressed(
+                "pack-quantized",
+                num_bits=bits,
+                symmetric=symmetric,
+                strategy=strategy,
+                group_size=32 if strategy == "group" else None,
+            )
+            name = f"packed-{bits}-{strategy}-{'symmetric' if symmetric else 'zeros'}-{'packed' if packed else 'plain'}-{'spaced' if spaced else 'dense'}"
+            arguments = (bits, strategy, 32, symmetric, "sequential", packed, spaced)
+            yield (
+                name,
+                config,
+                lambda a=arguments: packers.pack_quantized(N - 5, K, *a),
+                Storage("int4" if bits <= 4 else "int8", size, minima),
+            )
+    act_order = compressed("pack-quantized", strategy="group", group_size=16, actorder="group")
+    yield (
+        "packed-act-order",
+        act_order,
+        lambda: packers.pack_quantized(N, K, 4, group=16, order="act-order"),
+        Storage("int4", 16),
+    )
+    yield (
+        "packed-act-order-irregular",
+        act_order,
+        lambda: packers.pack_quantized(N, K, 4, group=16, order="irregular"),
+        torch.float32,
+    )
+    for strategy, symmetric in (
+        ("channel", True),
+        ("channel", False),
+        ("tensor", True),
+        ("group", True),
+        ("group", False),
+    ):
+        size = 32 if strategy == "group" else None if symmetric else K
+        config = compressed(
+            "int-quantized", num_bits=8, strategy=strategy, group_size=32 if strategy == "group" else -1
+        )
+        yield (
+            f"int8-{strategy}-{symmetric}",
+            config,
+            lambda a=(strategy, 32, symmetric): packers.int_quantized(N, K, *a),
+            Storage("int8", None if symmetric and size is None else size, not symmetric),
+        )
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 64]}
+    yield "fp8-block", fp8, lambda: packers.float8(N, K, (32, 64)), Storage("float8", 64)
+    yield (
+        "fp8-block-of-40",
+        fp8 | {"weight_block_size": [16, 40]},
+        lambda: packers.float8(N, K, (16, 40)),
+        torch.float32,
+    )
+    yield (
+        "fp8-exponents",
+        fp8 | {"weight_block_size": [1, 32]},
+        lambda: packers.float8(N, K, (1, 32), exponents=True),
+        Storage("float8", 32),
+    )
+    for shape, name in itertools.product(((), (1,), (1, 1)), ("weight_scale_inv", "weight_scale")):
+        config = fp8 | {"weight_block_size": None}
+        yield (
+            f"fp8-tensor-{len(shape)}-{name}",
+            config,
+            lambda s=shape, name=name: packers.float8(N, K, (N, K), s, name),
+            Storage("float8", None),
+        )
+    for strategy, block, shape, size in (
+        ("tensor", (N, K), (1,), None),
+        ("channel", (1, K), None, None),
+        ("channel", (1, K), (N,), None),
+        ("group", (1, 32), None, 32),
+        ("block", (32, 64), None, 64),
+    ):
+        config = compressed(
+            "float-quantized",
+            num_bits=8,
+            type="float",
+            strategy=strategy,
+            group_size=32 if strategy == "group" else None,
+        )
+        config["config_groups"]["group_0"]["weights"]["block_structure"] = list(block) if strategy == "block" else None
+        yield (
+            f"float8-{strategy}-{shape}",
+            config,
+            lambda b=block, s=shape: packers.float8(N, K, b, s, "weight_scale"),
+            Storage("float8", size),
+        )
+    config = compressed("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32)
+    yield (
+        "mxfp8",
+        config,
+        lambda: packers.float8(N, K, (1, 32), name="weight_scale", exponents=True),
+        Storage("float8", 32),
+    )
+    mxfp4 = Storage("int4", 32, codebook="mxfp4")
+    yield "mxfp4", {"quant_method": "mxfp4"}, lambda: packers.mxfp4(N, K), mxfp4
+    yield "mxfp4-of-module", {"quant_method": "mxfp4"}, lambda: packers.mxfp4(N, K, ("m_blocks", "m_scales")), mxfp4
+    config = compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)
+    yield (
+        "mxfp4-packed",
+        config,
+        lambda: packers.mxfp4(N, K, ("m.weight_packed", "m.weight_scale"), blocked=False),
+        mxfp4,
+    )
+
+
+CASES = {name: (config, pack, dtype) for name, config, pack, dtype in cases()}
+
+
+def matrix_of(config, tensors):
+    source = Source(tensors)
+    [matrix] = read_quant_method(config).matrices(source)
+    return source, matrix
+
+
+def as_floats(rows):
+    return rows.dequantize() if isinstance(rows, QuantizedRows) else rows
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_what_the_layout_means(name):
+    random.seed(0)
+    torch.manual_seed(0)
+    config, pack, dtype = CASES[name]
+    tensors, weight = pack()
+    source, matrix = matrix_of(config, tensors)
+    assert matrix.name == "m.weight" and tuple(matrix.shape) == tuple(weight.shape)
+    assert matrix.dtype == dtype
+    assert set(matrix.parts.values()) == set(tensors), "every tensor is consumed"
+    rows = matrix.read(0, weight.shape[0])
+    if isinstance(dtype, Storage):
+        assert rows.storage == dtype
+        assert (rows.order is None) == (matrix.order is None)
+    # Two roundings of fp32, and for int8 a third (SCB / 127); a wrong code, scale or zero point is off by 1e-3 and
+    # more.
+    assert packers.relative_error(as_floats(rows), weight) < 4 * 2**-24
+    # Any piece of rows is the same.
+    for start, stop in ((0, 16), (16, 32), (5, 6), (9, 43), (weight.shape[0] - 1, weight.shape[0])):
+        piece = matrix.read(start, stop)
+        assert torch.equal(as_floats(piece), as_floats(rows)[start:stop]), (start, stop)
+        matrix.release(start, stop)
+    assert source.unchanged()
+
+
+with safe_open(GOLDEN, "pt") as golden:
+    GOLDEN_CONFIGS = {
+        name: json.loads(config) for name, config in sorted(golden.metadata().items()) if name != "format"
+    }
+
+
+@pytest.mark.parametrize("name", GOLDEN_CONFIGS)
+def test_weights_are_those_of_the_packages_that_define_the_formats(name):
+    """Made by `make_golden.py` with bitsandbytes, compressed-tensors and transformers."""
+    with safe_open(GOLDEN, "pt") as golden:
+        tensors = {
+            key.removeprefix(f"{name}/"): golden.get_tensor(key) for key in golden.keys() if key.startswith(f"{name}/")
+        }
+    expected = tensors.pop("expected")
+    _, matrix = matrix_of(GOLDEN_CONFIGS[name], tensors)
+    assert set(matrix.parts.values()) == set(tensors)
+    found = as_floats(matrix.read(0, expected.shape[0]))
+    # bitsandbytes dequantises int8 into float16.
+    rounding = 2**-11 if expected.dtype == torch.float16 else 4 * 2**-24
+    assert packers.relative_error(found, expected.double()) < rounding
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_zero_in_version_1_of_gptq(bits):
+    """GPTQModel takes 1 from every field of a word of its version 2, with borrows: reading undoes that."""
+    random.seed(0)
+    tensors, weight = packers.gptq(512, 32, bits, 16, symmetric=False, version=2)
+    assert any(
+        (word >> shift) % (1 << bits) == 0
+        for word in tensors["m.qzeros"].flatten().tolist()
+        for shift in range(0, 32, bits)
+    )
+    ones = sum(1 << shift for shift in range(0, 32, bits))
+    tensors["m.qzeros"] = torch.tensor(
+        [[packers.signed((word - ones) % (1 << 32)) for word in row] for row in tensors["m.qzeros"].tolist()],
+        dtype=torch.int32,
+    )
+    _, matrix = matrix_of({"quant_method": "gptq", "bits": bits, "group_size": 16}, tensors)
+    assert packers.relative_error(as_floats(matrix.read(0, 512)), weight) < 4 * 2**-24
+
+
+def test_what_writers_leave_in_g_idx_where_columns_are_in_order():
+    """Zeros, or nothing."""
+    torch.manual_seed(0)
+    tensors, weight = packers.gptq(32, 64, 4, 32)
+    for g_idx in (torch.zeros(64, dtype=torch.int32), None):
+        stored = {name: tensor for name, tensor in (tensors | {"m.g_idx": g_idx}).items() if tensor is not None}
+        _, matrix = matrix_of({"quant_method": "gptq", "bits": 4, "group_size": 32}, stored)
+        assert matrix.order is None and packers.relative_error(as_floats(matrix.read(0, 32)), weight) < 4 * 2**-24
+
+
+@pytest.mark.parametrize("group", [32, 64, -1])
+def test_sizes_of_groups_are_those_that_dynamic_gives(group):
+    """Not what the number of groups suggests: 2 groups of 96 columns may be 64 and 32. Without g_idx nothing else
+    tells."""
+    random.seed(0)
+    tensors, weight = packers.gptq(32, 96, 4, group)
+    del tensors["m.g_idx"]
+    config = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 16,
+        "dynamic": {"-:head": None, "+:m": {"bits": 4, "group_size": group}, "+:n": {"bits": 8}},
+    }
+    _, matrix = matrix_of(config, tensors)
+    assert packers.relative_error(as_floats(matrix.read(0, 32)), weight) < 4 * 2**-24
+    with pytest.raises(
+        ValueError, match=r"m\.scales' has . groups; quantization_config.group_size makes 6 or 12 of 96 inputs"
+    ):
+        matrix_of(config | {"dynamic": {"+:m": {"group_size": 8}}}, tensors)
+
+
+def test_a_first_group_that_is_the_shorter_one():
+    """A Storage has its shorter group at the end, so that these are floats."""
+    random.seed(0)
+    tensors, _ = packers.gptq(32, 96, 4, 64)
+    index = [0] * 32 + [1] * 64
+    random.shuffle(index)
+    tensors["m.g_idx"] = torch.tensor(index, dtype=torch.int32)
+    _, matrix = matrix_of({"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}, tensors)
+    codes = torch.tensor(
+        [
+            [int(word) >> shift & 15 for word in column for shift in range(0, 32, 4)]
+            for column in tensors["m.qweight"].t()
+        ]
+    )
+    weight = (codes - 8).double() * tensors["m.scales"].t()[:, index].double()
+    assert matrix.dtype == torch.float32 and packers.relative_error(matrix.read(0, 32), weight) < 4 * 2**-24
+
+
+def test_static_groups_with_act_order_are_in_order():
+    """`static_groups`: columns are quantised by activation, but their groups are neighbours."""
+    tensors, _ = packers.gptq(32, 64, 4, 32)
+    _, matrix = matrix_of(
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "static_groups": True}, tensors
+    )
+    assert matrix.order is None
+
+
+def test_exponents_of_scales():
+    exponents = torch.arange(256, dtype=torch.uint8)
+    found = power_of_two(exponents)
+    assert found[:255].double().tolist() == [2.0 ** (exponent - 127) for exponent in range(255)] and found[255].isnan()
+    if hasattr(torch, "float8_e8m0fnu"):
+        assert torch.equal(power_of_two(exponents.view(torch.float8_e8m0fnu))[:255], found[:255])
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_fields_across_words(bits):
+    random.seed(bits)
+    values = [random.randrange(1 << bits) for _ in range(96)]
+    assert unpack(torch.tensor([packers.words(values, bits)] * 3, dtype=torch.int32), bits).tolist() == [values] * 3
+
+
+def test_a_method_that_is_null():
+    assert read_quant_method(None) is None

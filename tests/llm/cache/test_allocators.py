@@ -1,0 +1,475 @@
+"""Cache policies differ in what they copy and how much room is spare, and in no token and no logit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import settings
+
+from pace.assets import TINY
+from pace.batch import BLOCK_SIZE, KVSpec
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.cache.allocators import COPY_COST, balanced_rows
+from pace.llm.cache.manager import CacheManager
+from pace.llm.clients.session import Session
+from pace.llm.decoding.sampler import Greedy
+from pace.llm.decoding.stopping_criteria import StoppingCriteria
+from pace.llm.engine.engine import Engine
+from pace.llm.generator import Generator
+from pace.llm.sequence import Sequence
+from tests.llm.cache.test_manager import CacheMachine
+from tests.llm.engine.test_engine import ScriptedDrafter
+from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
+from tests.llm.generators import random_prompts
+from tests.support import functions_in, interrupted_before_line
+
+SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+
+OPTIONS = {
+    "paged": {},
+    "prefix": {"prefix_cache_bytes": None},
+    "bmc": {"kv_cache_type": "bmc"},
+    "bmc-1": {"kv_cache_type": "bmc", "bmc_rows": 1},
+    "bmc-50": {"kv_cache_type": "bmc", "bmc_rows": 50},
+    "dynamic": {"kv_cache_type": "dynamic"},
+}
+CONTIGUOUS = [name for name in OPTIONS if name not in ("paged", "prefix")]
+
+
+def make_cache(num_blocks: int, **options) -> CacheManager:
+    return CacheManager(SPEC, num_blocks * SPEC.block_bytes, **options)
+
+
+def sequence_of(length: int, most: int = 4096) -> Sequence:
+    return Sequence([1] * length, None, None, most)
+
+
+def write(cache: CacheManager, sequence: Sequence, end: int, mark: float = 0.0) -> None:
+    """Computes positions up to `end`: each gets its number plus `mark`."""
+    assert cache.reserve(sequence, end)
+    for position in range(sequence.num_computed, end):
+        cache.kv[1].v[sequence.block_table[position // BLOCK_SIZE], 0, position % BLOCK_SIZE, 0] = position + mark
+    cache.commit(sequence, end)
+
+
+def content(cache: CacheManager, sequence: Sequence) -> list[float]:
+    blocks = torch.tensor(list(sequence.block_table), dtype=torch.int64)
+    return cache.kv[1].v[blocks, 0, :, 0].reshape(-1)[: sequence.num_computed].tolist()
+
+
+def blocks_of(sequence: Sequence) -> range:
+    assert list(sequence.block_table) == list(range(sequence.block_table[0], sequence.block_table[-1] + 1))
+    return range(sequence.block_table[0], sequence.block_table[-1] + 1)
+
+
+# -- runs
+# -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        (OPTIONS["dynamic"], [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"kv_cache_type": "bmc", "bmc_rows": 48}, [3, 6, 9]),
+        ({"kv_cache_type": "bmc", "bmc_rows": 20}, [2, 4, 6, 8]),
+    ],
+)
+def test_a_run_grows_by_its_rows_and_is_copied_only_then(options: dict, sizes: list[int], monkeypatch) -> None:
+    cache, sequence, copied, runs = make_cache(100, **options), sequence_of(500), [], []
+    monkeypatch.setattr(
+        cache.pool,
+        "copy",
+        lambda source, target, count, copy=cache.pool.copy: (copied.append(count), copy(source, target, count)),
+    )
+    for length in range(1, 129):
+        write(cache, sequence, length)
+        if not runs or runs[-1] != blocks_of(sequence):
+            runs.append(blocks_of(sequence))
+        cache.check_integrity([sequence])
+    assert [len(run) for run in runs] == sizes
+    assert copied == sizes[:-1], "each time what the last run held"
+    assert content(cache, sequence) == list(range(128))
+
+
+def test_rows_are_not_spared_for_what_cannot_come() -> None:
+    cache = make_cache(100, kv_cache_type="bmc", bmc_rows=500)
+    sequence = sequence_of(20, most=40)
+    assert cache.reserve(sequence, 20) and len(sequence.block_table) == 3
+
+
+def test_where_spare_rows_do_not_fit_what_is_needed_will_do() -> None:
+    cache = make_cache(8, kv_cache_type="bmc", bmc_rows=64)
+    other, sequence = sequence_of(64, most=64), sequence_of(500)
+    write(cache, other, 64)
+    write(cache, sequence, 30)
+    assert len(sequence.block_table) == 2 and cache.num_free_blocks == 2, (
+        "there were four of the six that it would have liked"
+    )
+    cache.check_integrity([other, sequence])
+
+
+def test_a_run_that_cannot_move_widens_and_slides() -> None:
+    cache = make_cache(10, kv_cache_type="dynamic")
+    below, sequence = sequence_of(48), sequence_of(500)
+    write(cache, below, 48)
+    write(cache, sequence, 80)
+    assert blocks_of(sequence) == range(3, 8)
+    write(cache, sequence, 96)
+    assert blocks_of(sequence) == range(3, 9), "no six others are free, but the one above is"
+    cache.free(below)
+    write(cache, sequence, 160)
+    assert blocks_of(sequence) == range(10), "all of the pool, in its place"
+    assert content(cache, sequence) == list(range(160))
+    cache.check_integrity([sequence])
+    assert not cache.reserve(sequence, 161) and content(cache, sequence) == list(range(160))
+
+
+@pytest.mark.parametrize("name", CONTIGUOUS)
+@pytest.mark.parametrize("seed", range(5))
+def test_who_is_alone_can_have_all(name: str, seed: int) -> None:
+    """However the pool was used before, and wherever the run lies."""
+    chance = random.Random(seed)
+    cache, others = make_cache(20, **OPTIONS[name]), []
+    for _ in range(30):
+        if others and chance.random() < 0.5:
+            cache.free(others.pop(chance.randrange(len(others))))
+        else:
+            others.append(sequence_of(100, most=100))
+            if not cache.reserve(others[-1], chance.randint(1, 90)):
+                others.pop()
+    sequence = sequence_of(320, most=320)
+    while not cache.reserve(sequence, 16):
+        cache.free(others.pop())
+    cache.free(sequence)
+    write(cache, sequence, 16)
+    for other in others:
+        cache.free(other)
+    for length in (40, 41, 100, 290, 320):
+        assert cache.blocks_needed(sequence, length) <= cache.num_free_blocks
+        write(cache, sequence, length)
+        cache.check_integrity([sequence])
+    assert content(cache, sequence) == list(range(320))
+
+
+@pytest.mark.parametrize("name", CONTIGUOUS)
+def test_a_fork_moves_when_it_writes(name: str) -> None:
+    cache, source, target = make_cache(100, **OPTIONS[name]), sequence_of(500), sequence_of(500)
+    write(cache, source, 40)
+    cache.fork(source, target, 35)
+    assert cache.used_bytes == len(source.block_table) * SPEC.block_bytes
+    write(cache, target, 60, mark=0.5)
+    write(cache, source, 45)
+    cache.check_integrity([source, target])
+    assert not set(blocks_of(source)) & set(blocks_of(target))
+    assert content(cache, source) == list(range(45))
+    assert content(cache, target) == [*range(35), *(position + 0.5 for position in range(35, 60))]
+
+
+def test_a_shared_run_neither_widens_nor_slides() -> None:
+    """There is room next to it, and none to move to."""
+    cache, source, target = make_cache(6, kv_cache_type="dynamic"), sequence_of(500), sequence_of(500)
+    write(cache, source, 40)
+    cache.fork(source, target, 40)
+    for sequence in (source, target):
+        assert cache.blocks_needed(sequence, 60) == 4 and not cache.reserve(sequence, 60)
+    write(cache, target, 45, mark=0.5)
+    assert content(cache, source) == list(range(40))
+    cache.check_integrity([source, target])
+
+
+def test_where_the_shared_part_is_full_the_source_stays() -> None:
+    cache, source, target = make_cache(100, kv_cache_type="bmc", bmc_rows=64), sequence_of(500), sequence_of(500)
+    write(cache, source, 32)
+    cache.fork(source, target, 32)
+    before = blocks_of(source)
+    write(cache, source, 40)
+    assert blocks_of(source) == before
+    write(cache, target, 33)
+    assert blocks_of(target)[0] not in before
+    cache.check_integrity([source, target])
+
+
+def test_check_integrity_sees_a_run_that_is_none() -> None:
+    cache, sequence = make_cache(20, kv_cache_type="bmc"), sequence_of(500)
+    write(cache, sequence, 40)
+    sequence.block_table[0], sequence.block_table[1] = sequence.block_table[1], sequence.block_table[0]
+    with pytest.raises(AssertionError, match="side by side"):
+        cache.check_integrity([sequence])
+
+
+def machine(name: str) -> type:
+    class Machine(CacheMachine):
+        options = OPTIONS[name]
+
+    Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+    return Machine.TestCase
+
+
+TestBmcMachine, TestDynamicMachine = machine("bmc-50"), machine("dynamic")
+
+
+def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
+    """Copying c / r of attention's time, and r / 2n of the text's memory."""
+    for length in (100, 1000, 30_000):
+        best = min(range(16, 4096, 16), key=lambda rows: COPY_COST / rows + rows / (2 * length))
+        assert best - 16 <= balanced_rows(length) <= best + 16
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kv_cache_type": "ring"}, ValueError, "'dynamic', 'bmc', 'paged'; got 'ring'"),
+        ({"bmc_rows": 64}, ValueError, "bmc_rows=64 is for kv_cache_type='bmc', and this is 'paged'"),
+        ({"kv_cache_type": "dynamic", "bmc_rows": 64}, ValueError, "this is 'dynamic'"),
+        ({"kv_cache_type": "bmc", "bmc_rows": 0}, ValueError, "bmc_rows must be an int >= 1"),
+        ({"kv_cache_type": "bmc", "bmc_rows": 1.5}, TypeError, "bmc_rows must be an int >= 1"),
+        ({"kv_cache_type": "bmc", "bmc_rows": True}, TypeError, "bmc_rows must be an int >= 1"),
+        (
+            {"kv_cache_type": "bmc", "prefix_cache_bytes": 1 << 20},
+            ValueError,
+            "prefix cache .* needs kv_cache_type='paged'",
+        ),
+        (
+            {"kv_cache_type": "dynamic", "prefix_cache_bytes": "1MiB"},
+            ValueError,
+            "prefix cache .* needs kv_cache_type='paged'",
+        ),
+        ({"prefix_cache_bytes": 10}, ValueError, "prefix_cache_bytes=10 keeps no block"),
+        (
+            {"prefix_cache_bytes": "8MiB", "kv_cache_bytes": "4MiB"},
+            ValueError,
+            "is a part of kv_cache_bytes, which is 4194304 here",
+        ),
+        ({"prefix_cache_bytes": "much"}, ValueError, 'prefix_cache_bytes: .*or "auto"'),
+        ({"prefix_cache_bytes": None}, TypeError, "prefix_cache_bytes: .*got None"),
+        ({"prefix_cache_bytes": True}, TypeError, "prefix_cache_bytes: .*got True"),
+    ],
+)
+def test_options_that_make_no_sense_are_told_before_weights_are_read(
+    options: dict, error: type[Exception], message: str, monkeypatch
+) -> None:
+    from pace.llm.models import model_utils
+
+    monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
+    with pytest.raises(error, match=message):
+        LLMModel(TINY, progress=False, **options)
+
+
+# -- the engine: any policy, anything at once
+# -----------------------------------------------------------------------------------
+
+
+class GenerationDrafter(ScriptedDrafter):
+    """For what generates; a session has no use for drafts."""
+
+    def extend(self, spans, cache) -> None:
+        super().extend([span for span in spans if span.sequence.policy.wants_argmax_only], cache)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("num_blocks", [6, 9, 14, 40])
+def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
+    model = FakeModel()
+    engine = Engine.create(
+        model, OPS, num_blocks * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=24
+    )
+    prompts = random_prompts(num_blocks, 9, longest=50)
+    out = Generator(engine).generate(prompts, SamplingConfig(max_new_tokens=40))
+    assert out.generated_token_ids == [greedy(model, prompt, 40) for prompt in prompts]
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("num_blocks", [7, 12, 100])
+def test_samples_of_one_prompt(name: str, num_blocks: int) -> None:
+    config = SamplingConfig(do_sample=True, num_return_sequences=4, seed=4, max_new_tokens=40, ignore_eos=True)
+    prompts = [[1, 2, 3] * 8, [4] * 17]
+    engines = make_engine(num_blocks, cache_options=OPTIONS[name]), make_engine()
+    outs = [Generator(engine).generate(prompts, config).generated_token_ids for engine in engines]
+    assert outs[0] == outs[1]
+    engines[0].check_idle()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("seed", range(3))
+def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: int) -> None:
+    """Arrivals, aborts, drafts, sessions that grow, are cut, forked and closed, all in a cache that is too small."""
+    chance = random.Random(seed)
+    model = FakeModel(eos_bias=1.0)
+    limits = {
+        "max_tokens_per_step": chance.choice([1, 7, 64]),
+        "max_sequences_per_step": 4,
+        "max_logit_rows_per_step": 5,
+    }
+    engine = Engine.create(
+        model,
+        OPS,
+        16 * SPEC.block_bytes,
+        GenerationDrafter(model, random.Random(seed), 5),
+        cache_options=OPTIONS[name],
+        **limits,
+    )
+    stems = random_prompts(seed, 3, longest=70)
+    live: list[Sequence] = []
+    sessions = [Session(engine)]
+    for _ in range(30):
+        prompt = chance.choice(stems) + random_prompts(chance.random(), 1, 9)[0]
+        limit = len(prompt) + chance.randint(1, 60)
+        live.append(Sequence(prompt, Greedy(), StoppingCriteria(limit, end_tokens=[0]), limit))
+        engine.submit(live[-1:])
+        for _ in range(chance.randint(0, 8)):
+            engine.step()
+            engine.cache.check_integrity(engine.scheduler.sequences())
+        if chance.random() < 0.3:
+            engine.abort([live.pop(chance.randrange(len(live)))])
+        session = chance.choice(sessions)
+        verb = chance.choice(["append", "append", "truncate", "fork", "close"])
+        if verb == "append" and len(session) < 150:
+            ids = chance.choice(stems)[: chance.randint(1, 40)]
+            wanted = chance.randint(1, len(ids))
+            tokens = session.tokens + ids
+            rows = torch.stack([model.logits_of(tokens[: end + 1]) for end in range(len(tokens) - wanted, len(tokens))])
+            assert torch.equal(session.append(ids, wanted), rows)
+        elif verb == "truncate":
+            session.truncate(chance.randint(0, len(session)))
+        elif verb == "fork" and len(sessions) < 4:
+            sessions.append(session.fork())
+        elif verb == "close" and len(sessions) > 1:
+            sessions.remove(session)
+            session.close()
+        engine.cache.check_integrity(engine.scheduler.sequences())
+    while engine.step():
+        engine.cache.check_integrity(engine.scheduler.sequences())
+    for sequence in live:
+        assert sequence.generated == greedy(
+            model, sequence.tokens[: sequence.num_prompt_tokens], sequence.max_length - sequence.num_prompt_tokens, (0,)
+        )
+    for session in sessions:
+        session.close()
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic"])
+def test_an_interrupt_after_any_line_leaves_every_sequence_right(name: str) -> None:
+    files = ("engine.py", "scheduler.py", "cache.py", "block_pool.py", "cache_policy.py", "prefix_cache.py")
+    within = functions_in(*files, spared=("step", "__enter__", "__exit__", "_recover"))
+    model = FakeModel()
+    for stop_at in range(5, 2000, 37):
+        engine = Engine.create(model, OPS, 8 * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=20)
+        prompts = [[9, 8, 7] * 8, [9, 8, 7] * 7]
+        others = [
+            Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 30, end_tokens=[0]), len(prompt) + 30)
+            for prompt in prompts
+        ]
+        engine.submit(others)
+        assert interrupted_before_line(stop_at, lambda: [engine.step() for _ in range(40)], within)
+        engine.cache.check_integrity(engine.scheduler.sequences())
+        while engine.step():
+            pass
+        assert [sequence.generated for sequence in others] == [greedy(model, prompt, 30, (0,)) for prompt in prompts]
+        engine.check_idle()
+
+
+# -- the bundled model
+# ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLMModel:
+    return LLMModel(TINY, progress=False, prefix_cache_bytes=0)
+
+
+MODEL_OPTIONS = {
+    "prefix": {},
+    "prefix-small": {"kv_cache_bytes": "600KiB", "prefix_cache_bytes": "100KiB"},
+    "bmc": {"kv_cache_type": "bmc"},
+    "bmc-17": {"kv_cache_type": "bmc", "bmc_rows": 17},
+    "bmc-small": {"kv_cache_type": "bmc", "kv_cache_bytes": "600KiB"},
+    "dynamic": {"kv_cache_type": "dynamic"},
+    "dynamic-small": {"kv_cache_type": "dynamic", "kv_cache_bytes": "600KiB"},
+}
+
+
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_the_bundled_model_says_the_same_bits(plain: LLMModel, name: str) -> None:
+    prompts = [
+        "Once upon a time there was a little fox",
+        "1, 2, 3, 4,",
+        "Once upon a time there was a little fox who lived in",
+        "The capital of Japan is",
+    ]
+    configs = [
+        SamplingConfig(max_new_tokens=60, logprobs=2, ignore_eos=True),
+        SamplingConfig(
+            max_new_tokens=30,
+            do_sample=True,
+            temperature=1.2,
+            seed=5,
+            num_return_sequences=3,
+            repetition_penalty=1.2,
+            logprobs=1,
+        ),
+    ]
+    with LLMModel(TINY, progress=False, **MODEL_OPTIONS[name]) as model:
+        for config in configs * 2:
+            out, wanted = model.generate(prompts, config), plain.generate(prompts, config)
+            assert out.generated_token_ids == wanted.generated_token_ids and out.logprobs == wanted.logprobs
+        ids = wanted.output_token_ids[0].tolist()
+        with model.session() as session, plain.session() as other:
+            for length in (17, 3, 20, 1):
+                assert torch.equal(session.append(ids[:length], "all"), other.append(ids[:length], "all"))
+            session.truncate(20), other.truncate(20)
+            with session.fork() as twin:
+                assert torch.equal(twin.append(ids[:40]), other.append(ids[:40]))
+        assert all(map(torch.equal, model.score(prompts), plain.score(prompts)))
+        model._engine.check_idle()
+
+
+def test_the_second_turn_of_a_chat_computes_only_what_is_new(plain: LLMModel) -> None:
+    with LLMModel(TINY, progress=False) as model:
+        computed, runner = [], model._engine.model
+        forward = runner.forward
+        runner.forward = lambda ops, batch: computed.append(len(batch.tokens)) or forward(ops, batch)
+        messages, config = [], SamplingConfig(max_new_tokens=200)
+        known: list[int] = []
+        for question in ("Tell me a story about a little fox.", "Tell me a story about a dog.", "What is 7 + 8?"):
+            messages.append({"role": "user", "content": question})
+            prompt = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            computed.clear()
+            out = model.generate(prompt, config)
+            assert out.generated_token_ids == plain.generate(prompt, config).generated_token_ids
+            same = next(
+                (index for index, (a, b) in enumerate(zip(prompt, known)) if a != b), min(len(prompt), len(known))
+            )
+            reused = out.metrics.num_reused_tokens
+            assert reused == same // 16 * 16 and reused >= len(known) - 20, "all full blocks of what was said before"
+            assert computed[0] == len(prompt) - reused
+            known = (prompt + out.generated_token_ids[0])[:-1]
+            messages.append({"role": "assistant", "content": out.texts[0]})
+        assert reused > 100
+        report = model.memory_report()
+        assert report.cache_used == 0 < report.cache_kept <= report.cache_touched and "cache, kept prefixes" in str(
+            report
+        )
+
+
+def test_the_command_line_has_them(capsys) -> None:
+    from pace.cli import main
+
+    texts = []
+    for options in (
+        [],
+        ["--kv-cache-type", "bmc", "--bmc-rows", "20"],
+        ["--kv-cache-type", "dynamic"],
+        ["--prefix-cache-bytes", "0"],
+        ["--prefix-cache-bytes", "1MiB"],
+    ):
+        assert main(["generate", "Once upon a time", "--max-new-tokens", "20", *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1 and len(texts[0]) > 20
+    assert main(["generate", "Once", "--bmc-rows", "20"]) == 1
+    assert "is for --kv-cache-type='bmc'" in capsys.readouterr().err

@@ -1,0 +1,325 @@
+"""Beams in the engine: the same texts whatever the batch, the cache and the interruptions, and blocks that they
+share."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from pace.llm import SamplingConfig
+from pace.llm.cache.block_pool import BlockPool
+from pace.llm.cache.manager import CacheManager
+from pace.llm.clients.session import Session
+from tests.llm.clients.beams import BACKENDS, BEAMS, load, make_generator, rows_found, rows_of, searches_of
+from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.generators import random_prompts
+
+# -- the engine around it
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_tokens_per_step": 1},
+        {"max_tokens_per_step": 5, "max_sequences_per_step": 3},
+        {"max_sequences_per_step": 8},
+    ],
+)
+def test_a_ragged_batch_gives_what_each_prompt_gives_alone(limits: dict) -> None:
+    prompts = random_prompts(1, 9)
+    alone = [row for prompt in prompts for row in rows_of(make_generator().generate(prompt, BEAMS))]
+    generator = make_generator(**limits)
+    assert rows_of(generator.generate(prompts, BEAMS)) == alone
+    generator.engine.check_idle()
+    assert generator.engine.cache.used_bytes == 0 and not generator.engine.between_steps
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_are_bit_identical_on_the_kernels(checkpoint, backend: str) -> None:
+    model = load(checkpoint("qwen2")[0], backend)
+    prompts = [list(range(2, 2 + length)) for length in (1, 17, 40)]
+    config = SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=12)
+    together, alone = (
+        rows_of(model.generate(prompts, config)),
+        [row for prompt in prompts for row in rows_of(model.generate(prompt, config))],
+    )
+    assert [row[0] for row in together] == [row[0] for row in alone]
+    if backend == "native":
+        assert together == alone
+
+
+CACHES = [{}, {"prefix_cache_bytes": 1 << 13}, {"kv_cache_type": "bmc", "bmc_rows": 8}, {"kv_cache_type": "dynamic"}]
+
+
+@pytest.mark.parametrize("options", CACHES, ids=["paged", "prefix", "bmc", "dynamic"])
+@pytest.mark.parametrize("num_blocks", [6, 7, 9, 14, 25, 200])
+def test_a_cache_of_any_kind_too_small_for_all_changes_nothing(num_blocks: int, options: dict) -> None:
+    prompts = random_prompts(num_blocks, 4, longest=50)
+    config = SamplingConfig(num_beams=4, num_return_sequences=4, max_new_tokens=40, ignore_eos=True)
+    expected = rows_of(make_generator().generate(prompts, config))
+    generator = make_generator(num_blocks, max_tokens_per_step=24, cache_options=options)
+    check = generator.engine.cache.check_integrity
+    generator.engine.model.hook = lambda batch: check(generator.engine.scheduler.sequences())
+    out = generator.generate(prompts, config)
+    assert rows_of(out) == expected and (out.metrics.num_preemptions > 0 or num_blocks > 9)
+    generator.engine.check_idle()
+
+
+def test_beams_share_blocks(monkeypatch) -> None:
+    """Ten beams of a prompt of 10 blocks hold those once; what is copied is a block that several would write."""
+    copies, most = [], 0
+    copy = BlockPool.copy
+    monkeypatch.setattr(BlockPool, "copy", lambda self, *args: copies.append(args) or copy(self, *args))
+    generator = make_generator(model=FakeModel(eos_bias=-50.0))
+    cache = generator.engine.cache
+
+    def watch(batch: object) -> None:
+        nonlocal most
+        most = max(most, cache.num_blocks - cache.num_free_blocks)
+
+    generator.engine.model.hook = watch
+    generator.generate([list(range(1, 50)) * 4][0][:160], SamplingConfig(num_beams=10, max_new_tokens=14))
+    assert most <= 10 + 10, "10 of the prompt, one of its own for each beam"
+    assert len(copies) <= 9 * 13, "never more than one for each fork"
+    num_calls = generator.engine.model.num_calls
+    assert num_calls == 14, "a step for the prompt, and one for all beams together each token"
+
+
+def test_a_beam_that_goes_on_alone_copies_nothing(monkeypatch) -> None:
+    copies = []
+    copy = BlockPool.copy
+    monkeypatch.setattr(BlockPool, "copy", lambda self, *args: copies.append(args) or copy(self, *args))
+    model = FakeModel()
+    table = model.logits_of
+    model.logits_of = lambda tokens: (
+        table(tokens) if len(tokens) == 20 else torch.full((50,), -30.0).index_fill(0, torch.tensor(tokens[-1]), 30.0)
+    )
+    generator = make_generator(model=model)
+    out = generator.generate(
+        list(range(1, 21)), SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=30, ignore_eos=True)
+    )
+    assert all(len(set(tokens)) == 1 for tokens in out.generated_token_ids)
+    assert len(copies) == 2, "when three beams leave the prompt's last block, and never again"
+
+
+def test_beside_other_requests_and_sessions() -> None:
+    generator = make_generator(40, max_tokens_per_step=16, model=FakeModel(eos_bias=-50.0))
+    prompts = random_prompts(8, 6, longest=60)
+    config = SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=25)
+    expected = [
+        rows_of(make_generator(model=FakeModel(eos_bias=-50.0)).generate(prompt, config)) for prompt in prompts[:3]
+    ]
+    results: dict[int, object] = {}
+
+    def search(index: int) -> None:
+        results[index] = rows_of(generator.generate(prompts[index], config))
+
+    def plain(index: int) -> None:
+        results[index] = generator.generate(prompts[index], SamplingConfig(max_new_tokens=40)).generated_token_ids[0]
+
+    def session(index: int) -> None:
+        with Session(generator.engine) as s:
+            results[index] = [int(s.append([token]).argmax()) for token in prompts[index]]
+
+    threads = [
+        threading.Thread(target=work, args=(index,))
+        for index, work in enumerate([search, search, search, plain, plain, session])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    model = generator.engine.model
+    assert [results[index] for index in range(3)] == expected
+    assert [results[index] for index in (3, 4)] == [greedy(model, prompts[index], 40) for index in (3, 4)]
+    assert results[5] == [int(model.logits_of(prompts[5][: end + 1]).argmax()) for end in range(len(prompts[5]))]
+    generator.engine.check_idle()
+
+
+def test_anyone_who_steps_moves_a_search() -> None:
+    generator = make_generator()
+    prompts = random_prompts(2, 2)
+    expected = rows_of(generator.generate(prompts, BEAMS))
+    searches = searches_of(generator, prompts)
+    for search in searches:
+        search.start(generator.engine)
+    while generator.engine.step():
+        generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
+    assert all(search.is_over for search in searches)
+    assert rows_found(searches) == expected
+    generator.engine.check_idle()
+
+
+def test_no_more_beams_at_once_than_there_are_places() -> None:
+    generator = make_generator(max_sequences_per_step=8)
+    widths = []
+    generator.engine.model.hook = lambda batch: widths.append(len(batch.spans.kv_len))
+    generator.generate(
+        random_prompts(5, 12, longest=9), SamplingConfig(num_beams=3, max_new_tokens=10, ignore_eos=True)
+    )
+    assert max(widths) == 6
+    widths.clear()
+    generator.generate([[5]], SamplingConfig(num_beams=11, max_new_tokens=3, ignore_eos=True))
+    assert max(widths) == 11, "one search runs in any case"
+
+
+def test_many_prompts_in_few_sequences() -> None:
+    generator = make_generator(max_sequences_per_step=8)
+    prompts = random_prompts(9, 60, longest=5)
+    most, model = 0, generator.engine.model
+
+    def watch(batch: object) -> None:
+        nonlocal most
+        most = max(most, len(list(generator.engine.scheduler.sequences())))
+
+    model.hook = watch
+    config = SamplingConfig(num_beams=2, max_new_tokens=3)
+    out = generator.generate(prompts, config)
+    assert most <= 8 and len(out.texts) == 60
+    assert rows_of(out)[41:43] == [
+        row for prompt in prompts[41:43] for row in rows_of(make_generator().generate(prompt, config))
+    ]
+
+
+# -- what goes wrong
+# ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 5, 11])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_search_leaves_nothing(fail_at: int, error: type[BaseException]) -> None:
+    generator = make_generator(20)
+    prompts = random_prompts(3, 3)
+    config = SamplingConfig(num_beams=4, num_return_sequences=3, max_new_tokens=20, ignore_eos=True)
+    expected = rows_of(generator.generate(prompts, config))
+    model = generator.engine.model
+
+    def strike(batch: object) -> None:
+        if model.num_calls == fail_at:
+            raise error
+
+    model.num_calls, model.hook = 0, strike
+    with pytest.raises(error):
+        generator.generate(prompts, config)
+    generator.engine.check_idle()
+    assert generator.engine.cache.used_bytes == 0 and not generator.engine.between_steps
+    model.hook = lambda batch: None
+    assert rows_of(generator.generate(prompts, config)) == expected
+
+
+@pytest.mark.parametrize("where", ["fork", "free"])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
+def test_a_search_goes_on_after_another_thread_was_interrupted_within_it(where: str, count: int, monkeypatch) -> None:
+    """Ctrl-C in the middle of moving beams, in a thread that only happened to step: the owner notices nothing."""
+    generator = make_generator()
+    prompts = random_prompts(6, 2)
+    config = SamplingConfig(num_beams=4, num_return_sequences=3, max_new_tokens=20, ignore_eos=True)
+    expected = rows_of(generator.generate(prompts, config))
+    searches = searches_of(generator, prompts, config)
+    for search in searches:
+        search.start(generator.engine)
+    original, calls = getattr(CacheManager, where), 0
+
+    def strike(self, *args):
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            raise KeyboardInterrupt
+        original(self, *args)
+
+    monkeypatch.setattr(CacheManager, where, strike)
+    is_struck = False
+    while not all(search.is_over for search in searches):
+        try:
+            generator.engine.step()
+        except KeyboardInterrupt:
+            is_struck = True
+        generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
+    assert is_struck
+    assert rows_found(searches) == expected
+    generator.engine.check_idle()
+
+
+def test_a_cancelled_search_tells_the_best_so_far() -> None:
+    generator = make_generator(model=FakeModel(eos_bias=-50.0))
+    (search,) = searches_of(generator, [[5, 6, 7]])
+    search.start(generator.engine)
+    for _ in range(6):
+        generator.engine.step()
+    search.cancel()
+    assert [row.finish_reason for row in search.rows] == ["cancelled"] * 3
+    assert [row.num_generated for row in search.rows] == [5] * 3
+    scores = [row.score for row in search.rows]
+    assert scores == sorted(scores, reverse=True) and len({tuple(row.tokens) for row in search.rows}) == 3
+    generator.engine.check_idle()
+    search.cancel()
+    (early,) = searches_of(generator, [[5, 6, 7]])
+    early.cancel()
+    assert [row.finish_reason for row in early.rows] == ["cancelled"] * 3 and early.rows[0].num_generated == 0
+
+
+@pytest.mark.parametrize("when", [0, 1, 5, 30])
+def test_a_call_is_cancelled_from_another_thread(when: int) -> None:
+    generator = make_generator(model=FakeModel(eos_bias=-50.0), max_sequences_per_step=8)
+    event, model = threading.Event(), generator.engine.model
+    model.hook = lambda batch: event.set() if model.num_calls >= when - 1 else None
+    if not when:
+        event.set()
+    out = generator.generate(
+        random_prompts(7, 6, longest=9),
+        SamplingConfig(num_beams=4, num_return_sequences=2, max_new_tokens=20),
+        cancel=event,
+    )
+    assert (
+        len(out.finish_reasons) == 12
+        and "cancelled" in out.finish_reasons
+        and ("length" in out.finish_reasons) == (when == 30)
+    )
+    assert all(
+        len(tokens) == 20 for tokens, reason in zip(out.generated_token_ids, out.finish_reasons) if reason == "length"
+    )
+    generator.engine.check_idle()
+    assert generator.engine.cache.used_bytes == 0 and not generator.engine.between_steps
+
+
+def test_an_error_of_one_search_is_told_and_ends_it_alone() -> None:
+    generator = make_generator()
+    other = searches_of(generator, [[9, 8]])[0]
+    other.start(generator.engine)
+
+    def broken(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 6:
+            raise RuntimeError("the processor's own")
+        return logits
+
+    config = SamplingConfig(num_beams=3, max_new_tokens=20, logits_processors=[broken], ignore_eos=True)
+    with pytest.raises(RuntimeError, match="processor's own"):
+        generator.generate([[5], [6, 7]], config)
+    while not other.is_over:
+        generator.engine.step()
+    assert other.rows[0].error is None
+    generator.engine.check_idle()
+
+
+def test_bans_may_leave_less_texts_than_beams() -> None:
+    """Only tokens 4 and 5 are left, for two tokens: four texts."""
+    bans = {token: -np.inf for token in range(50) if token not in (4, 5)}
+    config = dict(num_beams=6, max_new_tokens=2, logit_bias=bans, ignore_eos=True)
+    out = make_generator().generate([[7]], SamplingConfig(num_return_sequences=4, **config))
+    assert sorted(out.generated_token_ids) == [[4, 4], [4, 5], [5, 4], [5, 5]]
+    with pytest.raises(ValueError, match="found 4 texts and has to return num_return_sequences=5"):
+        make_generator().generate([[7]], SamplingConfig(num_return_sequences=5, **config))
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="NaN or inf"):
+            make_generator().generate(
+                [[7]], SamplingConfig(num_beams=2, logits_processors=[lambda ids, logits, wrong=wrong: logits + wrong])
+            )
+    with pytest.raises(ValueError, match="found 0 texts"):
+        make_generator().generate(
+            [[7]], SamplingConfig(num_beams=2, logits_processors=[lambda ids, logits: logits - np.inf])
+        )

@@ -1,0 +1,320 @@
+"""Beam search: the texts and scores of transformers, and what comes back of what is asked for."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from pace.llm import CallbackStreamer, SamplingConfig, TextStreamer
+from pace.llm.decoding.logits import largest
+from pace.llm.engine.engine import Engine
+from pace.llm.generator import Generator
+from tests.llm.clients import beam_oracle as oracle
+from tests.llm.clients.beams import BACKENDS, BEAMS, load, make_generator, rows_of
+from tests.llm.fake_model import OPS, FakeModel
+from tests.llm.generators import random_prompts
+
+# -- against transformers
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_searches_are_those_of_transformers(seed: int) -> None:
+    """All fields at random, on random logits that many tokens end. (The sweep of beam_oracle.py goes on from here.)"""
+    assert oracle.check_fake_case(seed) is None
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [-2.0, -0.5, 0.0, 3.0])
+def test_when_most_tokens_end_a_text(early_stopping: bool | str, length_penalty: float) -> None:
+    """The search ends by its rule, long before the greatest length, and most candidates are finished texts."""
+    for seed in range(12):
+        fake = FakeModel(vocab_size=14)
+        fake.sharpness = 1.0
+        fields = dict(
+            num_beams=2 + seed % 3, num_return_sequences=2, early_stopping=early_stopping, length_penalty=length_penalty
+        )
+        fields |= dict(max_new_tokens=14, eos_token_id=list(range(2 + seed % 9)))
+        out = oracle.ours(Generator(Engine.create(fake, OPS, 1 << 20)), [[13, seed]], fields)
+        assert (
+            oracle.difference(
+                out.generated_token_ids,
+                out.sequence_scores,
+                *oracle.theirs(oracle.FakeTransformer(fake), [13, seed], fields),
+            )
+            is None
+        )
+
+
+SEARCHES = [
+    dict(num_beams=4, max_new_tokens=24, eos_token_id=1),
+    dict(
+        num_beams=3,
+        num_return_sequences=3,
+        max_new_tokens=20,
+        eos_token_id=list(range(2, 280, 9)),
+        early_stopping="never",
+        length_penalty=2.0,
+    ),
+    dict(
+        num_beams=5,
+        num_return_sequences=2,
+        max_new_tokens=20,
+        eos_token_id=list(range(2, 280, 7)),
+        early_stopping=True,
+        length_penalty=0.0,
+        min_new_tokens=4,
+    ),
+    dict(
+        num_beams=2,
+        num_return_sequences=2,
+        max_new_tokens=12,
+        eos_token_id=[9, 8],
+        length_penalty=-1.0,
+        repetition_penalty=1.3,
+        no_repeat_ngram_size=2,
+    ),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", oracle.FAMILIES)
+def test_every_architecture(checkpoint, backend: str, family: str) -> None:
+    folder, model, tokenizer = checkpoint(family)
+    prompts = [
+        torch.randint(2, 280, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        for length in (1, 5, 33, 70)
+    ]
+    for fields in SEARCHES:
+        out = oracle.ours(load(folder, backend), prompts, fields)
+        num_rows = fields.get("num_return_sequences", 1)
+        for index, prompt in enumerate(prompts):
+            mine = slice(index * num_rows, (index + 1) * num_rows)
+            their_rows, their_scores = oracle.theirs(model, prompt, fields)
+            assert (
+                oracle.difference(out.generated_token_ids[mine], out.sequence_scores[mine], their_rows, their_scores)
+                is None
+            )
+            assert out.texts[mine] == [
+                tokenizer.decode(row, skip_special_tokens=True) for row in out.generated_token_ids[mine]
+            ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_text_that_grows_to_where_the_angles_change(tmp_path, backend: str) -> None:
+    """Phi-3 with longrope computes all tokens again from there on, in transformers too."""
+    from tests.llm.models.variants import longrope, rope, save_tiny
+
+    model = save_tiny(tmp_path, "phi3", rope(longrope(4), original_max_position_embeddings=16))
+    fields = dict(num_beams=3, num_return_sequences=3, max_new_tokens=12, eos_token_id=3)
+    prompt = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    out = oracle.ours(load(tmp_path, backend), [prompt], fields)
+    assert (
+        oracle.difference(out.generated_token_ids, out.sequence_scores, *oracle.theirs(model, prompt, fields)) is None
+    )
+
+
+def test_the_comparison_sees_a_wrong_text_and_a_wrong_score() -> None:
+    assert oracle.difference([[1, 2]], [-1.0], [[1, 2]], [-1.000001]) is None
+    assert "scores" in oracle.difference([[1, 2]], [-1.0], [[1, 2]], [-1.001])
+    assert "texts" in oracle.difference([[1, 2]], [-1.00005], [[1, 3]], [-1.0])
+    assert oracle.difference([[1, 2]], [-1.000001], [[1, 3]], [-1.0]) is None, "a tie"
+
+
+def test_stop_strings_cut_the_text(checkpoint) -> None:
+    folder, model, tokenizer = checkpoint("llama")
+    free = load(folder, BACKENDS[-1]).generate([5, 6], SamplingConfig(num_beams=3, max_new_tokens=12, ignore_eos=True))
+    stop = next(letter for letter in free.texts[0][1:] if letter.isalpha() and letter.isascii())
+    out = load(folder, BACKENDS[-1]).generate(
+        [5, 6],
+        SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=12, ignore_eos=True, stop_strings=stop),
+    )
+    stopped = [row for row, reason in enumerate(out.finish_reasons) if reason == "stop"]
+    assert stopped and not any(stop in text for text in out.texts)
+    for row in stopped:
+        assert stop in tokenizer.decode(out.generated_token_ids[row][-1:]) or stop in tokenizer.decode(
+            out.generated_token_ids[row]
+        )
+
+
+# -- drawn beams
+# ----------------------------------------------------------------------------------------------------------
+
+
+def chi_square_is_plausible(ours: Counter, theirs: Counter) -> bool:
+    """Two samples of the same size, of one distribution? Outcomes seen less than 20 times are counted together; the
+    bound is five standard deviations of the statistic above its mean."""
+    common = [outcome for outcome, count in (ours + theirs).items() if count >= 20]
+    counts = np.array(
+        [
+            [seen[outcome] for outcome in common] + [sum(seen.values()) - sum(seen[outcome] for outcome in common)]
+            for seen in (ours, theirs)
+        ],
+        dtype=float,
+    )
+    counts = counts[:, counts.sum(axis=0) > 0]
+    statistic = ((counts[0] - counts[1]) ** 2 / counts.sum(axis=0)).sum()
+    freedom = counts.shape[1] - 1
+    return freedom > 1 and statistic < freedom + 5 * (2 * freedom) ** 0.5
+
+
+DRAWN = [
+    dict(num_beams=2, max_new_tokens=2, top_k=0),
+    dict(num_beams=3, max_new_tokens=2, top_k=4, temperature=0.7, eos_token_id=[0, 3], num_return_sequences=2),
+    dict(num_beams=2, max_new_tokens=3, top_k=0, top_p=0.3, eos_token_id=2, length_penalty=0.0),
+    dict(num_beams=2, max_new_tokens=2, top_k=0, typical_p=0.5, min_p=0.4, eos_token_id=2, early_stopping=True),
+]
+
+
+@pytest.mark.parametrize("fields", DRAWN, ids=["plain", "top_k", "top_p", "typical and min_p"])
+def test_drawn_beams_are_distributed_as_in_transformers(fields: dict) -> None:
+    fake = FakeModel(vocab_size=6)
+    fake.sharpness = 1.0
+    known = functools.cache(lambda tokens, logits_of=fake.logits_of: logits_of(list(tokens)))
+    fake.logits_of = lambda tokens: known(tuple(tokens))
+    num_draws, num_rows = 2000, fields.get("num_return_sequences", 1)
+    generator = Generator(Engine.create(fake, OPS, 1 << 22), None)
+    # Without a seed every prompt of a batch draws from a stream of its own; in transformers too.
+    torch.manual_seed(5)
+    fields = dict(fields, do_sample=True)
+    mine = oracle.ours(generator, [[1, 4]] * num_draws, fields).generated_token_ids
+    others, _ = oracle.theirs(oracle.FakeTransformer(fake), [1, 4], fields, copies=num_draws)
+    ours, theirs = (
+        Counter(str(rows[first : first + num_rows]) for first in range(0, len(rows), num_rows))
+        for rows in (mine, others)
+    )
+    assert ours.total() == theirs.total() == num_draws
+    assert chi_square_is_plausible(ours, theirs)
+    shifted = Counter(
+        {
+            outcome: count + (count // 3 if index % 2 else -(count // 3))
+            for index, (outcome, count) in enumerate(ours.items())
+        }
+    )
+    assert not chi_square_is_plausible(shifted, theirs), "a third more or less of each would be seen"
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    generator = make_generator()
+    prompts = random_prompts(4, 5)
+    config = SamplingConfig(
+        num_beams=3, num_return_sequences=3, do_sample=True, seed=7, max_new_tokens=12, temperature=1.5
+    )
+    together = rows_of(generator.generate(prompts, config))
+    alone = [
+        row for prompt in prompts for row in rows_of(make_generator(max_tokens_per_step=2).generate(prompt, config))
+    ]
+    assert together == alone
+    config.seed = 8
+    assert rows_of(generator.generate(prompts, config)) != together
+
+
+# -- what is asked for
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_streams_are_refused_as_in_transformers(checkpoint) -> None:
+    model = load(checkpoint("llama")[0], BACKENDS[0])
+    for streamer in (TextStreamer(model.tokenizer, file=io.StringIO()), CallbackStreamer(print)):
+        with pytest.raises(ValueError, match="num_beams=1"):
+            model.generate([5], BEAMS, streamer)
+    for call in (model.stream, model.add_request):
+        with pytest.raises(ValueError, match="num_beams=1"):
+            call([5], SamplingConfig(num_beams=2))
+    model._engine.check_idle()
+
+
+def test_a_length_penalty_out_of_range_is_told() -> None:
+    for penalty in (1e4, -1e4):
+        with pytest.raises(ValueError, match="length_penalty"):
+            make_generator().generate([[5]], SamplingConfig(num_beams=2, length_penalty=penalty))
+
+
+def test_the_context_ends_a_search(checkpoint) -> None:
+    model = load(checkpoint("llama")[0], BACKENDS[-1])
+    out = model.generate(
+        [5] * 250, SamplingConfig(num_beams=3, num_return_sequences=3, max_new_tokens=50, ignore_eos=True)
+    )
+    assert [len(tokens) for tokens in out.generated_token_ids] == [6] * 3 and out.finish_reasons == ["length"] * 3
+    with pytest.raises(ValueError, match="256 tokens"):
+        model.generate([5] * 256, BEAMS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_probabilities_are_those_of_the_text(checkpoint, backend: str) -> None:
+    """Along the beam that the text came by: what `score` says of it, and what its score is made of."""
+    model = load(checkpoint("llama")[0], backend)
+    config = SamplingConfig(
+        num_beams=4,
+        num_return_sequences=4,
+        max_new_tokens=15,
+        eos_token_id=list(range(2, 280, 9)),
+        length_penalty=0.7,
+        logprobs=3,
+    )
+    out = model.generate([[5, 6, 7], [8]], config)
+    for row, (tokens, logprobs) in enumerate(zip(out.generated_token_ids, out.logprobs, strict=True)):
+        prompt = [[5, 6, 7], [8]][row // 4]
+        expected = model.score([prompt + tokens])[0][len(prompt) - 1 :]
+        assert [entry.token for entry in logprobs] == tokens
+        torch.testing.assert_close(torch.tensor([entry.logprob for entry in logprobs]), expected, rtol=1e-5, atol=1e-5)
+        assert out.sequence_scores[row] == pytest.approx(float(expected.double().sum()) / len(tokens) ** 0.7, rel=1e-5)
+        assert all(
+            len(entry.top) == 3 and list(entry.top) == sorted(entry.top, key=lambda pair: -pair[1])
+            for entry in logprobs
+        )
+    punished = model.generate(
+        [[5, 6, 7]],
+        SamplingConfig(
+            num_beams=2, logit_bias=dict.fromkeys(range(0, 280, 2), 9.0), max_new_tokens=4, logprobs=0, ignore_eos=True
+        ),
+    )
+    torch.testing.assert_close(
+        torch.tensor([entry.logprob for entry in punished.logprobs[0]]),
+        model.score([[5, 6, 7] + punished.generated_token_ids[0]])[0][2:],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_the_output_without_beams_has_no_scores() -> None:
+    assert make_generator().generate([[5]], SamplingConfig(max_new_tokens=2)).sequence_scores is None
+
+
+def test_log_probabilities_of_the_prompt(checkpoint) -> None:
+    model = load(checkpoint("llama")[0], BACKENDS[-1])
+    out = model.generate(
+        [[5, 6, 7], [8]], SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=3, prompt_logprobs=2)
+    )
+    plain = model.generate([[5, 6, 7], [8]], SamplingConfig(max_new_tokens=3, prompt_logprobs=2))
+    assert out.prompt_logprobs == [plain.prompt_logprobs[row // 2] for row in range(4)]
+    assert rows_of(out) == rows_of(
+        model.generate([[5, 6, 7], [8]], SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=3))
+    )
+
+
+def test_metrics_count_the_texts_returned() -> None:
+    out = make_generator().generate(
+        [[5, 6], [7]], SamplingConfig(num_beams=3, num_return_sequences=2, max_new_tokens=6, ignore_eos=True)
+    )
+    assert (out.metrics.num_prompt_tokens, out.metrics.num_generated_tokens) == (6, 24)
+    assert 0 < out.metrics.seconds_to_first_token < out.metrics.total_seconds
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 700, 5000])
+def test_the_largest_are_those_of_a_sort(size: int) -> None:
+    for seed, values in enumerate([5, 1000, 10**7]):
+        numbers = np.random.default_rng(seed).integers(0, values, size).astype(np.float32)
+        numbers[np.random.default_rng(seed).random(size) < 0.3] = -np.inf
+        order = [
+            index
+            for index in sorted(range(size), key=lambda index: (-numbers[index], index))
+            if numbers[index] > -np.inf
+        ]
+        for count in (1, 2, 7, 70, 6000):
+            assert largest(numbers, count).tolist() == order[:count]

@@ -1,0 +1,305 @@
+"""Requests that come, join, wait and leave: whatever happens around one, its tokens are those it has alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.clients.requests import Request
+from pace.llm.generator import Generator
+from tests.llm.engine.test_engine import make_sequence
+from tests.llm.fake_model import FakeModel
+from tests.llm.generators import CONFIGS, Odd, check_idle, make_generator, random_prompts, with_length
+from tests.support import functions_in, interrupted_before_line
+
+
+def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig) -> None:
+    """The request's tokens and what belongs to them, or as many as a cancelled one has."""
+    alone = make_generator().generate(prompt, config)
+    if request.finish_reason == "cancelled":
+        assert request.tokens == alone.generated_token_ids[0][: len(request.tokens)]
+        return
+    out = request.result()
+    assert (out.generated_token_ids, out.texts, out.finish_reasons) == (
+        alone.generated_token_ids,
+        alone.texts,
+        alone.finish_reasons,
+    )
+    assert out.logprobs == alone.logprobs and out.prompt_logprobs == alone.prompt_logprobs
+    assert torch.equal(out.output_token_ids, alone.output_token_ids)
+
+
+# -- whatever happens around it ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tokens_do_not_depend_on_what_happens_around(seed: int) -> None:
+    """Random limits, pool, order of arrival, priorities, joining at any step, and cancelling in the middle."""
+    chance = random.Random(seed)
+    model = FakeModel(eos_bias=chance.choice([-50.0, 0.0, 1.0]))
+    limits = {
+        "max_tokens_per_step": chance.choice([1, 5, 16, 512]),
+        "max_sequences_per_step": chance.choice([1, 2, 5, 64]),
+    }
+    generator = make_generator(model, num_blocks=chance.choice([9, 14, 40]), **limits)
+    engine, requests = generator.engine, []
+    for prompt in random_prompts(seed, 20, longest=60):
+        config = with_length(chance.choice(CONFIGS), chance.randint(1, 60))
+        requests.append((generator.add_request(prompt, config, chance.randint(-1, 1)), prompt, config))
+        for _ in range(chance.choice([0, 0, 1, 9])):
+            engine.step()
+            engine.cache.check_integrity(engine.scheduler.sequences())
+        if chance.random() < 0.25:
+            chance.choice(requests)[0].cancel()
+    while engine.step():
+        engine.cache.check_integrity(engine.scheduler.sequences())
+    for request, prompt, config in requests:
+        fresh = FakeModel(eos_bias=model.eos_bias)
+        alone = make_generator(fresh).generate(prompt, config)
+        assert request.tokens == alone.generated_token_ids[0][: len(request.tokens)]
+        if request.finish_reason != "cancelled":
+            out = request.result()
+            assert out.finish_reasons == alone.finish_reasons and out.generated_token_ids == alone.generated_token_ids
+            assert (
+                out.texts == alone.texts
+                and out.logprobs == alone.logprobs
+                and out.prompt_logprobs == alone.prompt_logprobs
+            )
+    check_idle(generator)
+
+
+def test_every_order_of_arrival_gives_the_same() -> None:
+    prompts = random_prompts(5, 6)
+    expected = {}
+    for seed in range(8):
+        generator = make_generator(num_blocks=16, max_tokens_per_step=20)
+        order = random.Random(seed).sample(range(6), 6)
+        requests = {
+            index: generator.add_request(prompts[index], with_length(CONFIGS[index], 30), index % 3) for index in order
+        }
+        tokens = {index: requests[index].result().generated_token_ids for index in range(6)}
+        assert tokens == (expected or tokens)
+        expected = tokens
+        check_idle(generator)
+
+
+def test_threads_add_wait_read_and_cancel_at_once() -> None:
+    generator = make_generator(num_blocks=24, max_tokens_per_step=24, max_sequences_per_step=6)
+    prompts = random_prompts(11, 48, longest=50)
+    done: list[tuple] = []
+    errors: list[BaseException] = []
+
+    def work(index: int) -> None:
+        chance = random.Random(index)
+        try:
+            for prompt in prompts[index::8]:
+                config = with_length(chance.choice(CONFIGS), chance.randint(1, 40))
+                request = generator.add_request(prompt, config, chance.randint(-2, 2))
+                done.append((request, prompt, config))
+                how = chance.randrange(4)
+                if how == 0:
+                    request.result()
+                elif how == 1:
+                    assert "".join(request) == request.text == request.result().texts[0]
+                elif how == 2:
+                    for _ in range(chance.randint(0, 5)):
+                        generator.engine.step()
+                    request.cancel()
+                else:
+                    alone = make_generator().generate(prompt, config)
+                    assert generator.generate(prompt, config).generated_token_ids == alone.generated_token_ids
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not errors and len(done) == 48
+    for request, prompt, config in done:
+        if not request.done:
+            request.result()
+        assert_as_alone(request, prompt, config)
+    check_idle(generator)
+
+
+def test_requests_on_a_real_model_join_others_bit_for_bit(checkpoint) -> None:
+    with LLMModel(checkpoint("llama")[0], dtype="float32", progress=False, kv_cache_bytes="1MiB") as model:
+        chance = random.Random(1)
+        prompts = [[chance.randrange(2, 280) for _ in range(chance.randint(1, 90))] for _ in range(12)]
+        configs = [
+            SamplingConfig(
+                max_new_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=1, do_sample=index % 2 == 1, seed=index
+            )
+            for index in range(12)
+        ]
+        alone = [model.generate(prompt, config) for prompt, config in zip(prompts, configs)]
+        requests = []
+        for prompt, config in zip(prompts, configs):
+            requests.append(model.add_request(prompt, config, priority=chance.randint(-3, 3)))
+            model._engine.step()
+        for request, out in zip(requests, alone):
+            joined = request.result()
+            assert joined.generated_token_ids == out.generated_token_ids
+            assert joined.logprobs == out.logprobs and joined.prompt_logprobs == out.prompt_logprobs
+        model._engine.check_idle()
+
+
+# -- one request -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_what_generate_gives() -> None:
+    generator = make_generator()
+    config = SamplingConfig(max_new_tokens=30, ignore_eos=True)
+    request = generator.add_request([1, 2, 3], config)
+    assert (request.tokens, request.text, request.done, request.finish_reason) == ([], "", False, None)
+    pieces = iter(request)
+    first = next(pieces)
+    assert request.text.startswith(first) and 1 <= len(request.tokens) < 30
+    out = generator.generate([1, 2, 3], config)
+    assert out.generated_token_ids == [request.tokens] and request.done, (
+        "the other call's steps were the request's as well"
+    )
+    assert first + "".join(pieces) == request.text == "".join(request) == out.texts[0], (
+        "who reads again reads from the beginning"
+    )
+    assert request.result().generated_token_ids == out.generated_token_ids and request.finish_reason == "length"
+    request.cancel()
+    assert request.finish_reason == "length", "it is too late for that"
+
+
+def test_a_request_that_takes_too_long_goes_on() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    request = generator.add_request([1], SamplingConfig(max_new_tokens=500))
+    with pytest.raises(TimeoutError, match="tokens so far"):
+        request.result(timeout=0.0)
+    generator.engine.model.hook = lambda batch: time.sleep(0.01)
+    with pytest.raises(TimeoutError):
+        request.result(timeout=0.05)
+    generator.engine.model.hook = lambda batch: None
+    assert 0 < len(request.tokens) < 500 == len(request.result(timeout=60).generated_token_ids[0])
+    for wrong in ("1", True):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+            request.result(wrong)
+
+
+def test_a_request_that_fails_fails_alone() -> None:
+    def refuse(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 6:
+            raise RuntimeError("the processor's own")
+        return logits
+
+    generator = make_generator()
+    other = generator.add_request([4, 5], SamplingConfig(max_new_tokens=20, ignore_eos=True))
+    request = generator.add_request(
+        [1, 2, 3], SamplingConfig(max_new_tokens=20, ignore_eos=True, logits_processors=[refuse])
+    )
+    assert len(other.result().generated_token_ids[0]) == 20
+    assert request.done and request.finish_reason == "error" and len(request.tokens) == 4
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the processor's own"):
+            request.result()
+    with pytest.raises(RuntimeError, match="the processor's own"):
+        list(request)
+    check_idle(generator)
+
+
+class Struck(Odd):
+    strikes: list[int] = []
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if len(self.seen) in self.strikes:
+            self.strikes.remove(len(self.seen))
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_a_request_that_can_be_asked_again() -> None:
+    """Also one whose processor was struck in the middle of its state."""
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, repetition_penalty=1.2)
+    torn_config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, logits_processors=[Struck()])
+    expected, torn_expected = (
+        generator.generate(*asked).generated_token_ids for asked in (([1, 2], config), ([3], torn_config))
+    )
+    Struck.strikes = [5]
+    request, torn = generator.add_request([1, 2], config), generator.add_request([3], torn_config)
+    with pytest.raises(KeyboardInterrupt):
+        request.result()
+    assert 0 < len(request.tokens) < 20 and not request.done
+    assert request.result().generated_token_ids == expected
+    assert not Struck.strikes and torn.result().generated_token_ids == torn_expected
+    check_idle(generator)
+
+
+def test_ctrl_c_at_any_line_of_a_batch_leaves_nothing() -> None:
+    number, goes_on = 0, True
+    while goes_on:
+        number += 1
+        generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=3)
+        call = lambda: generator.generate([[1, 2], [3], [4], [5, 6], [7]], SamplingConfig(max_new_tokens=2))
+        goes_on = interrupted_before_line(number, call, functions_in("requests.py"))
+        check_idle(generator)
+    assert number > 100, "every line was struck"
+
+
+def test_ctrl_c_while_a_dropped_request_leaves(monkeypatch) -> None:
+    engine = make_generator(FakeModel(eos_bias=-50.0)).engine
+    sequence = make_sequence(engine.model, [1] * 40, 5)
+    engine.submit([sequence])
+
+    def interrupt(sequence) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(engine.cache, "free", interrupt)
+        engine.discard_later(sequence)
+    engine.check_idle()
+
+
+def test_a_request_that_nobody_holds_leaves() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    request = generator.add_request([1] * 40, SamplingConfig(max_new_tokens=500))
+    generator.engine.step()
+    assert generator.engine.cache.used_bytes > 0
+    del request
+    check_idle(generator)
+
+
+def test_a_warning_comes_once_for_a_call(caplog) -> None:
+    generator = make_generator()
+    for config in (SamplingConfig(num_beams=3), SamplingConfig(do_sample=True, num_return_sequences=3)):
+        caplog.clear()
+        generator.generate([[1], [2]], config.merge_from(SamplingConfig(bad_words_ids=[[0], [5]], max_new_tokens=2)))
+        assert ["bad_words_ids holds an end token" in record.message for record in caplog.records] == [True]
+
+
+def test_what_a_request_cannot_be_is_told() -> None:
+    generator = make_generator()
+    for priority, error in (
+        (101, ValueError),
+        (-101, ValueError),
+        (1.5, TypeError),
+        (True, TypeError),
+        ("high", TypeError),
+    ):
+        with pytest.raises(error, match="priority must be an int from -100 to 100"):
+            generator.add_request([1], priority=priority)
+    with pytest.raises(ValueError, match="add_request continues one prompt once, and this call makes 2 texts"):
+        generator.add_request([[1], [2]])
+    with pytest.raises(ValueError, match="this call makes 3 texts"):
+        generator.add_request([1], SamplingConfig(do_sample=True, num_return_sequences=3))
+    with pytest.raises(ValueError, match="token id 999"):
+        generator.add_request([999])
+    check_idle(generator)
+    mute = Generator(generator.engine)
+    request = mute.add_request([1], SamplingConfig(max_new_tokens=3))
+    with pytest.raises(ValueError, match="tokenizer"):
+        iter(request)
+    assert request.text == "" and len(request.result().generated_token_ids[0]) == 3

@@ -1,0 +1,96 @@
+"""Text in pieces is the text at once, whole characters only, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pace.llm.decoding.detokenizer import Detokenizer, TextPieces, decode, find_stop
+from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
+
+TEXTS = [*CORPUS[:3], "🦊", "a🦊b é", "   leading and trailing   ", "naïve café\n\n日本", "don't . ' , x !"]
+
+
+@pytest.mark.parametrize("kind", ZOO)
+@pytest.mark.parametrize("text", TEXTS)
+def test_real_text_comes_in_whole_characters(kind: str, text: str) -> None:
+    tokenizer = ZOO[kind]()
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    follower = Detokenizer(tokenizer)
+    pieces = [follower.push(token) for token in tokens] + [follower.flush()]
+    assert "".join(pieces) == follower.text == decode(tokenizer, tokens) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", ZOO)
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_tokens_in_pieces_are_the_tokens_at_once(kind: str, data: st.DataObject) -> None:
+    """Broken characters, special tokens, lone spaces: whatever a model may say."""
+    tokenizer = ZOO[kind]()
+    tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=25))
+    follower = Detokenizer(tokenizer)
+    pieces = [follower.push(token) for token in tokens] + [follower.flush()]
+    assert "".join(pieces) == decode(tokenizer, tokens)
+
+
+@pytest.mark.parametrize("kind", ZOO)
+def test_a_character_is_held_back_until_it_is_whole(kind: str) -> None:
+    tokenizer = ZOO[kind]()
+    tokens = tokenizer("x𝄞y", add_special_tokens=False)["input_ids"]
+    assert len(tokens) >= 6, "the character takes several tokens"
+    follower = Detokenizer(tokenizer)
+    pieces = [follower.push(token) for token in tokens]
+    assert [piece for piece in pieces if piece] in (["x", "𝄞", "y"], ["x", "𝄞y"])
+
+
+@pytest.mark.parametrize("kind", ZOO)
+def test_half_a_character_at_the_end_is_flushed(kind: str) -> None:
+    tokenizer = ZOO[kind]()
+    tokens = tokenizer("x𝄞", add_special_tokens=False)["input_ids"][:-1]
+    follower = Detokenizer(tokenizer)
+    assert "".join(follower.push(token) for token in tokens) == "x"
+    assert set(follower.flush()) == {"\ufffd"}
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [["fox"], ["a fox", "fox,"], ["time there", "zzz"], ["\n\nNew"], ["é"], ["O"], ["nowhere"], ["line.", "New line."]],
+)
+@pytest.mark.parametrize("kind", ZOO)
+def test_pieces_end_before_the_first_stop_string(kind: str, stops: list[str]) -> None:
+    tokenizer = ZOO[kind]()
+    for text in CORPUS[:3]:
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        pieces = TextPieces(tokenizer, stops)
+        shown = "".join([pieces.push(token) for token in tokens] + [pieces.flush()])
+        assert shown == text[: find_stop(text, stops)]
+
+
+def test_what_may_begin_a_stop_string_is_held_back() -> None:
+    pieces = TextPieces(ZOO["byte_level"](), ["end"])
+    encode = lambda text: ZOO["byte_level"]()(text)["input_ids"]
+    shown = ""
+    for token in encode("the e"):
+        shown += pieces.push(token)
+    assert shown == "the "
+    assert "".join(pieces.push(token) for token in encode("x")) == "ex"
+
+
+def test_random_stops_never_leak() -> None:
+    chance = random.Random(0)
+    tokenizer = ZOO["byte_level"]()
+    text = "abababcabcababcc"
+    tokens = tokenizer(text)["input_ids"]
+    for _ in range(200):
+        stops = [
+            "".join(chance.choice("abc") for _ in range(chance.randint(1, 6))) for _ in range(chance.randint(1, 3))
+        ]
+        pieces = TextPieces(tokenizer, stops)
+        shown = "".join([pieces.push(token) for token in tokens] + [pieces.flush()])
+        prefixes = [decode(tokenizer, tokens[:count]) for count in range(1, len(tokens) + 1)]
+        first = next((prefix for prefix in prefixes if find_stop(prefix, stops) is not None), text)
+        assert shown == first[: find_stop(first, stops)], stops

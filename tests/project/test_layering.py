@@ -1,0 +1,173 @@
+"""The layers of docs/architecture.md: who may import whom, read from the source of every module."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching
+# name counts.
+LAYERS: list[list[str]] = [
+    [
+        "pace",
+        "pace._C",
+        "pace.assets",
+        "pace.env",
+        "pace.memory",
+        "pace.naming",
+        "pace.llm.configs",
+        "pace.llm.outputs",
+        "pace.batch",
+        "pace.llm.sequence",
+    ]
+    + ["pace.llm.decoding.detokenizer", "pace.llm.engine.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
+    ["pace.ops", "pace.graph"],
+    ["pace.quant"],
+    ["pace.llm.layers"],
+    ["pace.llm.models"],
+    [
+        f"pace.llm.{name}"
+        for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")
+    ]
+    + [f"pace.llm.{name}" for name in ("block_pool", "cache_policy", "prefix_cache")],
+    ["pace.llm.engine.engine", "pace.llm.runners.batch_builder", "pace.llm.speculation"],
+    [
+        "pace.llm.clients.beam_search",
+        "pace.llm.generator",
+        "pace.llm.clients.requests",
+        "pace.llm.inputs",
+        "pace.llm.llm",
+        "pace.llm.clients.session",
+        "pace.llm",
+    ],
+    ["pace.bench", "pace.eval"],
+    ["pace.calibrate"],
+    ["pace.cli", "pace.server", "pace.__main__"],
+]
+STRANGERS = [
+    "pace.llm.engine.scheduler",
+    "pace.llm.cache.manager",
+    "pace.llm.engine.drafter",
+    "pace.llm.decoding.sampler",
+    "pace.llm.clients.streamer",
+] + [
+    "pace.llm.decoding.logits",
+    "pace.llm.decoding.stopping_criteria",
+]
+"""These do not import each other: the engine composes them."""
+HUB = {"transformers", "huggingface_hub"}
+"""Only hf_utils imports these."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted((ROOT / "pace").rglob("*.py"))}
+
+
+def imports(source: str, package: str) -> set[str]:
+    """Names of the modules that a source imports at run time, anywhere in it; `TYPE_CHECKING` blocks do not count."""
+    found = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                visit(other)
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join(
+                    [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
+                )
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.add(full if full in MODULES or full == "pace._C" else base)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(source))
+    return found
+
+
+def layer(module: str) -> int | None:
+    """Index of the layer with the longest name that `module` is or lies in; a package's own name stands for itself
+    alone."""
+    matches = [
+        (len(name), index)
+        for index, names in enumerate(LAYERS)
+        for name in names
+        if module == name or (name not in ("pace", "pace.llm") and module.startswith(name + "."))
+    ]
+    return max(matches)[1] if matches else None
+
+
+def imports_of(module: str) -> set[str]:
+    path = MODULES[module]
+    return imports(path.read_text(), module if path.name == "__init__.py" else module.rpartition(".")[0])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module):
+    if module.startswith("pace.assets"):
+        return
+    own = layer(module)
+    assert own is not None, f"{module} has no place in LAYERS: add it there and to docs/architecture.md"
+    for name in imports_of(module):
+        if name.split(".")[0] == "pace":
+            other = layer(name)
+            assert other is not None and other <= own, f"{module} must not import {name}, which lies above it"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_engine_composes_its_parts(module):
+    part = next((name for name in STRANGERS if module == name or module.startswith(name + ".")), None)
+    if part:
+        others = {name for name in imports_of(module) if name in STRANGERS and name != part}
+        assert not others, f"{module} must not import {', '.join(sorted(others))}: the engine brings them together"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_hf_utils_knows_the_hub(module):
+    if module != "pace.llm.models.hf_utils":
+        assert not {name.split(".")[0] for name in imports_of(module)} & HUB
+
+
+def test_kernels_know_no_python_torch_or_threads():
+    for path in (ROOT / "csrc" / "kernels").glob("*"):
+        for line in path.read_text().splitlines():
+            if line.lstrip().startswith("#include"):
+                assert not any(word in line for word in ("Python", "torch", "pybind11", "thread", "omp.h")), (
+                    f"{path}: {line}"
+                )
+
+
+def test_the_reader_of_imports_sees_every_kind():
+    source = """
+import a.b
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import hidden
+else:
+    import shown
+def f():
+    from c import d
+from . import sibling
+from ..up import x
+"""
+    assert imports(source, "p.q") == {"a.b", "typing", "shown", "c", "p.q", "p.up"}
+    assert (
+        layer("pace.llm.models.families.llama")
+        == layer("pace.llm.models")
+        > layer("pace.llm.layers.norm")
+        > layer("pace.ops.native")
+    )
+    assert layer("pace.llm.nowhere") is None
