@@ -1,11 +1,11 @@
-"""The cache policies beside each other in time and memory, and the prefix cache on and off, as Markdown and a line of
+"""The cache strategies beside each other in time and memory, and the prefix cache on and off, as Markdown and a line of
 JSON.
 
     python benchmarks/cache.py --into docs/cache.md                              # about 10 minutes on two cores, 4 GB of memory
     python benchmarks/cache.py --shape llama-3.2-1b --context 4096 --generate 256 --batch 1
 
 Policies: `--batch` sequences of `--context` positions each, random keys and values, get `--generate` tokens more; one
-policy after the other, over and over, each with a cache of its own that nothing has touched. Times are medians of the
+strategy after the other, over and over, each with a cache of its own that nothing has touched. Times are medians of the
 repeats, over all steps, those in which a run moves among them. `copying` is the part of the time in which blocks are
 copied; `held` and `resident` are the most blocks held at once, spare rows and a second run while it is copied among
 them, and what the system has given memory of the pool, both in units of what the texts fill at the end.
@@ -57,7 +57,7 @@ NEW_TOKENS = 32
 
 @dataclass(frozen=True)
 class Run:
-    """One policy, once."""
+    """One strategy, once."""
 
     seconds: float
     """Of all decode steps."""
@@ -71,12 +71,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over the runs of a policy."""
+    """Medians over the runs of a strategy."""
 
-    policy: str
+    strategy: str
     tokens_per_s: float
     speed_of_paged: float
-    """Median over the repeats of this policy's speed by that of paged in the same repeat."""
+    """Median over the repeats of this strategy's speed by that of paged in the same repeat."""
     copying_share: float
     copied_mib: float
     held_of_text: float
@@ -92,7 +92,7 @@ class Prefix:
     first_token_s: float
 
 
-def policies(rows: list[int]) -> dict[str, dict]:
+def strategies(rows: list[int]) -> dict[str, dict]:
     """Name in the table -> options of the cache."""
     return {
         "paged": {},
@@ -176,7 +176,7 @@ def resident_bytes(cache: CacheManager) -> int:
 def compare(
     subject: measure.Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int
 ) -> tuple[list[Row], float | None]:
-    """A row per policy, and the bytes copied per second of copying; None where nothing was."""
+    """A row per strategy, and the bytes copied per second of copying; None where nothing was."""
     runs: dict[str, list[Run]] = {name: [] for name in names}
     decode(subject, {}, context, min(generated, 4), batch)
     for repeat in range(repeats):
@@ -190,7 +190,7 @@ def compare(
 
     rows = [
         Row(
-            policy=name,
+            strategy=name,
             tokens_per_s=batch * generated / median(name, lambda run: run.seconds),
             speed_of_paged=statistics.median(
                 paged.seconds / run.seconds for paged, run in zip(runs["paged"], runs[name])
@@ -242,12 +242,12 @@ def markdown(
     lines = [
         f"`{command}` on `{_C.isa()}` with {_C.get_num_threads()} threads. {shape}; at the end the texts fill {text_mib:,.0f} MiB.",
         "",
-        "| policy | tokens/s | of paged | copying | copied | held | resident |",
+        "| strategy | tokens/s | of paged | copying | copied | held | resident |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         lines.append(
-            f"| {row.policy} | {row.tokens_per_s:,.1f} | {row.speed_of_paged:.3f} | {100 * row.copying_share:.2f} % | {row.copied_mib:,.0f} MiB "
+            f"| {row.strategy} | {row.tokens_per_s:,.1f} | {row.speed_of_paged:.3f} | {100 * row.copying_share:.2f} % | {row.copied_mib:,.0f} MiB "
             f"| {row.held_of_text:.2f} | {row.resident_of_text:.2f} |"
         )
     copying = (
@@ -298,7 +298,7 @@ def main() -> None:
         )
     check_page(args.into, SCRIPT)
     subject = measure.load(args.shape, args.dtype, num_threads=args.num_threads)
-    rows, copy_rate = compare(subject, policies(args.rows), args.context, args.generate, args.batch, args.repeats)
+    rows, copy_rate = compare(subject, strategies(args.rows), args.context, args.generate, args.batch, args.repeats)
     read_rate = attention_bytes_per_second(subject, args.context, args.batch)
     print("prefix cache ...", file=sys.stderr, flush=True)
     prefix = {
@@ -314,7 +314,7 @@ def main() -> None:
         "text_mib": text_mib,
     }
     report = {"benchmark": "cache", "isa": _C.isa(), "threads": _C.get_num_threads(), "model": subject.name, "dtype": args.dtype, "context": args.context,
-              "generated": args.generate, "batch": args.batch, "repeats": args.repeats, **numbers, "policies": [asdict(row) for row in rows],
+              "generated": args.generate, "batch": args.batch, "repeats": args.repeats, **numbers, "strategies": [asdict(row) for row in rows],
               "prefix": {name: asdict(found) for name, found in prefix.items()}}  # fmt: skip
     publish(args.into, SCRIPT, text, report)
 

@@ -43,7 +43,7 @@ from pace.bench.measure import draw_blocks
 from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
 from pace.ops import native
-from pace.ops.storage import CODES, QuantizedRows, Storage
+from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 
 COLD_BYTES = 256 << 20
 """More than the caches that a kernel must not profit from."""
@@ -61,8 +61,8 @@ KERNELS = {
 }
 """What `--only` may name -> what is then measured."""
 STORED = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")} | {
-    "int8": Storage("int8", None),
-    **{f"{code}:{group}": Storage(code, group) for code in CODES for group in (32, 64, 128)},
+    "int8": WeightLayout("int8", None),
+    **{f"{code}:{group}": WeightLayout(code, group) for code in CODES for group in (32, 64, 128)},
 }
 """What `--dtype` may name -> how weights are stored."""
 LONG_SECONDS, FEW_REPEATS = 2.0, 3
@@ -163,7 +163,7 @@ def _product(x: torch.Tensor, weights: list[native.PackedWeight]) -> Callable[[]
     return step
 
 
-def _cold_weights(n: int, k: int, stored: torch.dtype | Storage, glu: bool) -> list[native.PackedWeight]:
+def _cold_weights(n: int, k: int, stored: torch.dtype | WeightLayout, glu: bool) -> list[native.PackedWeight]:
     """So many weights of a shape that reading them in turn reads memory."""
     count = max(2, -(-COLD_BYTES // native.weight_nbytes(n, k, stored, glu)))
     weights = [native.empty_weight(n, k, stored, glu) for _ in range(count)]
@@ -177,10 +177,10 @@ def _cold_weights(n: int, k: int, stored: torch.dtype | Storage, glu: bool) -> l
     return weights
 
 
-def _random_rows(n: int, k: int, stored: torch.dtype | Storage) -> torch.Tensor | QuantizedRows:
+def _random_rows(n: int, k: int, stored: torch.dtype | WeightLayout) -> torch.Tensor | QuantizedRows:
     """The same for every call of a shape; weights of about 0.02."""
     generator = torch.Generator().manual_seed(0)
-    if not isinstance(stored, Storage):
+    if not isinstance(stored, WeightLayout):
         return (torch.randn(n, k, generator=generator) * 0.02).to(stored)
     low, high, size = {"int8": (-127, 128, 64), "int4": (0, 16, 4), "float8": (0, 64, 1)}[stored.code]
     codes = torch.randint(low, high, (n, k), generator=generator, dtype=CODES[stored.code])

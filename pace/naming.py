@@ -1,9 +1,11 @@
-"""What messages call an argument: its name in Python, or what a user of the command line types for it."""
+"""How messages speak of arguments and values: an argument has its name in Python, or what a user of the command line
+types for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 Naming = Callable[[str, bool | None], str | None]
 """`(name, flag) -> text`: as for `argument`, or None for the name in Python."""
@@ -26,3 +28,9 @@ def arguments_named_by(naming: Naming) -> Iterator[None]:
         yield
     finally:
         _naming = before
+
+
+def shown(value: Any) -> str:
+    """A value as it may appear in a message: its repr, cut to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

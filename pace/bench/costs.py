@@ -36,7 +36,7 @@ class Costs:
     windows: tuple[int | None, ...]
     """Of each layer: how many positions back a token sees; None for all."""
     code: str | None
-    """In which most of the weights that a step reads are stored (a name of `pace.ops.storage.CODES`); None for
+    """In which most of the weights that a step reads are stored (a name of `pace.ops.weight_layout.CODES`); None for
     floats."""
 
     @classmethod
@@ -55,7 +55,7 @@ class Costs:
         read: Counter[str | None] = Counter()
         for part in matrices:
             if part not in gathered or part is tied:
-                read[part.plan.storage and part.plan.storage.code] += part.planned_nbytes(native, dtype)
+                read[part.plan.layout and part.plan.layout.code] += part.planned_nbytes(native, dtype)
         config, spec = model.config, model.kv_spec
         return cls(
             weight_bytes=weight_bytes,

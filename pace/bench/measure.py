@@ -26,15 +26,9 @@ from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import (
-    executable,
-    load_model,
-    parse_dtype,
-    parse_kv_cache_dtype,
-    select_ops,
-    use_threads,
-)
-from pace.llm.runners.program import CompiledModel
+from pace.llm.models.model_utils import load_model, parse_dtype, parse_kv_cache_dtype, select_ops, use_threads
+from pace.llm.runners import make_runner
+from pace.llm.runners.program import ProgramRunner
 from pace.llm.sequence import Sequence
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native
@@ -92,7 +86,9 @@ def load(
             model = load_model(model_or_shape, dtype, backend, num_threads=num_threads, quantization=quantization)
     seconds = time.perf_counter() - started
     model.kv_dtype = kv_dtype
-    engine = Engine.create(executable(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE))
+    engine = Engine.create(
+        make_runner(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE)
+    )
     name = model_or_shape if model_or_shape in SHAPES else Path(model_or_shape).name
     return Subject(name, model, engine, backend, seconds, memory_mib("VmHWM"), before, model.nbytes / MIB)
 
@@ -408,7 +404,7 @@ def _phases(
 ) -> tuple[Phase | None, Phase | None]:
     """Once more with the clock on every instruction."""
     runner = subject.engine.model
-    if not isinstance(runner, CompiledModel):
+    if not isinstance(runner, ProgramRunner):
         return None, None
     program = runner.program
     try:

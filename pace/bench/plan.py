@@ -21,7 +21,7 @@ from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import open_checkpoint, parse_kv_cache_dtype, use_threads
 from pace.ops import native
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -103,11 +103,11 @@ def _ways(
     """Name and dtype of each way of holding the weights, while the matrices of `model` are planned for it."""
     model.quantize(quantization)
     if checkpoint is not None:
-        model.plan_storage(checkpoint)
-        sizes: Counter[Storage | None] = Counter()
+        model.plan_layout(checkpoint)
+        sizes: Counter[WeightLayout | None] = Counter()
         for matrix in model.matrices():
-            sizes[matrix.plan.storage] += matrix.planned_nbytes(native, LOADED)
-        if usual := next((storage for storage, _ in sizes.most_common() if storage), None):
+            sizes[matrix.plan.layout] += matrix.planned_nbytes(native, LOADED)
+        if usual := next((layout for layout, _ in sizes.most_common() if layout), None):
             yield str(usual), LOADED
             return
     if quantization is not None:

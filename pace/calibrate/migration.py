@@ -19,7 +19,7 @@ from torch import Tensor
 from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import LEVELS, fit_scales, importance, round_to_nearest
 from pace.llm.layers import Attention, GatedMLP, Layer, Linear, PlainMLP
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 
 STRENGTHS = tuple(i / 10 for i in range(1, 11))
 """Of a migration that are tried, besides none."""
@@ -113,17 +113,17 @@ KINDS = {"awq": awq, "smoothquant": smoothquant}
 
 
 def choose(
-    migration: Migration, kind: str, inputs: InputStatistics, storages: Sequence[Sequence[tuple[slice, Storage]]]
+    migration: Migration, kind: str, inputs: InputStatistics, layouts: Sequence[Sequence[tuple[slice, WeightLayout]]]
 ) -> Tensor | None:
     """The scales `[K]` with the least squared error of the readers' products on the samples, weights and inputs
-    rounded; None where none does better than to leave all as it is. `storages`: of each reader, the rows that are
+    rounded; None where none does better than to leave all as it is. `layouts`: of each reader, the rows that are
     quantised, and how."""
     weights, parts = [], []
-    for reader, quantised in zip(migration.readers, storages):
-        for rows, storage in quantised:
+    for reader, quantised in zip(migration.readers, layouts):
+        for rows, layout in quantised:
             weight = reader.weight.matrix[rows]
             weights.append(weight[:: -(-len(weight) // MAX_ROWS)])
-            parts.append(storage)
+            parts.append(layout)
     if not weights:
         return None
     x = inputs.samples
@@ -149,20 +149,25 @@ def centred(s: Tensor) -> Tensor:
 
 
 def _error(
-    x: Tensor, weights: list[Tensor], storages: list[Storage], exact: list[Tensor], inputs: InputStatistics, s: Tensor
+    x: Tensor,
+    weights: list[Tensor],
+    layouts: list[WeightLayout],
+    exact: list[Tensor],
+    inputs: InputStatistics,
+    s: Tensor,
 ) -> float:
     total = 0.0
     mean_squares = importance(inputs.squares / inputs.count) / s.square()
-    for weight, storage, wanted in zip(weights, storages, exact):
+    for weight, layout, wanted in zip(weights, layouts, exact):
         scaled = weight * s
-        rounded = round_to_nearest(scaled, storage, fit_scales(scaled, storage, mean_squares)).dequantize()
-        total += (quantised_inputs(x / s, storage) @ rounded.t() - wanted).double().square().sum().item()
+        rounded = round_to_nearest(scaled, layout, fit_scales(scaled, layout, mean_squares)).dequantize()
+        total += (quantised_inputs(x / s, layout) @ rounded.t() - wanted).double().square().sum().item()
     return total
 
 
-def quantised_inputs(x: Tensor, storage: Storage) -> Tensor:
+def quantised_inputs(x: Tensor, layout: WeightLayout) -> Tensor:
     """As the kernels round them: -127 to 127, by the largest of a group."""
-    group = min(storage.group or INPUT_GROUP, INPUT_GROUP)
+    group = min(layout.group or INPUT_GROUP, INPUT_GROUP)
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
     scales = padded.abs().amax(-1, keepdim=True) / LEVELS["int8"][1]
     rounded = (padded / torch.where(scales == 0, 1.0, scales)).round_() * scales

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import pace
-from pace.calibrate import layout, migration
+from pace.calibrate import encoding, migration
 from pace.calibrate.recording import BATCH_TOKENS, CalibrationText, InputStatistics
 from pace.calibrate.report import Report, compare_models
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
@@ -39,7 +39,7 @@ from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.memory import available_memory_bytes, format_bytes
 from pace.naming import argument
 from pace.ops import reference
-from pace.ops.storage import QuantizedRows
+from pace.ops.weight_layout import QuantizedRows
 from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
 
 logger = logging.getLogger("pace")
@@ -201,7 +201,7 @@ def quantize_checkpoint(
         with progress_bar(len(model.layers), f"Quantising {directory.name}", progress, unit="layer") as done:
             job.run(seen, done)
         _copy_small_files(directory, folder)
-        described = {**raw, "quantization_config": layout.quantization_config(job.storages, job.embeddings, job.tied)}
+        described = {**raw, "quantization_config": encoding.quantization_config(job.layouts, job.embeddings, job.tied)}
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     quality = None
     if report and kept:
@@ -245,8 +245,8 @@ class _Job:
             for part in matrix.parts
             if part in matrix.plan.formats
         }
-        self.storages = {
-            part: self.formats[part].storage if part in self.formats else None
+        self.layouts = {
+            part: self.formats[part].layout if part in self.formats else None
             for matrix in matrices
             for part in matrix.parts
         }
@@ -264,12 +264,12 @@ class _Job:
         for name, source in self.sources.items():
             info, module = reader.tensors[source], name.removesuffix(".weight")
             if module in self.formats:
-                tensors |= layout.planned(module, info.shape, self.storages[module])
+                tensors |= encoding.planned(module, info.shape, self.layouts[module])
             else:
                 # What a migration has divided is written as it was computed.
                 scaled = method.migration is not None and name in inside and len(info.shape) == 1
                 tensors[name] = TensorInfo(torch.float32, info.shape) if scaled else info
-        if self.tied and layout.shares_codes(self.storages[self.tied]):
+        if self.tied and encoding.shares_codes(self.layouts[self.tied]):
             tensors["lm_head.weight_scale"] = tensors[f"{self.tied}.weight_scale"]
         self.check_memory(num_tokens)
         self.writer = SafetensorsWriter(
@@ -358,7 +358,7 @@ class _Job:
         }
         for place in migration.migrations(layer):
             quantised = [
-                [(rows, self.storages[part]) for part, rows in part_rows(reader) if part in self.formats]
+                [(rows, self.layouts[part]) for part, rows in part_rows(reader) if part in self.formats]
                 for reader in place.readers
             ]
             s = migration.choose(place, kind, known[id(place.readers[0])], quantised)
@@ -369,13 +369,13 @@ class _Job:
         return known
 
     def quantize_part(self, product: Linear, part: str, rows: slice, inputs: InputStatistics | None) -> None:
-        weight, storage = product.weight.matrix[rows], self.storages[part]
+        weight, layout = product.weight.matrix[rows], self.layouts[part]
         mean_squares = torch.ones(product.k) if inputs is None else importance(inputs.squares)
-        scales = fit_scales(weight, storage, mean_squares)
+        scales = fit_scales(weight, layout, mean_squares)
         if self.method.rounding == "gptq":
-            rounded = gptq(weight, storage, scales, inputs.hessian, self.method.act_order)
+            rounded = gptq(weight, layout, scales, inputs.hessian, self.method.act_order)
         else:
-            rounded = round_to_nearest(weight, storage, scales)
+            rounded = round_to_nearest(weight, layout, scales)
         self.write_rows(part, rounded)
         product.weight.matrix[rows] = rounded.dequantize()
 
@@ -405,16 +405,14 @@ class _Job:
             module = name.removesuffix(".weight")
             for start, piece in self.pieces(name):
                 if module in self.formats:
-                    storage, floats = self.storages[module], piece.float()
-                    rounded = round_to_nearest(
-                        floats, storage, fit_scales(floats, storage, torch.ones(floats.shape[1]))
-                    )
+                    layout, floats = self.layouts[module], piece.float()
+                    rounded = round_to_nearest(floats, layout, fit_scales(floats, layout, torch.ones(floats.shape[1])))
                     self.write_rows(module, rounded, start)
                 else:
                     self.writer.write(name, piece, start)
 
     def write_rows(self, module: str, rows: QuantizedRows, start: int = 0) -> None:
-        for name, part in layout.encode(module, rows).items():
+        for name, part in encoding.encode(module, rows).items():
             self.writer.write(name, part, start)
             if name == f"{self.tied}.weight_scale" and "lm_head.weight_scale" in self.writer.tensors:
                 self.writer.write("lm_head.weight_scale", part, start)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pace.ops.storage import CODES, QuantizedRows, Storage
+from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 from pace.quant import int4
 
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
@@ -35,16 +35,16 @@ def importance(hessian_diagonal: Tensor) -> Tensor:
     return hessian_diagonal + DAMPING * mean if mean > 0 else torch.ones_like(hessian_diagonal)
 
 
-def fit_scales(weight: Tensor, storage: Storage, weights: Tensor) -> Tensor:
+def fit_scales(weight: Tensor, layout: WeightLayout, weights: Tensor) -> Tensor:
     """float32 `[N, G]` for `weight [N, K]`: of the candidates the scale, fitted by least squares to the levels that it
     gives, with the least `sum of weights[k] * error^2`; of int8 the largest / 127. Groups' scales are rounded to
     bfloat16, as they are stored; 0 for groups of zeros."""
-    group, count = storage.group or weight.shape[1], storage.num_groups(weight.shape[1])
+    group, count = layout.group or weight.shape[1], layout.num_groups(weight.shape[1])
     padding = (0, count * group - weight.shape[1])
     x = functional.pad(weight, padding).unflatten(1, (count, group))
-    if storage.code == "int8":
+    if layout.code == "int8":
         scales = x.abs().amax(-1) / 127
-        return scales if storage.group is None else _stored(scales)
+        return scales if layout.group is None else _stored(scales)
     weights = functional.pad(weights, padding).unflatten(0, (count, group))
     x, largest = int4.by_largest(x)
     return _stored(int4.fitted_scales(x, STEPS_TO_LARGEST, weights) * largest[..., 0])
@@ -54,14 +54,16 @@ def _stored(scales: Tensor) -> Tensor:
     return scales.bfloat16().float()
 
 
-def round_to_nearest(weight: Tensor, storage: Storage, scales: Tensor) -> QuantizedRows:
+def round_to_nearest(weight: Tensor, layout: WeightLayout, scales: Tensor) -> QuantizedRows:
     """Every weight by itself."""
-    spread = scales.repeat_interleave(storage.group or weight.shape[1], dim=1)[:, : weight.shape[1]]
-    levels = (weight / torch.where(spread == 0, 1.0, spread)).round_().clamp_(*LEVELS[storage.code])
-    return _rows(storage, levels, scales)
+    spread = scales.repeat_interleave(layout.group or weight.shape[1], dim=1)[:, : weight.shape[1]]
+    levels = (weight / torch.where(spread == 0, 1.0, spread)).round_().clamp_(*LEVELS[layout.code])
+    return _rows(layout, levels, scales)
 
 
-def gptq(weight: Tensor, storage: Storage, scales: Tensor, hessian: Tensor, act_order: bool = True) -> QuantizedRows:
+def gptq(
+    weight: Tensor, layout: WeightLayout, scales: Tensor, hessian: Tensor, act_order: bool = True
+) -> QuantizedRows:
     """Column by column; what the columns still to come can make up of a column's error, they do.
 
     `hessian [K, K]` in float32, any multiple of the sum of x x'. `act_order` rounds the columns with the largest inputs
@@ -70,12 +72,12 @@ def gptq(weight: Tensor, storage: Storage, scales: Tensor, hessian: Tensor, act_
     **Numerics**: Cholesky in float64, the rest in float32. Where H is too near to singular, its diagonal is raised
     tenfold until it is not."""
     k = weight.shape[1]
-    low, high = LEVELS[storage.code]
+    low, high = LEVELS[layout.code]
     diagonal = hessian.diagonal()
     order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(k)
     feedback = _feedback(hessian[order][:, order], importance(diagonal)[order] - diagonal[order])
     # Transposed, a column is one run of memory.
-    remaining, scales_of = weight.t()[order], scales.t()[order // (storage.group or k)]
+    remaining, scales_of = weight.t()[order], scales.t()[order // (layout.group or k)]
     divisors, levels = torch.where(scales_of == 0, 1.0, scales_of), torch.empty_like(remaining)
     for start in range(0, k, BLOCK):
         stop = min(start + BLOCK, k)
@@ -86,7 +88,7 @@ def gptq(weight: Tensor, storage: Storage, scales: Tensor, hessian: Tensor, act_
             column.addcmul_(level, scales_of[start + i], value=-1).div_(upper[i, i])
             errors[i + 1 :].addr_(upper[i, i + 1 : stop - start], column, alpha=-1)
         remaining[stop:].addmm_(upper[:, stop - start :].t(), errors, alpha=-1)
-    return _rows(storage, torch.empty_like(levels).index_copy_(0, order, levels).t().contiguous(), scales)
+    return _rows(layout, torch.empty_like(levels).index_copy_(0, order, levels).t().contiguous(), scales)
 
 
 def _feedback(hessian: Tensor, damping: Tensor) -> Tensor:
@@ -105,9 +107,9 @@ def _feedback(hessian: Tensor, damping: Tensor) -> Tensor:
         damping = damping * 10
 
 
-def _rows(storage: Storage, levels: Tensor, scales: Tensor) -> QuantizedRows:
-    codes = levels + 8 if storage.code == "int4" else levels
-    return QuantizedRows(storage, codes.to(CODES[storage.code]), scales)
+def _rows(layout: WeightLayout, levels: Tensor, scales: Tensor) -> QuantizedRows:
+    codes = levels + 8 if layout.code == "int4" else levels
+    return QuantizedRows(layout, codes.to(CODES[layout.code]), scales)
 
 
 def output_error(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:

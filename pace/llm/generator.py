@@ -16,7 +16,7 @@ from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.logits import Processors, build_filters, build_processors
-from pace.llm.decoding.sampler import Greedy, Policy, PromptLogprobs, Sampling, mix
+from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.engine import Engine
 from pace.llm.inputs import Prompts, read_prompts
@@ -96,10 +96,10 @@ class Generator:
         end_tokens = self._end_tokens(config)
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
-            policy = self._policy(config, len(row), end_tokens, seed if sample == 0 else mix(seed ^ mix(sample)))
-            samples.append(Sequence(row, policy, self._stopping(config, limit, end_tokens), limit))
+            strategy = self._strategy(config, len(row), end_tokens, seed if sample == 0 else mix(seed ^ mix(sample)))
+            samples.append(Sequence(row, strategy, self._stopping(config, limit, end_tokens), limit))
         if config.prompt_logprobs is not None:
-            samples[0].policy = PromptLogprobs(samples[0].policy, config.prompt_logprobs)
+            samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
             samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
             for sample in samples:
                 sample.prompt_logprobs = prompt_logprobs
@@ -113,7 +113,7 @@ class Generator:
         end_tokens = self._end_tokens(config)
         num_spared = branching(len(end_tokens))
 
-        def make_policy() -> Ranking:
+        def make_strategy() -> Ranking:
             processors = Processors(lambda: build_processors(config, len(row), end_tokens))
             return Ranking(
                 processors,
@@ -123,7 +123,7 @@ class Generator:
             )
 
         return BeamSearch(
-            row, limit, config, self._stopping(config, limit, end_tokens), make_policy, prepared.seeds[index]
+            row, limit, config, self._stopping(config, limit, end_tokens), make_strategy, prepared.seeds[index]
         )
 
     def _stopping(self, config: SamplingConfig, limit: int, end_tokens: list[int]) -> StoppingCriteria:
@@ -131,7 +131,9 @@ class Generator:
             limit, end_tokens, StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None
         )
 
-    def _policy(self, config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int], seed: int) -> Policy:
+    def _strategy(
+        self, config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int], seed: int
+    ) -> DecodingStrategy:
         processors = Processors(lambda: build_processors(config, num_prompt_tokens, end_tokens))
         if not processors and not config.do_sample and config.logprobs is None:
             return Greedy()
@@ -147,7 +149,7 @@ class Generator:
         if num_prompt_tokens >= most:
             raise ValueError(
                 f"prompt {index} has {num_prompt_tokens} tokens, and prompt and output together may have {most}: "
-                f"{self.engine.what_bounds(num_prompt_tokens + 1)}"
+                f"{self.engine.explain_length_limit(num_prompt_tokens + 1)}"
             )
         if config.max_new_tokens is not None:
             wanted = num_prompt_tokens + config.max_new_tokens
@@ -160,7 +162,7 @@ class Generator:
         else:
             return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
         if wanted > most:
-            why = self.engine.what_bounds(wanted)
+            why = self.engine.explain_length_limit(wanted)
             logger.warning(
                 "prompt %d with its new tokens may reach %d tokens; it ends with 'length' at %d: %s",
                 index,

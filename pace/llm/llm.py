@@ -24,7 +24,6 @@ from pace.llm.generator import Generator
 from pace.llm.inputs import read_prompts
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
 from pace.llm.models.model_utils import (
-    executable,
     fill_model,
     make_model,
     parse_dtype,
@@ -34,6 +33,7 @@ from pace.llm.models.model_utils import (
 )
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
+from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import available_memory_bytes, format_bytes, parse_bytes
@@ -167,7 +167,7 @@ class LLMModel:
         drafter = speculation.drafter(self._model, ops, backend, int(budget * share))
         budget -= drafter.memory().cache_budget
         self._engine: Engine | None = Engine.create(
-            executable(self._model, backend), ops, budget, drafter, max_seq_len, cache_options=cache_options
+            make_runner(self._model, backend), ops, budget, drafter, max_seq_len, cache_options=cache_options
         )
         self._generator: Generator | None = Generator(self._engine, self.tokenizer, defaults, progress)
         self.config = self._model.config

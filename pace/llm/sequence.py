@@ -19,15 +19,15 @@ class Sequence:
     `block_table` and `num_computed`; the scheduler moves the sequence between its queues. `tokens` only grows while the
     sequence is in the engine, so its owner may read new ones from another thread.
 
-    `policy` decides what becomes of the sequence's logits (see `sampler.py`), `stopping` when it ends (see
+    `strategy` decides what becomes of the sequence's logits (see `sampler.py`), `stopping` when it ends (see
     `stopping_criteria.py`); both are made anew for each sequence.
     """
 
-    def __init__(self, prompt: list[int], policy: Any, stopping: Any, max_length: int) -> None:
+    def __init__(self, prompt: list[int], strategy: Any, stopping: Any, max_length: int) -> None:
         self.id = next(_ids)
         self.tokens: list[int] = list(prompt)
         self.num_prompt_tokens = len(prompt)
-        self.policy = policy
+        self.strategy = strategy
         self.stopping = stopping
         self.max_length = max_length
         """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to
@@ -102,9 +102,9 @@ class Sequence:
         self.finish_reason = "error"
 
     def outcome(self) -> Sequence:
-        """A finished sequence without what it needed to get there: its policy's state may be large."""
+        """A finished sequence without what it needed to get there: its strategy's state may be large."""
         outcome = copy.copy(self)
-        outcome.policy, outcome.block_table, outcome.prompt_sharers = None, array("i"), []
+        outcome.strategy, outcome.block_table, outcome.prompt_sharers = None, array("i"), []
         return outcome
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 
 def describe(tensor: Tensor) -> str:
@@ -44,26 +44,26 @@ def check_same_shape(name: str, tensor: Tensor, other: Tensor) -> int:
     return tensor.data_ptr()
 
 
-def check_order(order: Tensor, k: int, storage: torch.dtype | Storage | None) -> None:
+def check_order(order: Tensor, k: int, layout: torch.dtype | WeightLayout | None) -> None:
     """Raises unless `order` is a permutation that a quantised weight with k columns may have."""
-    if not isinstance(storage, Storage):
+    if not isinstance(layout, WeightLayout):
         raise ValueError("only quantised weights have an order of columns; permute the columns of others")
     if order.dtype != torch.int64 or order.ndim != 1 or not torch.equal(order.sort().values, torch.arange(k)):
         raise ValueError(f"order must be an int64 permutation of {k} columns; got {describe(order)}")
 
 
-def check_float_weight(storage: torch.dtype | Storage) -> None:
-    if isinstance(storage, Storage):
-        raise ValueError(f"a weight of {storage} is packed from QuantizedRows, by pack_quantized_; got a tensor")
+def check_float_weight(layout: torch.dtype | WeightLayout) -> None:
+    if isinstance(layout, WeightLayout):
+        raise ValueError(f"a weight of {layout} is packed from QuantizedRows, by pack_quantized_; got a tensor")
 
 
 def check_quantized_rows(
-    storage: torch.dtype | Storage, order: Tensor | None, n: int, k: int, rows: QuantizedRows, row: int
+    layout: torch.dtype | WeightLayout, order: Tensor | None, n: int, k: int, rows: QuantizedRows, row: int
 ) -> None:
     """Raises unless `rows` can be rows `row ..` of a weight `[n, k]`."""
-    if rows.storage != storage:
+    if rows.layout != layout:
         raise ValueError(
-            f"cannot write rows of {rows.storage} into a weight of {storage}; QuantizedRows.as_storage may help"
+            f"cannot write rows of {rows.layout} into a weight of {layout}; QuantizedRows.as_layout may help"
         )
     if rows.shape[1] != k or row < 0 or row + rows.shape[0] > n:
         raise ValueError(f"cannot write {rows.shape} at row {row} of a weight of shape ({n}, {k})")

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pace import _C
 from pace.ops.quantizer import Quantizer
-from pace.ops.storage import CODES, QuantizedRows
 from pace.ops.weight import DTYPE_CODES
+from pace.ops.weight_layout import CODES, QuantizedRows
 
 # Numbers of Quantizer in csrc/include/pace/types.h.
 QUANTIZER_CODES = {"int8": 0, "int4": 1, "affine int4": 2, "codebook": 3, "mxfp4": 4, "mxfp8": 5, "fp8": 6}
@@ -19,16 +19,16 @@ def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> Quant
     pairs where the format has a kernel.
 
     Raises ValueError that says `name` where an element is NaN or infinite."""
-    storage, kernel, (num_rows, k) = format.storage, format.kernel, rows.shape
+    layout, kernel, (num_rows, k) = format.layout, format.kernel, rows.shape
     if kernel is None:
         return format.quantize(rows, name)
     source = rows if rows.dtype in DTYPE_CODES else rows.float()
     if source.stride(1) != 1 and k > 1:
         source = source.contiguous()
-    paired = storage.code == "int4"
-    codes = torch.empty(num_rows, -(-k // 2) if paired else k, dtype=CODES[storage.code])
-    scales = torch.empty(num_rows, storage.num_groups(k))
-    mins = torch.empty_like(scales) if storage.has_mins else None
+    paired = layout.code == "int4"
+    codes = torch.empty(num_rows, -(-k // 2) if paired else k, dtype=CODES[layout.code])
+    scales = torch.empty(num_rows, layout.num_groups(k))
+    mins = torch.empty_like(scales) if layout.has_mins else None
     all_finite = _C.quantize_rows(
         QUANTIZER_CODES[kernel.name],
         source.data_ptr(),
@@ -36,8 +36,8 @@ def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> Quant
         source.stride(0),
         num_rows,
         k,
-        storage.group or k,
-        kernel.gives_final_scales and storage.group is not None,
+        layout.group or k,
+        kernel.gives_final_scales and layout.group is not None,
         0 if kernel.bounds is None else kernel.bounds.data_ptr(),
         0 if kernel.bounds is None else len(kernel.bounds),
         0 if kernel.code_of_level is None else kernel.code_of_level.data_ptr(),
@@ -50,4 +50,4 @@ def quantize(rows: Tensor, format: Quantizer, name: str = "the matrix") -> Quant
         return format.quantize(rows, name)  # which tells where
     if not kernel.gives_final_scales:
         scales = format.final_scales(scales)
-    return QuantizedRows(storage, codes, scales, mins, paired_k=k if paired else None)
+    return QuantizedRows(layout, codes, scales, mins, paired_k=k if paired else None)

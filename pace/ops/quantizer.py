@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Quantizer(Protocol):
     """A format of `pace.quant`."""
 
     @property
-    def storage(self) -> Storage:
+    def layout(self) -> WeightLayout:
         """How rows are stored."""
 
     @property

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from pace.ops import checks
 from pace.ops.quantizer import Quantizer
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:
     from pace.batch import KVBlocks, Spans
@@ -48,7 +48,7 @@ class DenseWeight:
 
     matrix: Tensor
     glu: bool = False
-    quantized: Storage | None = None
+    quantized: WeightLayout | None = None
     order: Tensor | None = None
 
     @property
@@ -64,7 +64,7 @@ class DenseWeight:
         return self.matrix.dtype
 
     @property
-    def storage(self) -> torch.dtype | Storage:
+    def layout(self) -> torch.dtype | WeightLayout:
         return self.quantized or self.dtype
 
     @property
@@ -72,30 +72,30 @@ class DenseWeight:
         return self.matrix.nbytes
 
 
-def weight_nbytes(n: int, k: int, storage: torch.dtype | Storage, glu: bool = False) -> int:
+def weight_nbytes(n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False) -> int:
     """Bytes of such a weight."""
-    return n * k * (torch.float32 if isinstance(storage, Storage) else storage).itemsize
+    return n * k * (torch.float32 if isinstance(layout, WeightLayout) else layout).itemsize
 
 
 def empty_weight(
-    n: int, k: int, storage: torch.dtype | Storage, glu: bool = False, order: Tensor | None = None
+    n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
 ) -> DenseWeight:
     """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
 
     order: that of all its rows (`QuantizedRows`)."""
     if glu and n % 2:
         raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
-    quantized = storage if isinstance(storage, Storage) else None
+    quantized = layout if isinstance(layout, WeightLayout) else None
     if order is not None:
         checks.check_order(order, k, quantized)
-    return DenseWeight(torch.zeros(n, k, dtype=torch.float32 if quantized else storage), glu, quantized, order)
+    return DenseWeight(torch.zeros(n, k, dtype=torch.float32 if quantized else layout), glu, quantized, order)
 
 
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
     """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype.
 
     Disjoint rows may be written from several threads."""
-    checks.check_float_weight(weight.storage)
+    checks.check_float_weight(weight.layout)
     rows = source.shape[0]
     if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + rows > weight.n:
         raise ValueError(
@@ -105,11 +105,11 @@ def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
 
 
 def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
-    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for
+    """Writes `rows` as logical rows from `row` on of a quantised weight of their layout and order; ValueError for
     others.
 
     Disjoint rows may be written from several threads."""
-    checks.check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
+    checks.check_quantized_rows(weight.layout, weight.order, weight.n, weight.k, rows, row)
     weight.matrix[row : row + rows.shape[0]] = rows.dequantize()
 
 

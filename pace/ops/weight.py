@@ -12,13 +12,13 @@ from torch import Tensor
 from pace import _C
 from pace.memory import reserve
 from pace.ops.checks import check_float_weight, check_order, check_quantized_rows
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 # Numbers of DType in csrc/include/pace/types.h.
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 # Numbers of Code in csrc/include/pace/types.h.
-STORAGE_CODES = {"int8": 1, "int4": 2, "float8": 3}
+LAYOUT_CODES = {"int8": 1, "int4": 2, "float8": 3}
 
 LEVEL_FACTORS = {"nf4": 123.25, "fp4": 120.0, "mxfp4": 2.0, "iq4_nl": 1.0}
 """Codebooks are multiplied as int8: round(level * factor), which scales are divided by. Exact for mxfp4 and iq4_nl; nf4
@@ -55,9 +55,9 @@ _slabs = Slabs()
 
 class PackedWeight:
     """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use, or quantised
-    (`Storage`).
+    (`WeightLayout`).
 
-    `dtype` is what `unpack` gives: the storage itself, or float32 of a quantised weight.
+    `dtype` is what `unpack` gives: the layout itself, or float32 of a quantised weight.
 
     With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts
     header and padding. The memory is private and untouched at first: pages become resident as rows are packed into
@@ -67,63 +67,65 @@ class PackedWeight:
     Raises ValueError for impossible sizes, TypeError for other dtypes. Layout: csrc/kernels/pack.inl."""
 
     __slots__ = (
-        "n", "k", "storage", "dtype", "glu", "order", "nbytes", "address", "n_out", "_order32", "order_address", "_buffer", "__weakref__",
+        "n", "k", "layout", "dtype", "glu", "order", "nbytes", "address", "n_out", "_order32", "order_address", "_buffer", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, n: int, k: int, storage: torch.dtype | Storage, glu: bool = False, order: Tensor | None = None):
-        if not isinstance(storage, Storage) and storage not in DTYPE_CODES:
-            raise TypeError(f"weights are stored as float32, bfloat16, float16 or a Storage; got {storage}")
+    def __init__(
+        self, n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
+    ):
+        if not isinstance(layout, WeightLayout) and layout not in DTYPE_CODES:
+            raise TypeError(f"weights are stored as float32, bfloat16, float16 or a WeightLayout; got {layout}")
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
         if glu and n % 2:
             raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
         if order is not None:
-            check_order(order, k, storage)
-        self.n, self.k, self.storage, self.glu, self.order = n, k, storage, glu, order
-        self.dtype = torch.float32 if isinstance(storage, Storage) else storage
+            check_order(order, k, layout)
+        self.n, self.k, self.layout, self.glu, self.order = n, k, layout, glu, order
+        self.dtype = torch.float32 if isinstance(layout, WeightLayout) else layout
         self._order32 = None if order is None else order.int()
         self.order_address = 0 if order is None else self._order32.data_ptr()
         self.n_out = n // 2 if glu else n
-        self.nbytes = weight_nbytes(n, k, storage, glu)
+        self.nbytes = weight_nbytes(n, k, layout, glu)
         self._buffer = _slabs.take(self.nbytes)
         self.address = self._buffer.data_ptr()
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
-        levels = _levels(storage)
-        _C.init_packed(self.address, n, k, _format(storage, 0 if levels is None else levels.data_ptr()), glu)
+        levels = _levels(layout)
+        _C.init_packed(self.address, n, k, _format(layout, 0 if levels is None else levels.data_ptr()), glu)
         if _C.cpu_info()["numa_nodes"] > 1:
             _C.place_packed(self.address)
 
     def __repr__(self) -> str:
-        return f"PackedWeight(n={self.n}, k={self.k}, storage={self.storage}, glu={self.glu}, nbytes={self.nbytes})"
+        return f"PackedWeight(n={self.n}, k={self.k}, layout={self.layout}, glu={self.glu}, nbytes={self.nbytes})"
 
 
-def weight_nbytes(n: int, k: int, storage: torch.dtype | Storage, glu: bool = False) -> int:
+def weight_nbytes(n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False) -> int:
     """Bytes of such a weight, header and padding included."""
-    return _C.packed_bytes(n, k, _format(storage), glu)
+    return _C.packed_bytes(n, k, _format(layout), glu)
 
 
-def _format(storage: torch.dtype | Storage, levels: int = 0) -> _C.PackedFormat:
-    if isinstance(storage, Storage):
+def _format(layout: torch.dtype | WeightLayout, levels: int = 0) -> _C.PackedFormat:
+    if isinstance(layout, WeightLayout):
         return _C.PackedFormat(
-            DTYPE_CODES[torch.float32], STORAGE_CODES[storage.code], storage.group or 0, storage.has_mins, levels
+            DTYPE_CODES[torch.float32], LAYOUT_CODES[layout.code], layout.group or 0, layout.has_mins, levels
         )
-    return _C.PackedFormat(DTYPE_CODES[storage])
+    return _C.PackedFormat(DTYPE_CODES[layout])
 
 
-def _levels(storage: torch.dtype | Storage) -> Tensor | None:
+def _levels(layout: torch.dtype | WeightLayout) -> Tensor | None:
     """int8 `[16]`: what the codes of a codebook are multiplied as; None where there is none."""
-    if not isinstance(storage, Storage) or storage.codebook is None:
+    if not isinstance(layout, WeightLayout) or layout.codebook is None:
         return None
-    return (storage.levels * LEVEL_FACTORS[storage.codebook]).round().to(torch.int8)
+    return (layout.levels * LEVEL_FACTORS[layout.codebook]).round().to(torch.int8)
 
 
 def empty_weight(
-    n: int, k: int, storage: torch.dtype | Storage, glu: bool = False, order: Tensor | None = None
+    n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
 ) -> PackedWeight:
     """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
 
     order: that of all its rows (`QuantizedRows`); not counted in `nbytes`."""
-    return PackedWeight(n, k, storage, glu, order)
+    return PackedWeight(n, k, layout, glu, order)
 
 
 def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
@@ -133,7 +135,7 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
     source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be
     written from several threads. Raises ValueError on a wrong shape or a quantised weight, TypeError on another
     dtype."""
-    check_float_weight(weight.storage)
+    check_float_weight(weight.layout)
     if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + source.shape[0] > weight.n:
         raise ValueError(
             f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})"
@@ -150,18 +152,18 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
 
 
 def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None:
-    """Writes `rows` as logical rows from `row` on of a quantised weight of their storage and order; ValueError for
+    """Writes `rows` as logical rows from `row` on of a quantised weight of their layout and order; ValueError for
     others.
 
     Disjoint rows may be written from several threads."""
-    check_quantized_rows(weight.storage, weight.order, weight.n, weight.k, rows, row)
+    check_quantized_rows(weight.layout, weight.order, weight.n, weight.k, rows, row)
     if rows.paired_k is not None and rows.paired_k % 2:
         rows = rows.unpaired()
     codes, scales, mins = rows.codes, rows.scales.contiguous(), rows.mins
     if codes.stride(1) != 1 and codes.shape[1] > 1:
         codes = codes.contiguous()
-    if weight.storage.codebook:
-        scales = scales / LEVEL_FACTORS[weight.storage.codebook]
+    if weight.layout.codebook:
+        scales = scales / LEVEL_FACTORS[weight.layout.codebook]
     if mins is not None:
         mins = mins.contiguous()
     mins_address = 0 if mins is None else mins.data_ptr()

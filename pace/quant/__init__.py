@@ -1,4 +1,4 @@
-"""Formats of weights: how rows of floats become codes and scales (`pace.ops.storage`), and which matrix of a model gets
+"""Formats of weights: how rows of floats become codes and scales (`pace.ops.weight_layout`), and which matrix of a model gets
 which."""
 
 from pace.quant.config import QuantizationConfig, read_quantization

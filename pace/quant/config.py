@@ -69,7 +69,7 @@ class QuantizationConfig:
         said = self._said_of(name, kind)
         if said != AUTO:
             return said
-        return read_format("int8") if self.format.storage.code == "int4" else self.format
+        return read_format("int8") if self.format.layout.code == "int4" else self.format
 
     def _said_of(self, name: str, kind: str) -> Format | str | None:
         matching = [pattern for pattern in self.overrides if fnmatchcase(name, pattern)]
@@ -147,7 +147,7 @@ def read_quantization(
 BITSANDBYTES_FIELDS_WITHOUT_EFFECT = (
     "quant_method",
     "bnb_4bit_compute_dtype",
-    "bnb_4bit_quant_storage",
+    "bnb_4bit_quant_layout",
     "llm_int8_threshold",
     "llm_int8_enable_fp32_cpu_offload",
 )

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from pace.naming import argument
 from pace.ops.quantizer import QuantizerKernel
-from pace.ops.storage import CODES, QuantizedRows, Storage
+from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 
 CHUNK_ELEMENTS = 1 << 15
 """Rows are quantised by so many elements at a time: intermediates stay in the caches, and torch runs each operation on
@@ -30,12 +30,12 @@ class Format(ABC):
 
     @property
     @abstractmethod
-    def storage(self) -> Storage:
+    def layout(self) -> WeightLayout:
         """How `quantize` stores rows."""
 
     @abstractmethod
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """codes `[R, G, group]` of any dtype, scales `[R, G]` and, where the storage has them, mins `[R, G]`, of groups
+        """codes `[R, G, group]` of any dtype, scales `[R, G]` and, where the layout has them, mins `[R, G]`, of groups
         `x [R, G, group]` in float32, all finite, not to be written to. The last group of a row comes by itself where it
         is shorter."""
 
@@ -46,20 +46,20 @@ class Format(ABC):
 
     def final_scales(self, scales: Tensor) -> Tensor:
         """What becomes of the scales `[R, groups]` of whole rows: those of groups are rounded, as they are packed."""
-        return scales if self.storage.group is None else as_packed(scales)
+        return scales if self.layout.group is None else as_packed(scales)
 
     def __post_init__(self) -> None:
-        _ = self.storage  # raises
+        _ = self.layout  # raises
 
     def quantize(self, rows: Tensor, name: str = "the matrix") -> QuantizedRows:
         """Of `rows [R, K]` in any float dtype. Scales and minima of groups are rounded to 11 bits, as they are packed,
         so that `dequantize()` gives the very weights that are computed with. Raises ValueError that says `name` where a
         weight is NaN or infinite."""
-        storage, (num_rows, k) = self.storage, rows.shape
-        groups, group = storage.num_groups(k), storage.group or k
-        codes = torch.empty(num_rows, k, dtype=CODES[storage.code])
+        layout, (num_rows, k) = self.layout, rows.shape
+        groups, group = layout.num_groups(k), layout.group or k
+        codes = torch.empty(num_rows, k, dtype=CODES[layout.code])
         scales = torch.empty(num_rows, groups)
-        mins = torch.empty(num_rows, groups) if storage.has_mins else None
+        mins = torch.empty(num_rows, groups) if layout.has_mins else None
         whole = k // group
         for start in range(0, num_rows, step := max(1, CHUNK_ELEMENTS // k)):
             piece = slice(start, start + step)
@@ -78,14 +78,14 @@ class Format(ABC):
                 codes[piece, columns] = found.flatten(1)
                 if mins is not None:
                     mins[piece, groups_of] = lows
-        return QuantizedRows(storage, codes, self.final_scales(scales), None if mins is None else as_packed(mins))
+        return QuantizedRows(layout, codes, self.final_scales(scales), None if mins is None else as_packed(mins))
 
     def bits_per_weight(self, k: int = 4096) -> float:
         """Codes, scales and minima of a row of k weights, without padding."""
-        storage = self.storage
-        groups = storage.num_groups(k)
-        scale_bits = 32 * groups if storage.group is None else 16 * groups * (1 + storage.has_mins) + 8
-        return (4 if storage.code == "int4" else 8) + scale_bits / k
+        layout = self.layout
+        groups = layout.num_groups(k)
+        scale_bits = 32 * groups if layout.group is None else 16 * groups * (1 + layout.has_mins) + 8
+        return (4 if layout.code == "int4" else 8) + scale_bits / k
 
     def to_dict(self) -> dict[str, Any]:
         """Name and options, as `read_format` takes them."""

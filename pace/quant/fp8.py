@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pace.ops.quantizer import QuantizerKernel
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 from pace.quant.format import Format, normalize
 
 E4M3_MAX = 448.0
@@ -27,8 +27,8 @@ class FP8(Format):
     """Weights that share a scale, a multiple of 16."""
 
     @property
-    def storage(self) -> Storage:
-        return Storage("float8", self.group)
+    def layout(self) -> WeightLayout:
+        return WeightLayout("float8", self.group)
 
     @property
     def kernel(self) -> QuantizerKernel:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.ops.quantizer import QuantizerKernel
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 from pace.quant.format import Format, as_packed, normalize, ordered_sum
 
 STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0)
@@ -34,12 +34,12 @@ class Int4(Format):
     """False gives groups a zero point too: less error, for two more bytes each."""
 
     @property
-    def storage(self) -> Storage:
+    def layout(self) -> WeightLayout:
         if self.group is None and not self.symmetric:
             raise ValueError(
                 "groups alone have zero points; with symmetric=False give a group, as 32 or 64, or leave whole rows symmetric"
             )
-        return Storage("int4", self.group, has_mins=not self.symmetric)
+        return WeightLayout("int4", self.group, has_mins=not self.symmetric)
 
     @property
     def kernel(self) -> QuantizerKernel:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pace.ops.quantizer import QuantizerKernel
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 from pace.quant.format import Format, normalize
 
 
@@ -21,8 +21,8 @@ class Int8(Format):
     """Weights that share a scale, a multiple of 16; None for a row (which is an output channel)."""
 
     @property
-    def storage(self) -> Storage:
-        return Storage("int8", self.group)
+    def layout(self) -> WeightLayout:
+        return WeightLayout("int8", self.group)
 
     @property
     def kernel(self) -> QuantizerKernel:

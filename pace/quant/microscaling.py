@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.ops.quantizer import QuantizerKernel
-from pace.ops.storage import CODEBOOKS, Storage
+from pace.ops.weight_layout import CODEBOOKS, WeightLayout
 from pace.quant.format import Format, count_below
 from pace.quant.fp8 import e4m3_codes
 
@@ -46,8 +46,8 @@ class MXFP4(Microscaling):
     largest_exponent: ClassVar[int] = 2
 
     @property
-    def storage(self) -> Storage:
-        return Storage("int4", BLOCK, codebook="mxfp4")
+    def layout(self) -> WeightLayout:
+        return WeightLayout("int4", BLOCK, codebook="mxfp4")
 
     @property
     def kernel(self) -> QuantizerKernel:
@@ -66,8 +66,8 @@ class MXFP8(Microscaling):
     largest_exponent: ClassVar[int] = 8
 
     @property
-    def storage(self) -> Storage:
-        return Storage("float8", BLOCK)
+    def layout(self) -> WeightLayout:
+        return WeightLayout("float8", BLOCK)
 
     @property
     def kernel(self) -> QuantizerKernel:

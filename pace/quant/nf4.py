@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.ops.quantizer import QuantizerKernel
-from pace.ops.storage import CODEBOOKS, Storage
+from pace.ops.weight_layout import CODEBOOKS, WeightLayout
 from pace.quant.format import Format, count_below, normalize
 
 NESTED_BLOCK = 256
@@ -29,8 +29,8 @@ class Codebook(Format):
     nothing."""
 
     @property
-    def storage(self) -> Storage:
-        return Storage("int4", self.group, codebook=self.name)
+    def layout(self) -> WeightLayout:
+        return WeightLayout("int4", self.group, codebook=self.name)
 
     @property
     def kernel(self) -> QuantizerKernel:

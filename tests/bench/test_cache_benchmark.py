@@ -1,4 +1,4 @@
-"""benchmarks/cache.py: what it tells of the policies is so, and its tables land where they should."""
+"""benchmarks/cache.py: what it tells of the strategies is so, and its tables land where they should."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def subject():
     return measure.load(str(TINY))
 
 
-def test_policies_hold_and_copy_what_they_say(subject):
+def test_strategies_hold_and_copy_what_they_say(subject):
     context, generated, batch = 40, 60, 2
     block = subject.engine.cache.spec.block_bytes
     runs = {
         name: cache.decode(subject, options, context, generated, batch)
-        for name, options in cache.policies([16, 48]).items()
+        for name, options in cache.strategies([16, 48]).items()
     }
     for name in ("paged", "paged, prefix cache"):
         assert (runs[name].copied_bytes, runs[name].copy_seconds, runs[name].held_bytes) == (0, 0.0, batch * 7 * block)
@@ -89,9 +89,9 @@ def test_the_tables_go_between_their_lines(tmp_path, monkeypatch, capsys):
         "| dynamic",
     ]
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [row["policy"] for row in result["policies"]] == list(cache.policies([32])) and result["policies"][0][
-        "speed_of_paged"
-    ] == 1
+    assert [row["strategy"] for row in result["strategies"]] == list(cache.strategies([32])) and result["strategies"][
+        0
+    ]["speed_of_paged"] == 1
     assert result["prefix"]["on"]["reused_tokens"] == 16 and result["copy_gb_per_s"] > 0 < result["attention_gb_per_s"]
     page.write_text("no lines")
     with pytest.raises(ValueError, match="needs the lines"):

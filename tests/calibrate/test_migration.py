@@ -10,7 +10,7 @@ from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import fit_scales, round_to_nearest
 from pace.llm.models.model_utils import load_model as load_layers
 from pace.ops import reference
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import prefill
 
@@ -75,11 +75,11 @@ def test_statistics_are_those_of_all_inputs():
 
 
 @pytest.mark.parametrize(
-    ("kind", "storage", "share"),
-    [("awq", Storage("int4", 64), 0.9), ("smoothquant", Storage("int8", None), 0.5)],
+    ("kind", "layout", "share"),
+    [("awq", WeightLayout("int4", 64), 0.9), ("smoothquant", WeightLayout("int8", None), 0.5)],
     ids=["awq", "smoothquant"],
 )
-def test_outlier_channels_are_migrated(kind, storage, share, tmp_path):
+def test_outlier_channels_are_migrated(kind, layout, share, tmp_path):
     """One channel in 32 is fifty times as large as the others: with scales, the rounded products have less error than
     without, on inputs that were not looked at."""
     save_tiny(tmp_path, "llama", {"hidden_size": 64, "num_attention_heads": 4})
@@ -93,10 +93,10 @@ def test_outlier_channels_are_migrated(kind, storage, share, tmp_path):
 
     def error(s: torch.Tensor) -> float:
         weight = reader.weight.matrix
-        rounded = round_to_nearest(weight * s, storage, fit_scales(weight * s, storage, torch.ones(64))).dequantize()
-        return (quantised_inputs(unseen / s, storage) @ rounded.t() - unseen @ weight.t()).square().sum().item()
+        rounded = round_to_nearest(weight * s, layout, fit_scales(weight * s, layout, torch.ones(64))).dequantize()
+        return (quantised_inputs(unseen / s, layout) @ rounded.t() - unseen @ weight.t()).square().sum().item()
 
-    s = choose(place, kind, statistics(x), [[(slice(0, reader.n), storage)]])
+    s = choose(place, kind, statistics(x), [[(slice(0, reader.n), layout)]])
     assert error(s) < share * error(torch.ones(64))
     assert s[5] > 2 * s[6], "large inputs are divided"
 
@@ -118,7 +118,7 @@ def test_scales_are_centred_and_bounded():
 def test_inputs_are_quantised_as_the_kernels_do(group):
     x = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
     x[1] = 0
-    found = quantised_inputs(x, Storage("int8", group))
+    found = quantised_inputs(x, WeightLayout("int8", group))
     size = group or 128
     for start in range(0, 200, size):
         part = x[:, start : start + size]

@@ -20,7 +20,7 @@ from pace.eval import read_texts
 from pace.llm import LLMModel, QuantizationConfig, SamplingConfig
 from pace.llm.models.model_utils import load_model as load_layers
 from pace.ops import reference
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.support import prefill
 
@@ -182,9 +182,9 @@ def test_without_a_text_weights_are_rounded_to_the_nearest(tmp_path):
     )
     assert report.quality is None and report.num_tokens == 0 and report.method == "rtn"
     stored, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(TINY / "model.safetensors")
-    name, storage = "model.layers.0.mlp.up_proj", Storage("int8", None)
+    name, layout = "model.layers.0.mlp.up_proj", WeightLayout("int8", None)
     weight = original[f"{name}.weight"].float()
-    rows = round_to_nearest(weight, storage, fit_scales(weight, storage, torch.ones(256)))
+    rows = round_to_nearest(weight, layout, fit_scales(weight, layout, torch.ones(256)))
     assert torch.equal(stored[f"{name}.weight"], rows.codes) and torch.equal(
         stored[f"{name}.weight_scale"], rows.scales
     )

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from pace.calibrate.rounding import BLOCK, fit_scales, gptq, importance, output_error, round_to_nearest
-from pace.ops.storage import Storage
+from pace.ops.weight_layout import WeightLayout
 
-INT4, INT8 = Storage("int4", 32), Storage("int8", None)
+INT4, INT8 = WeightLayout("int4", 32), WeightLayout("int8", None)
 
 
 def problem(n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -20,22 +20,22 @@ def problem(n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(n, k, generator=generator), x.t() @ x
 
 
-def errors(weight: Tensor, hessian: Tensor, storage: Storage) -> list[float]:
+def errors(weight: Tensor, hessian: Tensor, layout: WeightLayout) -> list[float]:
     """Of the products: rounded to the nearest, by GPTQ, and by GPTQ in the order of importance."""
-    scales = fit_scales(weight, storage, torch.ones(weight.shape[1]))
+    scales = fit_scales(weight, layout, torch.ones(weight.shape[1]))
     rows = [
-        round_to_nearest(weight, storage, scales),
-        *(gptq(weight, storage, scales, hessian, act_order) for act_order in (False, True)),
+        round_to_nearest(weight, layout, scales),
+        *(gptq(weight, layout, scales, hessian, act_order) for act_order in (False, True)),
     ]
     assert all(torch.equal(found.scales, scales) and found.order is None for found in rows)
     return [output_error(weight, found.dequantize(), hessian) for found in rows]
 
 
-@pytest.mark.parametrize("storage", [INT4, Storage("int4", None), Storage("int8", 16), INT8], ids=str)
+@pytest.mark.parametrize("layout", [INT4, WeightLayout("int4", None), WeightLayout("int8", 16), INT8], ids=str)
 @pytest.mark.parametrize("k", [64, 3 * BLOCK + 8], ids=["k=64", "k=104"])
-def test_gptq_has_less_error_than_rounding(storage, k):
+def test_gptq_has_less_error_than_rounding(layout, k):
     weight, hessian = problem(48, k)
-    nearest, in_order, by_importance = errors(weight, hessian, storage)
+    nearest, in_order, by_importance = errors(weight, hessian, layout)
     assert in_order < 0.75 * nearest and by_importance < 0.75 * nearest
     assert by_importance < in_order
 
@@ -85,22 +85,20 @@ def test_a_hessian_of_few_tokens_is_damped():
 
 
 @pytest.mark.parametrize(
-    "storage", [INT4, Storage("int4", 48), Storage("int4", None), INT8, Storage("int8", 32)], ids=str
+    "layout", [INT4, WeightLayout("int4", 48), WeightLayout("int4", None), INT8, WeightLayout("int8", 32)], ids=str
 )
-def test_rounding_is_within_half_a_step(storage):
+def test_rounding_is_within_half_a_step(layout):
     weight, _ = problem(20, 104)
     weight[3] = 0
     weight[4, 40:70] = 0
-    scales = fit_scales(weight, storage, torch.ones(104))
-    rows = round_to_nearest(weight, storage, scales)
-    step = scales.abs().repeat_interleave(storage.group or 104, 1)[:, :104]
+    scales = fit_scales(weight, layout, torch.ones(104))
+    rows = round_to_nearest(weight, layout, scales)
+    step = scales.abs().repeat_interleave(layout.group or 104, 1)[:, :104]
     off = (rows.dequantize() - weight).abs()
-    inside = (weight / torch.where(step == 0, 1.0, step)).abs() < (7 if storage.code == "int4" else 127)
+    inside = (weight / torch.where(step == 0, 1.0, step)).abs() < (7 if layout.code == "int4" else 127)
     assert (off[inside] <= 0.501 * step[inside]).all() and inside.float().mean() > 0.9
     assert not rows.dequantize()[3].any()
-    assert torch.equal(scales, scales.bfloat16().float()) or storage.group is None, (
-        "group scales are stored in bfloat16"
-    )
+    assert torch.equal(scales, scales.bfloat16().float()) or layout.group is None, "group scales are stored in bfloat16"
 
 
 def test_scales_look_at_what_counts():

@@ -359,7 +359,7 @@ def test_legacy_data_may_start_at_any_byte(padding, tmp_path):
         assert torch.equal(file.read(name, 1, 3), tensor[1:3])
 
 
-def test_legacy_tensors_that_share_a_storage(tmp_path):
+def test_legacy_tensors_that_share_a_layout(tmp_path):
     base = torch.arange(12.0)
     write(tmp_path, "bin-legacy", {"head": base, "embedding": base, "tail": base[6:]})
     file = TorchFile(tmp_path / "pytorch_model.bin")
@@ -373,13 +373,13 @@ def test_damaged_legacy_files(tmp_path):
     first_key = data.rindex(b"]q\0(X") + 9
     cases = {f"cut to {length} bytes": data[:length] for length in range(len(data))}
     cases |= {
-        f"a storage of {n} elements": data.replace(b"\7" + bytes(7), n.to_bytes(8, "little", signed=True))
+        f"a layout of {n} elements": data.replace(b"\7" + bytes(7), n.to_bytes(8, "little", signed=True))
         for n in (6, 8, -7, 2**62)
     }
     cases["a key that nothing names"] = data[:first_key] + b"x" + data[first_key + 1 :]
-    cases["more elements than the storage has"] = data.replace(b"K\7\x85", b"K\x7f\x85")
+    cases["more elements than the layout has"] = data.replace(b"K\7\x85", b"K\x7f\x85")
     shared = checkpoints.dump("bin-legacy", {"w": (base := torch.arange(7.0)), "view": base[:]})
-    cases["a storage of two sizes"] = shared.replace(b"K\7Nt", b"K\x08Nt", 1)
+    cases["a layout of two sizes"] = shared.replace(b"K\7Nt", b"K\x08Nt", 1)
     cases["a negative number of elements"] = data.replace(b"K\7Nt", b"J\xf9\xff\xff\xffNt")
     for what, content in cases.items():
         assert content != data, what

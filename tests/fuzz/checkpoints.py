@@ -62,7 +62,7 @@ def write(files: Files, folder: Path) -> None:
 
 
 def healthy_checkpoints(folder: Path) -> dict[str, Files]:
-    """`"architecture/kind"` -> files, for every architecture and storage kind, and Llama quantised in every way;
+    """`"architecture/kind"` -> files, for every architecture and layout kind, and Llama quantised in every way;
     `folder` is used for what transformers writes."""
     checkpoints = {}
     for model_type, fields in ARCHITECTURES:
@@ -80,11 +80,11 @@ def healthy_checkpoints(folder: Path) -> dict[str, Files]:
     for kind, (quantization, _) in QUANTISED_KINDS.items():
         config, state, _ = tensors_of(kind, "llama", ())
         config |= {"bos_token_id": None, "eos_token_id": None, "quantization_config": quantization}
-        storage = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
+        layout = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
         checkpoints[f"quantised/{kind}"] = {
             "config.json": json.dumps(config, indent=1).encode(),
             **tokenizer_files(),
-            **weight_files(storage, state),
+            **weight_files(layout, state),
         }
     return checkpoints
 

@@ -35,7 +35,7 @@ from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_utils import load_model
-from pace.ops.storage import CODES, QuantizedRows, Storage
+from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 from tests.fuzz.checkpoints import healthy_checkpoints, write
 from tests.fuzz.mutate import make_case
 
@@ -126,13 +126,13 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
 
 def poison_matrix(ops, weight, poison: float) -> None:
     """Fills a weight with `poison`, or, if it is quantised, with scales and minima of it."""
-    storage, shape = weight.storage, (weight.n, weight.k)
-    if not isinstance(storage, Storage):
+    layout, shape = weight.layout, (weight.n, weight.k)
+    if not isinstance(layout, WeightLayout):
         return ops.pack_rows_(weight, torch.full(shape, poison), 0)
-    groups = torch.full((weight.n, storage.num_groups(weight.k)), poison)
-    codes = torch.ones(shape, dtype=CODES[storage.code])
+    groups = torch.full((weight.n, layout.num_groups(weight.k)), poison)
+    codes = torch.ones(shape, dtype=CODES[layout.code])
     ops.pack_quantized_(
-        weight, QuantizedRows(storage, codes, groups, groups if storage.has_mins else None, weight.order), 0
+        weight, QuantizedRows(layout, codes, groups, groups if layout.has_mins else None, weight.order), 0
     )
 
 

@@ -17,7 +17,7 @@ from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, Quantizatio
 from pace.llm.layers import Embedding, TiedLMHead
 from pace.llm.models.model_list import read_config
 from pace.ops import native, reference
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import FORMATS, Int4, Int8, read_format
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import TensorDict, prefill
@@ -102,7 +102,7 @@ def test_kernels_are_as_near_as_quantised_inputs_allow(quantization) -> None:
     found = prefill(load(config_json, state, ops=native, quantization=config), native, ids)
     relative = ((found - expected).norm() / expected.norm()).item()
     products = 4 * config_json["num_hidden_layers"] + 1
-    bound = 4 / (127 * math.sqrt(12)) * math.sqrt(products) if config.format.storage.code != "float8" else 1e-5
+    bound = 4 / (127 * math.sqrt(12)) * math.sqrt(products) if config.format.layout.code != "float8" else 1e-5
     assert relative <= bound
 
 
@@ -117,7 +117,7 @@ def test_every_architecture(variant: int, tmp_path) -> None:
         expected = load(config_json, dequantized(config_json, state, config))
         found = load(config_json, state, quantization=config)
         assert torch.equal(prefill(found, reference, ids), prefill(expected, reference, ids))
-        assert all(matrix.weight.storage in (Int4(16).storage, Int8().storage) for matrix in found.matrices())
+        assert all(matrix.weight.layout in (Int4(16).layout, Int8().layout) for matrix in found.matrices())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -129,8 +129,8 @@ def test_random_models_in_random_formats(seed) -> None:
     assert quantization_sweep.check_case(seed) is None
 
 
-def storages(model) -> dict[str, Storage | torch.dtype]:
-    return {part: matrix.weight.storage for matrix in model.matrices() for part in matrix.parts}
+def layouts(model) -> dict[str, WeightLayout | torch.dtype]:
+    return {part: matrix.weight.layout for matrix in model.matrices() for part in matrix.parts}
 
 
 def test_what_is_said_of_modules_is_done() -> None:
@@ -142,13 +142,13 @@ def test_what_is_said_of_modules_is_done() -> None:
         overrides={"*.down_proj": "int8", "model.layers.1.*": None, "*.3.*.v_proj": {"format": "int4", "group": 16}},
     )
     model = load(config_json, state, dtype=torch.bfloat16, quantization=config)
-    found = storages(model)
-    assert found["model.layers.0.self_attn.q_proj"] == found["model.layers.0.mlp.up_proj"] == Storage("int4", 32)
-    assert found["model.layers.0.mlp.down_proj"] == Storage("int8", None)
-    assert found["model.embed_tokens"] == Storage("int4", 64)
+    found = layouts(model)
+    assert found["model.layers.0.self_attn.q_proj"] == found["model.layers.0.mlp.up_proj"] == WeightLayout("int4", 32)
+    assert found["model.layers.0.mlp.down_proj"] == WeightLayout("int8", None)
+    assert found["model.embed_tokens"] == WeightLayout("int4", 64)
     assert {found[name] for name in found if ".layers.1." in name} == {torch.bfloat16}
     assert (
-        found["model.layers.3.self_attn.q_proj"] == found["model.layers.3.self_attn.v_proj"] == Storage("int4", 16)
+        found["model.layers.3.self_attn.q_proj"] == found["model.layers.3.self_attn.v_proj"] == WeightLayout("int4", 16)
     ), "one matrix, in what holds all its parts"
     ids = torch.tensor(prompts(30)[0])
     assert torch.equal(
@@ -157,7 +157,7 @@ def test_what_is_said_of_modules_is_done() -> None:
     )
 
 
-def test_parts_that_no_storage_holds_become_floats(caplog) -> None:
+def test_parts_that_no_layout_holds_become_floats(caplog) -> None:
     """With the values that were asked for, and a word about it."""
     config_json, state = read(TINY)
     config = QuantizationConfig("int4", overrides={"*.k_proj": "fp8", "*.0.*.up_proj": None})
@@ -167,7 +167,7 @@ def test_parts_that_no_storage_holds_become_floats(caplog) -> None:
         "q_proj (int4, group 64), k_proj (float8, group 128), v_proj (int4, group 64)",
         "gate_proj (int4, group 64), up_proj (floats)",
     }
-    assert storages(model)["model.layers.2.self_attn.q_proj"] == torch.float32
+    assert layouts(model)["model.layers.2.self_attn.q_proj"] == torch.float32
     ids = torch.tensor(prompts(30)[0])
     assert torch.equal(
         prefill(model, reference, ids),
@@ -181,7 +181,7 @@ class QuantizedReader(TensorDict):
     def __init__(self, state: dict[str, torch.Tensor | QuantizedRows]):
         self.state = state
         self.tensors = {
-            name: (source.storage if isinstance(source, QuantizedRows) else source.dtype, tuple(source.shape))
+            name: (source.layout if isinstance(source, QuantizedRows) else source.dtype, tuple(source.shape))
             for name, source in state.items()
         }
 
@@ -193,7 +193,7 @@ class QuantizedReader(TensorDict):
         if isinstance(rows, torch.Tensor):
             return rows[start:stop]
         pieces = [part if part is None else part[start:stop] for part in (rows.codes, rows.scales, rows.mins)]
-        return QuantizedRows(rows.storage, *pieces, rows.order)
+        return QuantizedRows(rows.layout, *pieces, rows.order)
 
 
 def quantized_checkpoint() -> tuple[dict, dict[str, torch.Tensor | QuantizedRows]]:
@@ -215,7 +215,7 @@ def quantized_checkpoint() -> tuple[dict, dict[str, torch.Tensor | QuantizedRows
 
 
 def permuted(rows: QuantizedRows, order: torch.Tensor) -> QuantizedRows:
-    return QuantizedRows(rows.storage, rows.codes, rows.scales, rows.mins, order)
+    return QuantizedRows(rows.layout, rows.codes, rows.scales, rows.mins, order)
 
 
 def test_what_comes_quantised_stays_as_it_is() -> None:
@@ -228,16 +228,16 @@ def test_what_comes_quantised_stays_as_it_is() -> None:
     model = make(config_json, dtype=torch.bfloat16)
     model.load_weights(QuantizedReader(state), workers=2)
     model.kv_dtype = torch.float32
-    found = storages(model)
+    found = layouts(model)
     assert (
         found["model.layers.0.self_attn.q_proj"]
         == found["model.layers.1.self_attn.k_proj"]
-        == Storage("int8", 32, has_mins=True)
+        == WeightLayout("int8", 32, has_mins=True)
     )
     assert found["model.layers.2.self_attn.q_proj"] == found["model.embed_tokens"] == torch.bfloat16
-    assert found["model.layers.3.mlp.gate_proj"] == Storage("int4", 32, codebook="mxfp4") and found[
+    assert found["model.layers.3.mlp.gate_proj"] == WeightLayout("int4", 32, codebook="mxfp4") and found[
         "lm_head"
-    ] == Storage("int8", None)
+    ] == WeightLayout("int8", None)
     values = {name: rows.dequantize() if isinstance(rows, QuantizedRows) else rows for name, rows in state.items()}
     for name in values:
         if name.startswith("model.layers.2.self_attn") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
@@ -254,8 +254,8 @@ def test_what_is_quantised_already_is_not_quantised_again(caplog) -> None:
         model.load_weights(QuantizedReader(state))
     assert "36 tensors of this checkpoint are quantised already and stay as they are" in caplog.text
     assert (
-        storages(model)["model.embed_tokens"] == Int8().storage
-        and storages(model)["model.layers.0.self_attn.o_proj"].codebook == "nf4"
+        layouts(model)["model.embed_tokens"] == Int8().layout
+        and layouts(model)["model.layers.0.self_attn.o_proj"].codebook == "nf4"
     )
     state["model.embed_tokens.weight"] = Int8().quantize(state["model.embed_tokens.weight"])
     model = make(config_json, quantization=QuantizationConfig("int4"))
@@ -352,7 +352,7 @@ def test_a_draft_model_has_the_format_without_what_is_said_of_modules() -> None:
     ) as model:
         draft = model._engine.drafter.source.model.model
         assert draft.quantization == QuantizationConfig("int4")
-        assert {matrix.weight.storage for matrix in draft.matrices()} == {Int8().storage, Int4().storage}
+        assert {matrix.weight.layout for matrix in draft.matrices()} == {Int8().layout, Int4().layout}
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -391,7 +391,7 @@ def test_memory_is_what_was_planned(quantization) -> None:
         * matrix.k
         * (
             (
-                Int8() if isinstance(matrix, Embedding) and config.format.storage.code == "int4" else config.format
+                Int8() if isinstance(matrix, Embedding) and config.format.layout.code == "int4" else config.format
             ).bits_per_weight(matrix.k)
             / 8
         )

@@ -11,28 +11,28 @@ from torch import Tensor
 
 from pace import _C
 from pace.ops import native, reference
-from pace.ops.storage import CODEBOOKS, QuantizedRows, Storage
 from pace.ops.weight import LEVEL_FACTORS
+from pace.ops.weight_layout import CODEBOOKS, QuantizedRows, WeightLayout
 
 ISAS = _C.available_isas()
 EPS = 2.0**-24
 
-STORAGES = [
-    Storage("int8", None),
-    Storage("int8", 16),
-    Storage("int8", 32, has_mins=True),
-    Storage("int8", 128),
-    Storage("int4", None),
-    Storage("int4", 16, has_mins=True),
-    Storage("int4", 32),
-    Storage("int4", 48),
-    Storage("int4", 64, has_mins=True),
-    Storage("int4", 256),
-    *(Storage("int4", 32, codebook=name) for name in CODEBOOKS),
-    Storage("int4", None, codebook="nf4"),
-    Storage("float8", None),
-    Storage("float8", 32),
-    Storage("float8", 128),
+LAYOUTS = [
+    WeightLayout("int8", None),
+    WeightLayout("int8", 16),
+    WeightLayout("int8", 32, has_mins=True),
+    WeightLayout("int8", 128),
+    WeightLayout("int4", None),
+    WeightLayout("int4", 16, has_mins=True),
+    WeightLayout("int4", 32),
+    WeightLayout("int4", 48),
+    WeightLayout("int4", 64, has_mins=True),
+    WeightLayout("int4", 256),
+    *(WeightLayout("int4", 32, codebook=name) for name in CODEBOOKS),
+    WeightLayout("int4", None, codebook="nf4"),
+    WeightLayout("float8", None),
+    WeightLayout("float8", 32),
+    WeightLayout("float8", 128),
 ]  # fmt: skip
 SIZES = [
     (1, 1),
@@ -58,28 +58,28 @@ def same_numbers_every_time():
     torch.manual_seed(0)
 
 
-def random_rows(n: int, k: int, storage: Storage, ordered: bool = False) -> QuantizedRows:
-    """All codes that the storage has (but for float8's NaN), scales and minima of both signs over five orders of
+def random_rows(n: int, k: int, layout: WeightLayout, ordered: bool = False) -> QuantizedRows:
+    """All codes that the layout has (but for float8's NaN), scales and minima of both signs over five orders of
     magnitude."""
-    if storage.code == "int8":
+    if layout.code == "int8":
         codes = torch.randint(-128, 128, (n, k), dtype=torch.int8)
-    elif storage.code == "int4":
+    elif layout.code == "int4":
         codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     else:
         codes = torch.randint(0, 127, (n, k), dtype=torch.uint8) + 128 * torch.randint(0, 2, (n, k), dtype=torch.uint8)
-    scales = torch.randn(n, storage.num_groups(k)) * 10.0 ** torch.randint(-3, 3, (n, 1))
-    mins = 8 * torch.randn_like(scales) * scales if storage.has_mins else None
-    return QuantizedRows(storage, codes, scales, mins, torch.randperm(k) if ordered else None)
+    scales = torch.randn(n, layout.num_groups(k)) * 10.0 ** torch.randint(-3, 3, (n, 1))
+    mins = 8 * torch.randn_like(scales) * scales if layout.has_mins else None
+    return QuantizedRows(layout, codes, scales, mins, torch.randperm(k) if ordered else None)
 
 
 def packed(rows: QuantizedRows, glu: bool = False) -> native.PackedWeight:
-    weight = native.empty_weight(*rows.shape, rows.storage, glu, rows.order)
+    weight = native.empty_weight(*rows.shape, rows.layout, glu, rows.order)
     native.pack_quantized_(weight, rows, 0)
     return weight
 
 
-def input_group(storage: Storage) -> int:
-    return next(size for size in (128, 64, 32, 16) if (storage.group or 128) % size == 0)
+def input_group(layout: WeightLayout) -> int:
+    return next(size for size in (128, 64, 32, 16) if (layout.group or 128) % size == 0)
 
 
 def quantized_inputs(x: Tensor, rows: QuantizedRows) -> Tensor:
@@ -87,10 +87,10 @@ def quantized_inputs(x: Tensor, rows: QuantizedRows) -> Tensor:
     codes."""
     if rows.order is not None:
         x = x[:, rows.order]
-    if rows.storage.code == "float8":
+    if rows.layout.code == "float8":
         return x.double()
     parts = []
-    for part in x.split(input_group(rows.storage), dim=1):
+    for part in x.split(input_group(rows.layout), dim=1):
         scale = part.abs().amax(1, keepdim=True) / 127
         codes = torch.where(scale > 0, part / scale, 0.0).round().clamp(-127, 127)
         parts.append(codes.double() * scale.double())
@@ -109,11 +109,11 @@ def assert_close_to_definition(got: Tensor, x: Tensor, weight: native.PackedWeig
     # A term is a group's dot product times its scale: what cancels inside of it does so exactly. Minima are terms of
     # their own.
     magnitude = inputs.abs() @ w.abs().T
-    if rows.storage.has_mins:
-        group = rows.storage.group
+    if rows.layout.has_mins:
+        group = rows.layout.group
         mins = rows.mins.repeat_interleave(group, 1)[:, : rows.shape[1]].double().abs() * (1 + 2.0**-10)
         magnitude = magnitude + 2 * inputs.abs() @ mins.T
-    terms = rows.shape[1] if rows.storage.code == "float8" else 2 * -(-rows.shape[1] // input_group(rows.storage))
+    terms = rows.shape[1] if rows.layout.code == "float8" else 2 * -(-rows.shape[1] // input_group(rows.layout))
     bound = 2 * (terms + 3) * EPS * magnitude + 1e-37
     difference = (got.double() - inputs @ w.T).abs()
     assert (difference <= bound).all(), f"{(difference / bound).max():.3g} times the bound"
@@ -129,12 +129,12 @@ def in_pairs(rows: QuantizedRows) -> QuantizedRows:
     return replace(rows, codes=wide[:, :-3], paired_k=k)
 
 
-@pytest.mark.parametrize("storage", [storage for storage in STORAGES if storage.code == "int4"], ids=str)
-def test_codes_in_pairs_are_the_same_codes(storage):
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.code == "int4"], ids=str)
+def test_codes_in_pairs_are_the_same_codes(layout):
     """Byte for byte of the packed weight, in pieces that cut panels and halves of a gate/up weight."""
     for n, k in SIZES:
         for glu in {False, n % 2 == 0}:
-            rows = random_rows(n, k, storage, ordered=True)
+            rows = random_rows(n, k, layout, ordered=True)
             pairs = in_pairs(rows)
             assert (
                 pairs.shape == rows.shape
@@ -142,9 +142,9 @@ def test_codes_in_pairs_are_the_same_codes(storage):
                 and torch.equal(pairs.unpaired().codes, rows.codes)
             )
             assert torch.equal(pairs.dequantize(), rows.dequantize())
-            weight = native.empty_weight(n, k, storage, glu, rows.order)
+            weight = native.empty_weight(n, k, layout, glu, rows.order)
             for start, stop in ((n // 3, n), (0, n // 3)):
-                mins = pairs.mins[start:stop] if storage.has_mins else None
+                mins = pairs.mins[start:stop] if layout.has_mins else None
                 native.pack_quantized_(
                     weight,
                     replace(pairs, codes=pairs.codes[start:stop], scales=pairs.scales[start:stop], mins=mins),
@@ -154,22 +154,22 @@ def test_codes_in_pairs_are_the_same_codes(storage):
             assert torch.equal(weight._buffer[: weight.nbytes], expected._buffer[: expected.nbytes]), (n, k, glu)
 
 
-@pytest.mark.parametrize("storage", STORAGES, ids=str)
-def test_unpacking_gives_the_definition(storage):
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_unpacking_gives_the_definition(layout):
     for n, k in SIZES:
         for ordered in (False, True):
-            rows = random_rows(n, k, storage, ordered)
+            rows = random_rows(n, k, layout, ordered)
             weight = packed(rows)
             unpacked = native.unpack(weight)
             got, expected = columns_of_codes(unpacked, rows), columns_of_codes(rows.dequantize(), rows)
             # Of scales and minima in groups, 2^-11 each; of levels, half a step of their largest.
-            scales = rows.scales.abs().repeat_interleave(storage.group or k, 1)[:, :k]
-            bound = torch.zeros(n, k) if storage.group is None else expected.abs() * 2.0**-11
-            if storage.has_mins:
-                bound = (scales * 128 + rows.mins.abs().repeat_interleave(storage.group, 1)[:, :k]) * 2.0**-11
+            scales = rows.scales.abs().repeat_interleave(layout.group or k, 1)[:, :k]
+            bound = torch.zeros(n, k) if layout.group is None else expected.abs() * 2.0**-11
+            if layout.has_mins:
+                bound = (scales * 128 + rows.mins.abs().repeat_interleave(layout.group, 1)[:, :k]) * 2.0**-11
             bound = bound + expected.abs() * 2 * EPS
-            if storage.codebook in ("nf4", "fp4"):
-                bound = bound + scales * {"nf4": 0.0029, "fp4": 0.0032}[storage.codebook] * (1 + 2.0**-10)
+            if layout.codebook in ("nf4", "fp4"):
+                bound = bound + scales * {"nf4": 0.0029, "fp4": 0.0032}[layout.codebook] * (1 + 2.0**-10)
             assert ((got - expected).abs() <= bound + 1e-9 * scales.amax(1, keepdim=True)).all(), (n, k)
             ids = torch.tensor([n - 1, 0, n // 2, n - 1])
             assert torch.equal(native.embedding(ids, weight), unpacked[ids])
@@ -177,26 +177,26 @@ def test_unpacking_gives_the_definition(storage):
 
 def test_scales_of_a_group_that_were_float16_stay_exact():
     scales = torch.cat([torch.tensor([65504.0, 2.0**-24, 1.0]), torch.randn(61)]).half().float().view(4, 16)
-    rows = QuantizedRows(Storage("int8", 16), torch.full((4, 256), 3, dtype=torch.int8), scales)
+    rows = QuantizedRows(WeightLayout("int8", 16), torch.full((4, 256), 3, dtype=torch.int8), scales)
     assert torch.equal(native.unpack(packed(rows)), rows.dequantize())
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("storage", STORAGES, ids=str)
-def test_products_follow_their_definition(isa, storage):
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_products_follow_their_definition(isa, layout):
     _C.select_isa(isa)
     for i, (n, k) in enumerate(SIZES):
-        rows = random_rows(n, k, storage, ordered=i % 3 == 0)
+        rows = random_rows(n, k, layout, ordered=i % 3 == 0)
         weight = packed(rows)
         for m in ((1, 2, 5, 9), (3, 4, 17, 33), (6, 7, 13, 130))[i % 3]:
             x = torch.randn(m, k) * 10.0 ** torch.randint(-2, 3, (m, 1))
             assert_close_to_definition(native.linear(x, weight), x, weight, rows)
 
 
-@pytest.mark.parametrize("storage", [s for s in STORAGES if s.code != "float8"], ids=str)
-def test_the_bits_are_the_same_on_every_instruction_set(storage):
+@pytest.mark.parametrize("layout", [s for s in LAYOUTS if s.code != "float8"], ids=str)
+def test_the_bits_are_the_same_on_every_instruction_set(layout):
     for n, k, m in [(70, 300, 7), (33, 1100, 40), (16, 17, 1)]:
-        rows = random_rows(n, k, storage)
+        rows = random_rows(n, k, layout)
         x, weight = torch.randn(m, k), packed(rows)
         first, *others = ((_C.select_isa(isa), native.linear(x, weight))[1] for isa in ISAS)
         for isa, other in zip(ISAS[1:], others, strict=True):
@@ -204,12 +204,10 @@ def test_the_bits_are_the_same_on_every_instruction_set(storage):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(
-    "storage", [STORAGES[0], STORAGES[2], STORAGES[6], STORAGES[8], STORAGES[10], STORAGES[15]], ids=str
-)
-def test_rows_are_the_same_bits_however_they_are_batched(isa, storage):
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[6], LAYOUTS[8], LAYOUTS[10], LAYOUTS[15]], ids=str)
+def test_rows_are_the_same_bits_however_they_are_batched(isa, layout):
     _C.select_isa(isa)
-    rows = random_rows(96, 600, storage)
+    rows = random_rows(96, 600, layout)
     weight, bias, x = packed(rows), torch.randn(96), torch.randn(141, 600)
     whole = native.linear(x, weight, bias, "gelu_new")
     for threads in (1, 2):
@@ -227,11 +225,11 @@ def test_the_largest_codes_do_not_saturate(isa):
     signs = torch.cat(
         [torch.ones(1, k), -torch.ones(1, k), 1 - 2.0 * (torch.arange(k) % 2).view(1, k), torch.randn(1, k).sign()]
     )
-    for storage, ends in ((Storage("int8", None), (-128, 127)), (Storage("int8", 32), (-128, 127)), (Storage("int4", 128), (0, 15)),
-                          (Storage("int4", None), (0, 15)), (Storage("int4", 32, codebook="iq4_nl"), (0, 15))):  # fmt: skip
-        ends = torch.tensor(ends, dtype=torch.int8 if storage.code == "int8" else torch.uint8)
+    for layout, ends in ((WeightLayout("int8", None), (-128, 127)), (WeightLayout("int8", 32), (-128, 127)), (WeightLayout("int4", 128), (0, 15)),
+                          (WeightLayout("int4", None), (0, 15)), (WeightLayout("int4", 32, codebook="iq4_nl"), (0, 15))):  # fmt: skip
+        ends = torch.tensor(ends, dtype=torch.int8 if layout.code == "int8" else torch.uint8)
         codes = torch.cat([ends[[0]].expand(1, k), ends[[1]].expand(1, k), ends[torch.randint(2, (14, k))]])
-        rows = QuantizedRows(storage, codes, torch.ones(16, storage.num_groups(k)))
+        rows = QuantizedRows(layout, codes, torch.ones(16, layout.num_groups(k)))
         expected = 127 * signs.double() @ rows.dequantize().double().T
         assert torch.equal(native.linear(127 * signs, packed(rows)).double(), expected)
         assert torch.equal(native.linear(127 * signs.repeat(9, 1), packed(rows)).double(), expected.repeat(9, 1))
@@ -239,16 +237,21 @@ def test_the_largest_codes_do_not_saturate(isa):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "storage",
-    [Storage("int8", None), Storage("int8", 32), Storage("int4", 32, has_mins=True), Storage("float8", 32)],
+    "layout",
+    [
+        WeightLayout("int8", None),
+        WeightLayout("int8", 32),
+        WeightLayout("int4", 32, has_mins=True),
+        WeightLayout("float8", 32),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(
     "scale, size", [(1e-38, 1e20), (1e30, 1e-25), (1e-44, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1e-42)]
 )
-def test_extreme_scales_of_weights_and_inputs(isa, storage, scale, size):
+def test_extreme_scales_of_weights_and_inputs(isa, layout, scale, size):
     _C.select_isa(isa)
-    rows = random_rows(40, 100, storage)
+    rows = random_rows(40, 100, layout)
     rows = replace(
         rows,
         scales=torch.full_like(rows.scales, scale),
@@ -260,7 +263,7 @@ def test_extreme_scales_of_weights_and_inputs(isa, storage, scale, size):
     assert got.isfinite().all()
     expected = quantized_inputs(x, rows) @ columns_of_codes(rows.dequantize().double(), rows).T
     magnitude = quantized_inputs(x, rows).abs() @ (
-        rows.scales[0, 0].double().abs() * (448 if storage.code == "float8" else 128)
+        rows.scales[0, 0].double().abs() * (448 if layout.code == "float8" else 128)
     ).expand(100, 40)
     subnormal = 100 * 448 * (x.abs().max().double() + 1) * 2.0**-149  # of products, and of scales in fp32
     assert ((got.double() - expected).abs() <= 2.0**-10 * magnitude + subnormal + 1e-37).all()
@@ -268,19 +271,19 @@ def test_extreme_scales_of_weights_and_inputs(isa, storage, scale, size):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "storage",
+    "layout",
     [
-        Storage("int8", None),
-        Storage("int4", 32, has_mins=True),
-        Storage("int4", 32, codebook="nf4"),
-        Storage("float8", 32),
+        WeightLayout("int8", None),
+        WeightLayout("int4", 32, has_mins=True),
+        WeightLayout("int4", 32, codebook="nf4"),
+        WeightLayout("float8", 32),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_an_input_that_is_not_finite_spoils_its_row_alone(isa, storage, bad):
+def test_an_input_that_is_not_finite_spoils_its_row_alone(isa, layout, bad):
     _C.select_isa(isa)
-    rows = random_rows(40, 100, storage)
+    rows = random_rows(40, 100, layout)
     for m in (2, 20):
         x = torch.randn(m, 100)
         expected = native.linear(x, packed(rows))
@@ -293,7 +296,7 @@ def test_an_input_that_is_not_finite_spoils_its_row_alone(isa, storage, bad):
 @pytest.mark.parametrize("group", [None, 16])
 def test_a_float8_nan_spoils_its_output_alone(group):
     """As a weight it is NaN with its group."""
-    rows = random_rows(20, 40, Storage("float8", group))
+    rows = random_rows(20, 40, WeightLayout("float8", group))
     rows.codes[3, 39] = 0xFF
     for isa in ISAS:
         _C.select_isa(isa)
@@ -304,7 +307,7 @@ def test_a_float8_nan_spoils_its_output_alone(group):
 
 
 def test_scales_of_float8_end_where_kernels_would_overflow():
-    rows = random_rows(3, 20, Storage("float8", 16))
+    rows = random_rows(3, 20, WeightLayout("float8", 16))
     with pytest.raises(ValueError, match="less than 2\\^120"):
         packed(replace(rows, scales=torch.full_like(rows.scales, 2.0**120)))
     largest = replace(
@@ -315,9 +318,9 @@ def test_scales_of_float8_end_where_kernels_would_overflow():
         assert torch.equal(got, largest.dequantize().T[:m])
 
 
-@pytest.mark.parametrize("storage", STORAGES, ids=str)
-def test_epilogues_and_norms_see_the_product(storage):
-    rows, bias, residual = random_rows(38, 64, storage, ordered=True), torch.randn(38), torch.randn(9, 38)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_epilogues_and_norms_see_the_product(layout):
+    rows, bias, residual = random_rows(38, 64, layout, ordered=True), torch.randn(38), torch.randn(9, 38)
     x, weight = torch.randn(9, 64), packed(rows)
     plain = native.linear(x, weight)
     for b in (None, bias):
@@ -329,7 +332,7 @@ def test_epilogues_and_norms_see_the_product(storage):
 
 
 def test_inputs_may_be_strided_misaligned_and_empty():
-    rows, x = random_rows(20, 33, Storage("int4", 32)), torch.randn(5, 60)
+    rows, x = random_rows(20, 33, WeightLayout("int4", 32)), torch.randn(5, 60)
     weight = packed(rows)
     assert torch.equal(native.linear(x[:, 3:36], weight), native.linear(x[:, 3:36].contiguous(), weight))
     assert native.linear(torch.empty(0, 33), weight).shape == (0, 20)
@@ -337,20 +340,20 @@ def test_inputs_may_be_strided_misaligned_and_empty():
 
 @pytest.mark.parametrize("glu", [False, True])
 def test_rows_may_be_packed_in_pieces(glu):
-    for storage in STORAGES:
-        rows = random_rows(70, 60, storage)
-        weight = native.empty_weight(70, 60, storage, glu)
+    for layout in LAYOUTS:
+        rows = random_rows(70, 60, layout)
+        weight = native.empty_weight(70, 60, layout, glu)
         assert not native.unpack(weight).any()
         for begin, end in [(50, 70), (0, 3), (3, 50)]:
             mins = None if rows.mins is None else rows.mins[begin:end]
             native.pack_quantized_(
-                weight, QuantizedRows(storage, rows.codes[begin:end], rows.scales[begin:end], mins), begin
+                weight, QuantizedRows(layout, rows.codes[begin:end], rows.scales[begin:end], mins), begin
             )
         assert torch.equal(native.unpack(weight), native.unpack(packed(rows)))
 
 
 def test_codes_of_another_stride_are_packed():
-    rows = random_rows(20, 40, Storage("int8", 16))
+    rows = random_rows(20, 40, WeightLayout("int8", 16))
     expected = native.unpack(packed(rows))
     wide = torch.zeros(20, 90, dtype=torch.int8)
     wide[:, 7:47] = rows.codes
@@ -367,9 +370,9 @@ def test_factors_of_codebooks_keep_what_they_promise():
 
 
 def test_nbytes_are_those_of_the_layout():
-    assert native.weight_nbytes(32, 64, Storage("int4", 32)) == 64 + 64 + 2 * (2 * 16 * 2 + 16 * 64 // 2)
-    assert native.weight_nbytes(32, 64, Storage("int8", None)) == 64 + 4 * 32 + 2 * 16 * 64
-    assert native.weight_nbytes(17, 40, Storage("int4", 32, has_mins=True)) == 64 + 64 + 2 * (
+    assert native.weight_nbytes(32, 64, WeightLayout("int4", 32)) == 64 + 64 + 2 * (2 * 16 * 2 + 16 * 64 // 2)
+    assert native.weight_nbytes(32, 64, WeightLayout("int8", None)) == 64 + 4 * 32 + 2 * 16 * 64
+    assert native.weight_nbytes(17, 40, WeightLayout("int4", 32, has_mins=True)) == 64 + 64 + 2 * (
         2 * 2 * 16 * 2 + 16 * 64 // 2
     )
 
@@ -381,26 +384,28 @@ def test_nbytes_are_those_of_the_layout():
         (lambda w, rows: native.pack_quantized_(w, rows, 5), "row 5"),
         (lambda w, rows: native.pack_quantized_(w, replace(rows, order=torch.arange(20)), 0), "another one"),
         (
-            lambda w, rows: native.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0),
+            lambda w, rows: native.pack_quantized_(
+                w, replace(rows, layout=WeightLayout("int4", 16, codebook="nf4")), 0
+            ),
             "rows of nf4",
         ),
         (lambda w, rows: native.pack_quantized_(native.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
         (
-            lambda w, rows: native.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)),
+            lambda w, rows: native.empty_weight(6, 20, rows.layout, order=torch.zeros(20, dtype=torch.int64)),
             "permutation",
         ),
         (lambda w, rows: native.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
     ],
 )
 def test_mistakes_are_named(call, message):
-    storage = Storage("int4", 16)
-    rows = QuantizedRows(storage, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
+    layout = WeightLayout("int4", 16)
+    rows = QuantizedRows(layout, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
     with pytest.raises(ValueError, match=message):
-        call(native.empty_weight(6, 20, storage), rows)
+        call(native.empty_weight(6, 20, layout), rows)
 
 
 def test_the_reference_multiplies_the_same_values():
-    rows = random_rows(20, 64, Storage("int8", None))
-    weight = reference.empty_weight(20, 64, rows.storage)
+    rows = random_rows(20, 64, WeightLayout("int8", None))
+    weight = reference.empty_weight(20, 64, rows.layout)
     reference.pack_quantized_(weight, rows, 0)
     assert torch.equal(reference.unpack(weight), native.unpack(packed(rows)))

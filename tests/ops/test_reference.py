@@ -10,7 +10,7 @@ import torch
 
 from pace.batch import KVBlocks, KVSpec, Spans
 from pace.ops import reference as ops
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -49,17 +49,17 @@ def test_a_weight_holds_what_was_packed(dtype):
 
 def test_a_quantised_weight_holds_the_values_of_its_rows():
     torch.manual_seed(0)
-    storage, order = Storage("int4", 16, has_mins=True), torch.randperm(20)
+    layout, order = WeightLayout("int4", 16, has_mins=True), torch.randperm(20)
     rows = QuantizedRows(
-        storage, torch.randint(16, (6, 20), dtype=torch.uint8), torch.randn(6, 2), torch.randn(6, 2), order
+        layout, torch.randint(16, (6, 20), dtype=torch.uint8), torch.randn(6, 2), torch.randn(6, 2), order
     )
-    weight = ops.empty_weight(8, 20, storage, True, order)
+    weight = ops.empty_weight(8, 20, layout, True, order)
     ops.pack_quantized_(weight, rows, 2)
     assert torch.equal(ops.unpack(weight), torch.cat([torch.zeros(2, 20), rows.dequantize()]))
-    assert (weight.storage, weight.dtype, weight.nbytes) == (
-        storage,
+    assert (weight.layout, weight.dtype, weight.nbytes) == (
+        layout,
         torch.float32,
-        ops.weight_nbytes(8, 20, storage, True),
+        ops.weight_nbytes(8, 20, layout, True),
     )
     x = torch.randn(3, 20, dtype=torch.float64)
     gate, up = x @ ops.unpack(weight)[:4].double().T, x @ ops.unpack(weight)[4:].double().T
@@ -73,22 +73,22 @@ def test_a_quantised_weight_holds_the_values_of_its_rows():
         (lambda w, rows: ops.pack_quantized_(w, rows, 5), "row 5"),
         (lambda w, rows: ops.pack_quantized_(w, replace(rows, order=torch.arange(20).flip(0)), 0), "another one"),
         (
-            lambda w, rows: ops.pack_quantized_(w, replace(rows, storage=Storage("int4", 16, codebook="nf4")), 0),
+            lambda w, rows: ops.pack_quantized_(w, replace(rows, layout=WeightLayout("int4", 16, codebook="nf4")), 0),
             "rows of nf4",
         ),
         (lambda w, rows: ops.pack_quantized_(ops.empty_weight(6, 20, torch.float32), rows, 0), "torch.float32"),
         (
-            lambda w, rows: ops.empty_weight(6, 20, rows.storage, order=torch.zeros(20, dtype=torch.int64)),
+            lambda w, rows: ops.empty_weight(6, 20, rows.layout, order=torch.zeros(20, dtype=torch.int64)),
             "permutation",
         ),
         (lambda w, rows: ops.empty_weight(6, 20, torch.float32, order=torch.arange(20)), "only quantised"),
     ],
 )
 def test_mistakes_about_quantised_weights_are_named(call, message):
-    storage = Storage("int4", 16)
-    rows = QuantizedRows(storage, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
+    layout = WeightLayout("int4", 16)
+    rows = QuantizedRows(layout, torch.zeros(3, 20, dtype=torch.uint8), torch.ones(3, 2))
     with pytest.raises(ValueError, match=message):
-        call(ops.empty_weight(6, 20, storage), rows)
+        call(ops.empty_weight(6, 20, layout), rows)
 
 
 @pytest.mark.parametrize(("shape", "row"), [((2, 4), 0), ((2, 5), 5), ((7, 5), 0), ((5,), 0), ((2, 5), -1)])

@@ -12,53 +12,27 @@ ROOT = Path(__file__).parents[2]
 # Lower layers first. A module may import modules of its own layer and of the layers before it. The longest matching
 # name counts.
 LAYERS: list[list[str]] = [
-    [
-        "pace",
-        "pace._C",
-        "pace.assets",
-        "pace.env",
-        "pace.memory",
-        "pace.naming",
-        "pace.llm.configs",
-        "pace.llm.outputs",
-        "pace.batch",
-        "pace.llm.sequence",
-    ]
-    + ["pace.llm.decoding.detokenizer", "pace.llm.engine.turns", "pace.llm.operators", "pace.llm.speculation.configs"],
-    ["pace.ops", "pace.graph"],
+    ["pace", "pace._C", "pace.assets", "pace.env", "pace.memory", "pace.naming"],
+    ["pace.batch", "pace.ops", "pace.graph"],
     ["pace.quant"],
+    ["pace.checkpoints"],
+    ["pace.llm.configs", "pace.llm.inputs", "pace.llm.operators", "pace.llm.outputs", "pace.llm.sequence"]
+    + ["pace.llm.speculation.configs"],
     ["pace.llm.layers"],
     ["pace.llm.models"],
-    [
-        f"pace.llm.{name}"
-        for name in ("scheduler", "cache", "drafter", "sampler", "logits", "stopping_criteria", "streamer")
-    ]
-    + [f"pace.llm.{name}" for name in ("block_pool", "cache_policy", "prefix_cache")],
-    ["pace.llm.engine.engine", "pace.llm.runners.batch_builder", "pace.llm.speculation"],
-    [
-        "pace.llm.clients.beam_search",
-        "pace.llm.generator",
-        "pace.llm.clients.requests",
-        "pace.llm.inputs",
-        "pace.llm.llm",
-        "pace.llm.clients.session",
-        "pace.llm",
-    ],
+    ["pace.llm.runners"],
+    ["pace.llm.cache", "pace.llm.decoding"],
+    ["pace.llm.engine", "pace.llm.speculation"],
+    ["pace.llm.clients"],
+    ["pace.llm", "pace.llm.generator", "pace.llm.llm"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
-    ["pace.cli", "pace.server", "pace.__main__"],
+    ["pace.cli", "pace.integrations", "pace.server", "pace.__main__"],
 ]
-STRANGERS = [
-    "pace.llm.engine.scheduler",
-    "pace.llm.cache.manager",
-    "pace.llm.engine.drafter",
-    "pace.llm.decoding.sampler",
-    "pace.llm.clients.streamer",
-] + [
-    "pace.llm.decoding.logits",
-    "pace.llm.decoding.stopping_criteria",
-]
+STRANGERS = ["pace.llm.engine.scheduler", "pace.llm.engine.drafter", "pace.llm.cache", "pace.llm.decoding"]
 """These do not import each other: the engine composes them."""
+MOST_FILES = 15
+"""Modules of one folder, side by side."""
 HUB = {"transformers", "huggingface_hub"}
 """Only hf_utils imports these."""
 
@@ -72,14 +46,10 @@ MODULES = {module_name(path): path for path in sorted((ROOT / "pace").rglob("*.p
 
 
 def imports(source: str, package: str) -> set[str]:
-    """Names of the modules that a source imports at run time, anywhere in it; `TYPE_CHECKING` blocks do not count."""
+    """Names of the modules that a source imports anywhere in it, `TYPE_CHECKING` blocks included."""
     found = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for other in node.orelse:
-                visit(other)
-            return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -141,6 +111,15 @@ def test_only_hf_utils_knows_the_hub(module):
         assert not {name.split(".")[0] for name in imports_of(module)} & HUB
 
 
+@pytest.mark.parametrize("top", ["pace", "tests"])
+def test_rooms_are_small(top):
+    for folder in (ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())):
+        sources = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(sources) <= MOST_FILES, (
+            f"{folder} holds {len(sources)} modules side by side; would two rooms be clearer?"
+        )
+
+
 def test_kernels_know_no_python_torch_or_threads():
     for path in (ROOT / "csrc" / "kernels").glob("*"):
         for line in path.read_text().splitlines():
@@ -163,7 +142,7 @@ def f():
 from . import sibling
 from ..up import x
 """
-    assert imports(source, "p.q") == {"a.b", "typing", "shown", "c", "p.q", "p.up"}
+    assert imports(source, "p.q") == {"a.b", "typing", "hidden", "shown", "c", "p.q", "p.up"}
     assert (
         layer("pace.llm.models.families.llama")
         == layer("pace.llm.models")

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from pace.ops.storage import CODEBOOKS
+from pace.ops.weight_layout import CODEBOOKS
 from pace.quant import FORMATS, FP4, FP8, MXFP4, MXFP8, NF4, Int4, Int8
 from pace.quant.nf4 import dynamic_levels
 
@@ -126,8 +126,8 @@ def test_against_the_definition(format, k):
     )
     values = format.quantize(x).dequantize()
     for row, found in zip(x.tolist(), values.tolist()):
-        for start in range(0, k, format.storage.group or k):
-            group = row[start : start + (format.storage.group or k)]
+        for start in range(0, k, format.layout.group or k):
+            group = row[start : start + (format.layout.group or k)]
             defined = define(group)
             largest = max(map(abs, group))
             error, least = (math.dist(group, other) for other in (found[start : start + len(group)], defined))
@@ -164,7 +164,7 @@ def test_scales_of_groups_are_as_they_are_packed():
     x = heavy_tailed(40, 256) * torch.logspace(-38, 33, 40)[:, None]
     for format in EVERY:
         rows = format.quantize(x)
-        for values in () if format.storage.group is None else (rows.scales, rows.mins):
+        for values in () if format.layout.group is None else (rows.scales, rows.mins):
             if values is not None:
                 mantissa = torch.frexp(values.double()).mantissa * 2048
                 assert torch.equal(mantissa, mantissa.round()), format
@@ -250,9 +250,7 @@ def test_zeros_stay_zeros(format):
     values = format.quantize(x).dequantize()
     assert torch.equal(values[0], x[0]) and torch.equal(values[2], x[2])
     assert (
-        values.isfinite().all()
-        and abs(values[1, 7] - 1) < 0.3
-        and (values[1, format.storage.group or 300 :] == 0).all()
+        values.isfinite().all() and abs(values[1, 7] - 1) < 0.3 and (values[1, format.layout.group or 300 :] == 0).all()
     )
 
 
@@ -290,7 +288,7 @@ def test_what_is_not_finite_is_refused_by_the_tensors_name(format, bad):
 def test_what_is_quantised_stays_as_it_is(format):
     values = format.quantize(heavy_tailed(8, 300)).dequantize()
     again = format.quantize(values).dequantize()
-    assert torch.allclose(again, values, rtol=2**-22 if format.storage.group is None else PACKED / 8, atol=0)
+    assert torch.allclose(again, values, rtol=2**-22 if format.layout.group is None else PACKED / 8, atol=0)
 
 
 # -- how good each is

@@ -9,7 +9,7 @@ import torch
 
 from pace import _C
 from pace.ops import native
-from pace.ops.storage import QuantizedRows
+from pace.ops.weight_layout import QuantizedRows
 from pace.quant.format import ordered_sum
 from tests.quant.test_formats import EVERY, heavy_tailed
 
@@ -45,7 +45,7 @@ def cases(k: int) -> dict[str, torch.Tensor]:
 
 def assert_same(found: QuantizedRows, defined: QuantizedRows, what: object) -> None:
     found = found.unpaired()
-    assert (found.storage, found.shape) == (defined.storage, defined.shape), what
+    assert (found.layout, found.shape) == (defined.layout, defined.shape), what
     assert torch.equal(found.codes, defined.codes), what
     for values, expected in ((found.scales, defined.scales), (found.mins, defined.mins)):
         assert (values is None) == (expected is None), what

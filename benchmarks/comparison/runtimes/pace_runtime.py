@@ -36,13 +36,14 @@ class Pace(SteppedRuntime):
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         """`variant`: one of those above, or any other format of `pace.quant`."""
         from pace.llm.engine.engine import Engine
-        from pace.llm.models.model_utils import executable, load_model, select_ops
+        from pace.llm.models.model_utils import load_model, select_ops
+        from pace.llm.runners import make_runner
 
         quantization = None if variant in FLOATS else QUANTIZATION.get(variant, variant)
         model = load_model(
             str(source), FLOATS.get(variant, "bfloat16"), num_threads=threads, progress=False, quantization=quantization
         )
-        self.engine = Engine.create(executable(model, "native"), select_ops("native"), CACHE_BYTES)
+        self.engine = Engine.create(make_runner(model, "native"), select_ops("native"), CACHE_BYTES)
         self.model, self.sequences = model, []
 
     def settings(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ void execute(Op& op) {
 
 // ---- Packed weights (ops/weight.cpp)
 
-// How a weight is stored: a dtype, or codes (pace/ops/storage.py).
+// How a weight is stored: a dtype, or codes (pace/ops/weight_layout.py).
 struct PackedFormat {
     DType dtype = DType::F32;  // F32 with codes
     Code code = Code::None;

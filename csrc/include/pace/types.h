@@ -40,7 +40,7 @@ enum class Layout : uint16_t {
     PanelF8,  // [k][16] float8_e4m3fn
 };
 
-// What a quantised weight holds for each element (pace/ops/storage.py); None in others.
+// What a quantised weight holds for each element (pace/ops/weight_layout.py); None in others.
 enum class Code : uint32_t { None = 0, I8, U4, F8 };
 
 // How rows of floats become codes and scales: the formats of pace/quant, Codebook being nf4 and fp4.

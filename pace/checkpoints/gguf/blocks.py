@@ -1,7 +1,7 @@
 """The block types of ggml, in which GGUF files hold matrices: bytes of blocks to codes, scales and minima.
 
 A row is a sequence of blocks of 32 or 256 weights; the types are described by ggml's structs (ggml/src/ggml-common.h)
-and their `dequantize_row_*` (ggml/src/ggml-quants.c). Each maps onto a storage without loss beyond one fp32 rounding of
+and their `dequantize_row_*` (ggml/src/ggml-quants.c). Each maps onto a layout without loss beyond one fp32 rounding of
 a minimum: types of up to 4 bits onto int4, of 5 to 8 bits onto int8.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pace.ops.storage import CODES, QuantizedRows, Storage
+from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 from pace.quant.format import CHUNK_ELEMENTS, power_of_two
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
@@ -29,7 +29,7 @@ class BlockType:
     """Of a block."""
     nbytes: int
     """Of a block."""
-    storage: Storage
+    layout: WeightLayout
     parts: Callable[[Tensor], Parts]
     """Of uint8 `[blocks, nbytes]`."""
     in_pairs: bool = False
@@ -44,12 +44,12 @@ class BlockType:
     def decode(self, rows: Tensor) -> QuantizedRows:
         """The rows in uint8 `[rows, row_bytes(k)]`."""
         num_rows, blocks = rows.shape[0], rows.reshape(-1, self.nbytes)
-        groups = self.storage.num_groups(self.weights)
+        groups = self.layout.num_groups(self.weights)
         codes = torch.empty(
-            len(blocks), self.weights // 2 if self.in_pairs else self.weights, dtype=CODES[self.storage.code]
+            len(blocks), self.weights // 2 if self.in_pairs else self.weights, dtype=CODES[self.layout.code]
         )
         scales = torch.empty(len(blocks), groups)
-        mins = torch.empty(len(blocks), groups) if self.storage.has_mins else None
+        mins = torch.empty(len(blocks), groups) if self.layout.has_mins else None
         for start in range(0, len(blocks), step := CHUNK_ELEMENTS // self.weights):
             piece = slice(start, start + step)
             codes[piece], scales[piece], lows = self.parts(blocks[piece])
@@ -61,7 +61,7 @@ class BlockType:
 
         k = rows.shape[1] // self.nbytes * self.weights
         return QuantizedRows(
-            self.storage,
+            self.layout,
             by_row(codes),
             by_row(scales),
             None if mins is None else by_row(mins),
@@ -164,19 +164,19 @@ def _mxfp4(blocks: Tensor) -> Parts:
 
 
 BLOCK_TYPES: dict[int, BlockType] = {
-    2: BlockType("Q4_0", 32, 18, Storage("int4", 32), _q4_0, in_pairs=True),
-    3: BlockType("Q4_1", 32, 20, Storage("int4", 32, has_mins=True), _q4_1, in_pairs=True),
-    6: BlockType("Q5_0", 32, 22, Storage("int8", 32), _q5_0),
-    7: BlockType("Q5_1", 32, 24, Storage("int8", 32, has_mins=True), _q5_1),
-    8: BlockType("Q8_0", 32, 34, Storage("int8", 32), _q8_0),
-    10: BlockType("Q2_K", 256, 84, Storage("int4", 16, has_mins=True), _q2_k),
-    11: BlockType("Q3_K", 256, 110, Storage("int4", 16), _q3_k),
-    12: BlockType("Q4_K", 256, 144, Storage("int4", 32, has_mins=True), _q4_k, in_pairs=True),
-    13: BlockType("Q5_K", 256, 176, Storage("int8", 32, has_mins=True), _q5_k),
-    14: BlockType("Q6_K", 256, 210, Storage("int8", 16), _q6_k),
-    20: BlockType("IQ4_NL", 32, 18, Storage("int4", 32, codebook="iq4_nl"), _iq4_nl, in_pairs=True),
-    23: BlockType("IQ4_XS", 256, 136, Storage("int4", 32, codebook="iq4_nl"), _iq4_xs, in_pairs=True),
-    39: BlockType("MXFP4", 32, 17, Storage("int4", 32, codebook="mxfp4"), _mxfp4, in_pairs=True),
+    2: BlockType("Q4_0", 32, 18, WeightLayout("int4", 32), _q4_0, in_pairs=True),
+    3: BlockType("Q4_1", 32, 20, WeightLayout("int4", 32, has_mins=True), _q4_1, in_pairs=True),
+    6: BlockType("Q5_0", 32, 22, WeightLayout("int8", 32), _q5_0),
+    7: BlockType("Q5_1", 32, 24, WeightLayout("int8", 32, has_mins=True), _q5_1),
+    8: BlockType("Q8_0", 32, 34, WeightLayout("int8", 32), _q8_0),
+    10: BlockType("Q2_K", 256, 84, WeightLayout("int4", 16, has_mins=True), _q2_k),
+    11: BlockType("Q3_K", 256, 110, WeightLayout("int4", 16), _q3_k),
+    12: BlockType("Q4_K", 256, 144, WeightLayout("int4", 32, has_mins=True), _q4_k, in_pairs=True),
+    13: BlockType("Q5_K", 256, 176, WeightLayout("int8", 32, has_mins=True), _q5_k),
+    14: BlockType("Q6_K", 256, 210, WeightLayout("int8", 16), _q6_k),
+    20: BlockType("IQ4_NL", 32, 18, WeightLayout("int4", 32, codebook="iq4_nl"), _iq4_nl, in_pairs=True),
+    23: BlockType("IQ4_XS", 256, 136, WeightLayout("int4", 32, codebook="iq4_nl"), _iq4_xs, in_pairs=True),
+    39: BlockType("MXFP4", 32, 17, WeightLayout("int4", 32, codebook="mxfp4"), _mxfp4, in_pairs=True),
 }
 """By ggml's number of the type."""
 

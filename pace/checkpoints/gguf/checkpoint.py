@@ -24,7 +24,7 @@ from pace.checkpoints.gguf.blocks import BlockType
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor, Metadata
 from pace.checkpoints.reader import row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MAX_SHARDS = 1000
@@ -121,7 +121,7 @@ minima are up to half a byte each."""
 
 class GgufCheckpoint:
     """The tensors and the config of a GGUF file, or of one split into shards, of which any may be given. Has the
-    interface of `CheckpointReader`; a tensor in blocks is one whose dtype is a `Storage`, and `read` returns its rows
+    interface of `CheckpointReader`; a tensor in blocks is one whose dtype is a `WeightLayout`, and `read` returns its rows
     as `QuantizedRows`."""
 
     def __init__(self, path: str | Path):
@@ -177,7 +177,7 @@ class GgufCheckpoint:
     def _info(self, name: str) -> TensorInfo:
         tensor = self._tensor(name)
         if isinstance(tensor.kind, BlockType):
-            return TensorInfo(tensor.kind.storage if len(tensor.shape) == 2 else torch.float32, tensor.shape)
+            return TensorInfo(tensor.kind.layout if len(tensor.shape) == 2 else torch.float32, tensor.shape)
         return TensorInfo(tensor.kind, tensor.shape)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
@@ -261,8 +261,8 @@ class GgufCheckpoint:
         self.close()
 
 
-def _read_bytes(dtype: torch.dtype | Storage, shape: tuple[int, ...]) -> int:
-    if isinstance(dtype, Storage):
+def _read_bytes(dtype: torch.dtype | WeightLayout, shape: tuple[int, ...]) -> int:
+    if isinstance(dtype, WeightLayout):
         return shape[0] * (shape[1] + 4 * dtype.num_groups(shape[1]) * (1 + dtype.has_mins))
     return prod(shape) * dtype.itemsize
 

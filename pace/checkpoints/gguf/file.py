@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pace.checkpoints.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
-from pace.llm.models.model_config import shown
+from pace.naming import shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -12,8 +12,7 @@ import logging
 from typing import Any, NamedTuple
 
 from pace.checkpoints.gguf.file import Metadata
-from pace.llm.models.model_config import shown
-from pace.naming import argument
+from pace.naming import argument, shown
 
 logger = logging.getLogger("pace")
 

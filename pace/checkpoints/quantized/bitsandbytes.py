@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pace.checkpoints.quantized.method import Method, modules_stored_as, modules_with, read_flag, wrong
 from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, TensorSource, as_octets
-from pace.ops.storage import CODEBOOKS, MIN_GROUP, QuantizedRows, Storage
+from pace.ops.weight_layout import CODEBOOKS, MIN_GROUP, QuantizedRows, WeightLayout
 
 KINDS = ("nf4", "fp4")
 STATE = ".weight.quant_state.bitsandbytes__"
@@ -64,7 +64,7 @@ class BitsAndBytes(Method):
 
 class RowScaledMatrix(StoredMatrix):
     by_rows = ("codes", "scales")
-    dtype = Storage("int8", None)
+    dtype = WeightLayout("int8", None)
 
     def __init__(self, source: TensorSource, module: str):
         super().__init__(source, module, {"codes": ".weight", "scales": ".SCB"}, optional={"layout": ".weight_format"})
@@ -107,7 +107,7 @@ class BlockScaledMatrix(StoredMatrix):
         self.group = math.gcd(self.block, k)
         known = torch.allclose(self.levels, torch.tensor(CODEBOOKS[kind]), rtol=0, atol=1e-6)
         self.dtype = (
-            Storage("int4", self.group, codebook=kind) if known and self.group % MIN_GROUP == 0 else torch.float32
+            WeightLayout("int4", self.group, codebook=kind) if known and self.group % MIN_GROUP == 0 else torch.float32
         )
 
     def _read_state(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class BlockScaledMatrix(StoredMatrix):
         octets = self._octets(first // 2, -(-last // 2))
         scales = self._block_scales(first // self.block, -(-last // self.block))
         # The first code is in the high bits.
-        if not isinstance(self.dtype, Storage):
+        if not isinstance(self.dtype, WeightLayout):
             codes = torch.stack((octets >> 4, octets & 15), dim=-1).flatten()[first % 2 :][: last - first].view(rows, k)
             block_of = torch.arange(first, last) // self.block - first // self.block
             return self.levels[codes.long()] * scales[block_of].view(rows, k)

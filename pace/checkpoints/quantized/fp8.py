@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pace.checkpoints.quantized.method import MAX_GROUP, Method, modules_stored_as, read_name, refused, wrong
 from pace.checkpoints.quantized.stored import FLOATS, StoredMatrix, TensorSource
-from pace.ops.storage import MIN_GROUP, QuantizedRows, Storage
+from pace.ops.weight_layout import MIN_GROUP, QuantizedRows, WeightLayout
 from pace.quant.format import power_of_two
 
 EXPONENTS = tuple(dtype for dtype in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)) if dtype)
@@ -77,15 +77,15 @@ class Float8Matrix(StoredMatrix):
         self.block = blocks[grids.index(grid)]
         columns = self.block[1]
         if grid[1] == 1:
-            self.dtype = Storage("float8", None)
+            self.dtype = WeightLayout("float8", None)
         else:
-            self.dtype = torch.float32 if columns % MIN_GROUP else Storage("float8", columns)
+            self.dtype = torch.float32 if columns % MIN_GROUP else WeightLayout("float8", columns)
 
     def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
         scales = self.stored("scales")
         scales = self.finite("scales", power_of_two(scales) if scales.dtype in EXPONENTS else scales).reshape(self.grid)
         scales = scales[torch.arange(start, stop) // self.block[0]]
         codes = self.stored("codes", start, stop)
-        if isinstance(self.dtype, Storage):
+        if isinstance(self.dtype, WeightLayout):
             return QuantizedRows(self.dtype, codes.view(torch.uint8), scales)
         return codes.float() * scales.repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]]

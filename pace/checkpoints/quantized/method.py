@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
+from pace.naming import shown
 
 MAX_GROUP = 1 << 24
 """No row is longer."""
@@ -67,11 +68,6 @@ def refused(field: str, value: Any, advice: str) -> NotImplementedError:
     return NotImplementedError(
         f"config.json: quantization_config.{field} = {shown(value)} is not implemented; {advice}"
     )
-
-
-def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def read_bits(raw: dict[str, Any], allowed: tuple[int, ...], field: str = "bits") -> int:

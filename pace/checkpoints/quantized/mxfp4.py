@@ -16,7 +16,7 @@ import torch
 from pace.checkpoints.quantized.fp8 import EXPONENTS
 from pace.checkpoints.quantized.method import Method, modules_with
 from pace.checkpoints.quantized.stored import StoredMatrix, TensorSource
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant.format import power_of_two
 
 BLOCK = 32
@@ -39,7 +39,7 @@ class MXFP4(Method):
 
 class MXFP4Matrix(StoredMatrix):
     by_rows = ("codes", "scales")
-    dtype = Storage("int4", BLOCK, codebook="mxfp4")
+    dtype = WeightLayout("int4", BLOCK, codebook="mxfp4")
 
     def __init__(self, source: TensorSource, module: str, codes: str, scales: str):
         super().__init__(source, module, {"codes": codes, "scales": scales})

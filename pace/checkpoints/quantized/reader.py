@@ -11,7 +11,7 @@ from torch import Tensor
 from pace.checkpoints.quantized import Method, StoredMatrix
 from pace.checkpoints.reader import CheckpointReader, row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 CACHE_SCALES = re.compile(
     r".*\.([qkv]_scale|kv_scale|prob_scale|[kv]_proj\.(output|[kv])_scale|[qkv]_zero_point|[kv]_proj\.output_zero_point)"
@@ -43,7 +43,7 @@ def check_not_quantized(reader: CheckpointReader) -> None:
 
 class QuantizedCheckpoint:
     """The tensors of a `CheckpointReader`, where `{module}.weight` stands for all that make up a quantised matrix: its
-    dtype is a Storage, and `read` gives QuantizedRows; or it is float32, where no storage has such groups. Threads may
+    dtype is a WeightLayout, and `read` gives QuantizedRows; or it is float32, where no layout has such groups. Threads may
     share one object.
 
     Raises ValueError where tensors are missing, have other shapes than they must, or nothing is quantised that should
@@ -101,7 +101,7 @@ class QuantizedCheckpoint:
         if name not in self._matrices:
             return self._reader.row_ranges(name)
         rows, k = self._matrices[name].shape
-        return row_ranges(rows, k * (1 if isinstance(self._matrices[name].dtype, Storage) else 4))
+        return row_ranges(rows, k * (1 if isinstance(self._matrices[name].dtype, WeightLayout) else 4))
 
     @property
     def total_bytes(self) -> int:
@@ -109,7 +109,7 @@ class QuantizedCheckpoint:
         return sum(self._nbytes(name, info) for name, info in self.tensors.items())
 
     def _nbytes(self, name: str, info: TensorInfo) -> int:
-        if not isinstance(info.dtype, Storage):
+        if not isinstance(info.dtype, WeightLayout):
             return info.nbytes
         rows, k = info.shape
         scales = 4 * rows * info.dtype.num_groups(k) * (1 + info.dtype.has_mins)

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from pace.ops.storage import MIN_GROUP, QuantizedRows, Storage
+from pace.ops.weight_layout import MIN_GROUP, QuantizedRows, WeightLayout
 
 PIECE_BYTES = 1 << 20
 """Tensors whose rows are not the matrix's are walked through by so much at a time, which bounds what a thread holds of
@@ -35,7 +35,7 @@ class TensorSource(Protocol):
 class StoredMatrix(ABC):
     """The matrix `{module}.weight [N, K]` of a checkpoint, made of the tensors in `parts`.
 
-    `dtype` says what `read` gives: a Storage for QuantizedRows, or float32 for a Tensor, where no storage holds these
+    `dtype` says what `read` gives: a WeightLayout for QuantizedRows, or float32 for a Tensor, where no layout holds these
     values (groups that are no multiple of 16, or that cross rows). Immutable; threads may read different rows at
     once."""
 
@@ -43,7 +43,7 @@ class StoredMatrix(ABC):
     """Roles of the parts whose first dimension is the matrix's rows; the others are small, or lie across."""
 
     shape: tuple[int, int]
-    dtype: Storage | torch.dtype
+    dtype: WeightLayout | torch.dtype
     order: Tensor | None = None
     """Of the `QuantizedRows`."""
 
@@ -146,8 +146,8 @@ class Groups:
         """int64 `[K]`: the group of each column of the stored codes."""
         return torch.arange(self.k) // self.size if self.index is None else self.index
 
-    def storage_group(self, whole_rows: bool) -> int | None:
-        """The group of a Storage: None for whole rows if that may be; 0 where no storage has such groups."""
+    def layout_group(self, whole_rows: bool) -> int | None:
+        """The group of a WeightLayout: None for whole rows if that may be; 0 where no layout has such groups."""
         if not self.regular or self.count > 1 and self.size % MIN_GROUP:
             return 0
         if self.count > 1:
@@ -159,7 +159,7 @@ class IntegerMatrix(StoredMatrix):
     """Whole numbers of `bits` bits: `value[n, k] = (u[n, k] - zero[n, g]) * scale[n, g]`, g the group of column k, u
     and zero in 0 .. 2^bits - 1. Without zero points, zero is 2^(bits - 1): the codes are symmetric.
 
-    A storage's zero is 8 for int4 and 0 for int8. Codes of 2 and 3 bits are shifted by their zero points within int4's
+    A layout's zero is 8 for int4 and 0 for int8. Codes of 2 and 3 bits are shifted by their zero points within int4's
     16 codes, those of 5 to 7 bits within int8's 256; with 4 and 8 bits there is no room, and zero points become minima.
     Either way values are exact."""
 
@@ -186,43 +186,43 @@ class IntegerMatrix(StoredMatrix):
     def settle(self, symmetric: bool) -> None:
         """Sets `dtype` and `order`, once `bits` and `groups` are known. `symmetric`: `zeros` gives None."""
         minima = not symmetric and self.bits in (4, 8)
-        group = self.groups.storage_group(whole_rows=not minima)
+        group = self.groups.layout_group(whole_rows=not minima)
         if group == 0:
             self.dtype = torch.float32
             return
-        self.dtype = Storage("int4" if self.bits <= 4 else "int8", group, minima)
+        self.dtype = WeightLayout("int4" if self.bits <= 4 else "int8", group, minima)
         self.order = self.groups.order
 
     def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
         scales, zeros = self.scales(start, stop), self.zeros(start, stop)
         middle = 1 << (self.bits - 1)
-        storage = self.dtype
+        layout = self.dtype
         if (
             self.bits == 4
-            and isinstance(storage, Storage)
+            and isinstance(layout, WeightLayout)
             and self.order is None
             and (pairs := self.code_pairs(start, stop)) is not None
         ):
             return QuantizedRows(
-                storage, pairs, scales, None if zeros is None else scales * (middle - zeros), paired_k=self.shape[1]
+                layout, pairs, scales, None if zeros is None else scales * (middle - zeros), paired_k=self.shape[1]
             )
         codes = self.codes(start, stop)
-        if not isinstance(storage, Storage):
+        if not isinstance(layout, WeightLayout):
             of_columns = self.groups.of_columns()
             return (codes.float() - (middle if zeros is None else zeros[:, of_columns])) * scales[:, of_columns]
         if self.order is not None:
             codes = codes.index_select(1, self.order)
         mins = None
-        if storage.has_mins:
+        if layout.has_mins:
             mins = scales * (middle - zeros)
         elif zeros is not None:
             codes = (
                 codes - zeros.to(torch.uint8).repeat_interleave(self.groups.size, dim=1)[:, : codes.shape[1]] + middle
             )  # modulo 256
-        shift = (8 if storage.code == "int4" else 0) - middle
+        shift = (8 if layout.code == "int4" else 0) - middle
         codes = codes + shift % 256 if shift else codes
         return QuantizedRows(
-            storage, codes if storage.code == "int4" else codes.view(torch.int8), scales, mins, self.order
+            layout, codes if layout.code == "int4" else codes.view(torch.int8), scales, mins, self.order
         )
 
 

@@ -1,7 +1,7 @@
 """How a sequence's room in the cache grows: block by block from anywhere, or as one run that moves when it is too
 short.
 
-Attention looks at blocks through a table and reads no position beyond a text's length, so the policies differ in what
+Attention looks at blocks through a table and reads no position beyond a text's length, so the allocators differ in what
 is copied and how much room is spare, and in nothing else: docs/cache.md has the costs.
 """
 
@@ -22,7 +22,7 @@ COPY_COST = 3.0
 one thread. `benchmarks/cache.py` measures it."""
 
 
-class CachePolicy(Protocol):
+class BlockAllocator(Protocol):
     """Decides which blocks of the pool a sequence gets. Changes `sequence.block_table`, and content only where it
     moves."""
 
@@ -37,7 +37,7 @@ class CachePolicy(Protocol):
         ...
 
     def check_layout(self, block_table: array) -> None:
-        """Raises AssertionError for blocks that do not lie as the policy lays them."""
+        """Raises AssertionError for blocks that do not lie as the allocator lays them."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Keys and values in blocks of 16 positions: what sequences do with them, whatever the policy by which their room
+"""Keys and values in blocks of 16 positions: what sequences do with them, whatever the allocator by which their room
 grows."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
-from pace.llm.cache.allocators import CachePolicy, Contiguous, Paged, balanced_rows
+from pace.llm.cache.allocators import BlockAllocator, Contiguous, Paged, balanced_rows
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.cache.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.configs import KVCacheType
@@ -21,7 +21,7 @@ the system until texts that are at work want it."""
 
 
 class CacheManager:
-    """The cache of all sequences of one model: a pool of blocks, a policy by which a sequence gets them, and the prefix
+    """The cache of all sequences of one model: a pool of blocks, a allocator by which a sequence gets them, and the prefix
     cache.
 
     A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager
@@ -39,7 +39,7 @@ class CacheManager:
         rope_regime: Callable[[int], int] = lambda length: 0,
     ) -> None:
         """`bmc_rows`: the r of "bmc", None for `balanced_rows`. `prefix_cache_bytes`: what the prefix cache may keep in
-        blocks that no sequence holds; 0 for no prefix cache, None for PREFIX_SHARE of the budget where the policy
+        blocks that no sequence holds; 0 for no prefix cache, None for PREFIX_SHARE of the budget where the allocator
         shares blocks. `rope_regime`: the model's.
 
         Raises ValueError where the budget holds no block, and for options that do not go together."""
@@ -62,7 +62,7 @@ class CacheManager:
                 f"{argument('prefix_cache_bytes')}={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none"
             )
         self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
-        self.policy = _policy(kv_cache_type, bmc_rows, self.pool)
+        self.allocator = _allocator(kv_cache_type, bmc_rows, self.pool)
         self.prefix = PrefixCache(self.pool, rope_regime) if prefix_cache_bytes else NoPrefixCache()
 
     @property
@@ -114,11 +114,11 @@ class CacheManager:
         """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing
         changed, where the pool has too few free blocks. Blocks to be written that others hold as well are copied
         first."""
-        return self.policy.reserve(sequence, num_tokens)
+        return self.allocator.reserve(sequence, num_tokens)
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
         """Free blocks without which `reserve` fails."""
-        return self.policy.blocks_needed(sequence, num_tokens)
+        return self.allocator.blocks_needed(sequence, num_tokens)
 
     def reuse(self, sequence: Sequence) -> None:
         """Takes what is known of the sequence's tokens from the prefix cache: then more of them are computed than
@@ -168,7 +168,7 @@ class CacheManager:
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raises AssertionError unless each block is held exactly as often as `sequences` (all there are) hold it, and
-        is in exactly one state; each sequence has blocks, laid as its policy says, for what it has computed; and the
+        is in exactly one state; each sequence has blocks, laid as its allocator says, for what it has computed; and the
         prefix cache knows what it says."""
         sequences = list(sequences)
         held: Counter[int] = Counter()
@@ -178,7 +178,7 @@ class CacheManager:
                 f"blocks are missing: {sequence}"
             )
             assert sequence.num_computed <= len(sequence.tokens), f"more computed than there are tokens: {sequence}"
-            self.policy.check_layout(sequence.block_table)
+            self.allocator.check_layout(sequence.block_table)
         self.pool.check_integrity(held)
         self.prefix.check_integrity(sequences)
 
@@ -212,7 +212,7 @@ def check_cache_options(
     return kind
 
 
-def _policy(kind: KVCacheType, bmc_rows: int | None, pool: BlockPool) -> CachePolicy:
+def _allocator(kind: KVCacheType, bmc_rows: int | None, pool: BlockPool) -> BlockAllocator:
     if kind == KVCacheType.PAGED:
         return Paged(pool)
     if kind == KVCacheType.DYNAMIC:

@@ -65,7 +65,7 @@ class Choices:
 
 
 class Ranking:
-    """A policy that keeps what may follow a beam, and goes on with no token: the search decides."""
+    """A strategy that keeps what may follow a beam, and goes on with no token: the search decides."""
 
     wants_argmax_only = False
     takes_drafts = False
@@ -156,15 +156,15 @@ class BeamSearch:
         max_length: int,
         config: SamplingConfig,
         stopping: StoppingCriteria,
-        make_policy: Callable[[], Ranking],
+        make_strategy: Callable[[], Ranking],
         seed: int,
     ) -> None:
-        """`max_length` counts prompt and generated tokens; `make_policy` is asked once for each beam."""
+        """`max_length` counts prompt and generated tokens; `make_strategy` is asked once for each beam."""
         self.prompt = prompt
         self.max_length = max_length
         self.config = config
         self.stopping = stopping
-        self.make_policy = make_policy
+        self.make_strategy = make_strategy
         self.seed = seed
         self.num_candidates = branching(len(stopping.end_tokens)) * config.num_beams
         self.rows = [Sequence(prompt, None, stopping, max_length) for _ in range(config.num_return_sequences)]
@@ -185,7 +185,7 @@ class BeamSearch:
         cancelled."""
         self._engine = engine
         self._sequences = [
-            Sequence(self.prompt, self.make_policy(), NeverStops(), self.max_length)
+            Sequence(self.prompt, self.make_strategy(), NeverStops(), self.max_length)
             for _ in range(self.config.num_beams)
         ]
         self._state = State(
@@ -193,7 +193,7 @@ class BeamSearch:
         )
         first = self._sequences[0]
         if self.config.prompt_logprobs is not None:
-            first.policy, first.wanted_from = PromptLogprobs(first.policy, self.config.prompt_logprobs), 0
+            first.strategy, first.wanted_from = PromptLogprobs(first.strategy, self.config.prompt_logprobs), 0
             first.prompt_logprobs = self.rows[0].prompt_logprobs
         with engine.turn:
             for sequence in self._sequences[1:]:
@@ -250,7 +250,7 @@ class BeamSearch:
     def _is_ranked(self, beam: Sequence) -> bool:
         if beam not in self._engine.scheduler.parked:
             return False
-        choices = beam.policy.choices
+        choices = beam.strategy.choices
         return choices is not None and choices.num_tokens == len(beam.tokens)
 
     # -- one round -----------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class BeamSearch:
     def _decide(self) -> Round:
         """The next round. Changes nothing."""
         num_beams, now = self.config.num_beams, self._state.now
-        choices = [beam.policy.choices for beam in self._state.beams]
+        choices = [beam.strategy.choices for beam in self._state.beams]
         running: list[Hypothesis] = []
         finished = list(now.finished)
         for rank, (parent, index) in enumerate(self._candidates(now.running, choices)):

@@ -20,7 +20,7 @@ MANY_BYTES = 64 << 20
 
 
 class CollectLogits:
-    """A policy that keeps the logits of positions `first .. first + num_rows - 1`, and goes on with no token."""
+    """A strategy that keeps the logits of positions `first .. first + num_rows - 1`, and goes on with no token."""
 
     wants_argmax_only = False
     takes_drafts = False
@@ -40,7 +40,7 @@ class CollectLogits:
 
 
 class ScoreTokens:
-    """A policy that keeps the log-probability of each token given those before it; no more logits than one step's are
+    """A strategy that keeps the log-probability of each token given those before it; no more logits than one step's are
     held."""
 
     wants_argmax_only = False
@@ -71,7 +71,7 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._sequence = Sequence([], policy=None, stopping=NeverStops(), max_length=engine.max_length)
+        self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=engine.max_length)
         with engine.turn:
             engine.scheduler.park(self._sequence)
         self._is_closed = False
@@ -101,22 +101,22 @@ class Session:
         self._check_room(num_rows)
         sequence, engine = self._sequence, self._engine
         length = len(sequence.tokens)
-        policy = CollectLogits(length + len(ids) - num_rows, num_rows, engine.model.vocab_size)
+        strategy = CollectLogits(length + len(ids) - num_rows, num_rows, engine.model.vocab_size)
         try:
             with engine.turn:
-                sequence.policy = policy
+                sequence.strategy = strategy
                 sequence.tokens.extend(ids)
                 sequence.num_prompt_tokens = sequence.num_prompt_tokens or len(ids)
-                sequence.wanted_from = policy.first
+                sequence.wanted_from = strategy.first
                 engine.scheduler.add(sequence)
-            while not policy.is_complete:
+            while not strategy.is_complete:
                 engine.step()
                 if sequence.error is not None:
                     raise sequence.error
         except BaseException:
             self._restore(length)
             raise
-        return policy.rows
+        return strategy.rows
 
     def truncate(self, num_tokens: int) -> None:
         """Forgets all but the first `num_tokens` tokens. Raises ValueError where there are fewer."""
@@ -187,7 +187,7 @@ class Session:
         length, most = len(self) + len(ids), self._sequence.max_length
         if length > most:
             raise ValueError(
-                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._engine.what_bounds(length)}"
+                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._engine.explain_length_limit(length)}"
             )
         return [int(token) for token in ids]
 
@@ -238,19 +238,19 @@ def score(engine: Engine, rows: list[list[int]]) -> list[Tensor]:
     for index, row in enumerate(rows):
         if len(row) > engine.max_length:
             raise ValueError(
-                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: {engine.what_bounds(len(row))}"
+                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: {engine.explain_length_limit(len(row))}"
             )
-    policies = [ScoreTokens(row) for row in rows]
-    sequences = [Sequence(row, policy, NeverStops(), engine.max_length) for row, policy in zip(rows, policies)]
+    strategies = [ScoreTokens(row) for row in rows]
+    sequences = [Sequence(row, strategy, NeverStops(), engine.max_length) for row, strategy in zip(rows, strategies)]
     for sequence in sequences:
         sequence.wanted_from = 0
     try:
-        engine.submit(sequence for sequence, policy in zip(sequences, policies) if not policy.is_complete)
-        while not all(policy.is_complete for policy in policies):
+        engine.submit(sequence for sequence, strategy in zip(sequences, strategies) if not strategy.is_complete)
+        while not all(strategy.is_complete for strategy in strategies):
             engine.step()
             for sequence in sequences:
                 if sequence.error is not None:
                     raise sequence.error
     finally:
         engine.abort(sequences)
-    return [policy.logprobs for policy in policies]
+    return [strategy.logprobs for strategy in strategies]

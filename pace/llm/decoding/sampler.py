@@ -1,4 +1,4 @@
-"""Logits in, accepted tokens out. Each sequence brings a policy; those that only want the largest are done in one call.
+"""Logits in, accepted tokens out. Each sequence brings a strategy; those that only want the largest are done in one call.
 
 What goes over a whole vocabulary is a kernel of `pace.ops` or numpy's: torch would share it among threads of its own,
 and where these must be waited for (2 cores, 8 processes that want them, 152k words, temperature, top-k and top-p) a
@@ -18,7 +18,7 @@ from pace.llm.sequence import Sequence, Span, TokenLogprob
 from pace.naming import argument
 
 
-class Policy(Protocol):
+class DecodingStrategy(Protocol):
     """What becomes of the logits of one sequence. Made anew for each sequence."""
 
     wants_argmax_only: bool
@@ -115,14 +115,14 @@ class Sampling:
 
 class PromptLogprobs:
     """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to
-    `policy`."""
+    `strategy`."""
 
     wants_argmax_only = False
     takes_drafts = False
 
-    def __init__(self, policy: Policy, num_top: int) -> None:
+    def __init__(self, strategy: DecodingStrategy, num_top: int) -> None:
         """`num_top` most likely tokens are recorded beside each token of the prompt."""
-        self.policy = policy
+        self.strategy = strategy
         self.num_top = num_top
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
@@ -135,8 +135,8 @@ class PromptLogprobs:
             sequence.prompt_logprobs[first + 1 + row] = token_logprob(ops, logits[row], token, self.num_top)
         if num_known == logits.shape[0]:
             return []
-        sequence.policy, sequence.wanted_from = self.policy, None
-        return self.policy.choose(ops, logits[num_known:], span)
+        sequence.strategy, sequence.wanted_from = self.strategy, None
+        return self.strategy.choose(ops, logits[num_known:], span)
 
 
 class Sampler:
@@ -149,12 +149,12 @@ class Sampler:
         """For each span the tokens accepted; `logits [R, V]` holds the wanted rows of the spans, one span after the
         other.
 
-        A sequence whose logits are not finite, or whose policy raises, fails alone: its `error` is set and it gets no
+        A sequence whose logits are not finite, or whose strategy raises, fails alone: its `error` is set and it gets no
         tokens.
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
-        if all(span.sequence.policy.wants_argmax_only for span in spans):
+        if all(span.sequence.strategy.wants_argmax_only for span in spans):
             largest = self.ops.argmax(logits).tolist()
             if min(largest) >= 0:
                 return self._largest(largest, spans)
@@ -176,7 +176,7 @@ class Sampler:
             if span.num_rows:
                 try:
                     check_finite(self.ops, wanted[:1] if span.drafts else wanted, span.sequence)
-                    tokens[-1] = span.sequence.policy.choose(self.ops, wanted, span)
+                    tokens[-1] = span.sequence.strategy.choose(self.ops, wanted, span)
                 except Exception as error:
                     span.sequence.fail(error)
         return tokens

@@ -72,7 +72,7 @@ class Engine:
         cache = CacheManager(model.kv_spec, cache_bytes, rope_regime=model.rope_regime, **(cache_options or {}))
         return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
 
-    def what_bounds(self, num_tokens: int) -> str:
+    def explain_length_limit(self, num_tokens: int) -> str:
         """Why a sequence cannot have `num_tokens` tokens, more than `max_length`, and what can be done about it."""
         positions, cache = self.model.max_position_embeddings, self.cache
         if num_tokens > positions:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pace.ops.storage import QuantizedRows
+from pace.ops.weight_layout import QuantizedRows
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Slot, Vectors
 from pace.naming import argument
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import Format
 
 
@@ -19,7 +19,7 @@ from pace.quant import Format
 class WeightPlan:
     """How one matrix is stored, and what its rows go through on their way there."""
 
-    storage: Storage | None = None
+    layout: WeightLayout | None = None
     """None: floats, in the model's dtype."""
     formats: Mapping[str, Format] = field(default_factory=dict)
     """Of the parts whose tensors hold floats that are to be quantised."""
@@ -32,7 +32,7 @@ class WeightPlan:
         if part in self.formats:
             rows = ops.quantize(rows, self.formats[part], f"{part}.weight")
         if isinstance(rows, QuantizedRows):
-            return rows.dequantize() if self.storage is None else rows.as_storage(self.storage)
+            return rows.dequantize() if self.layout is None else rows.as_layout(self.layout)
         return rows
 
 
@@ -71,11 +71,11 @@ class Linear(Layer):
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)
         self._ops = ops
-        self.weight = ops.empty_weight(self.n, self.k, self.plan.storage or dtype, self.glu, self.plan.order)
+        self.weight = ops.empty_weight(self.n, self.k, self.plan.layout or dtype, self.glu, self.plan.order)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
         return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(
-            self.n, self.k, self.plan.storage or dtype, self.glu
+            self.n, self.k, self.plan.layout or dtype, self.glu
         )
 
     def _fill(self, source: Tensor | QuantizedRows, part: str, row: int) -> None:

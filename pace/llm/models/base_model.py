@@ -20,7 +20,7 @@ from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.weight_plan import StoredQuantized, plan_weights
 from pace.memory import available_memory_bytes
 from pace.naming import argument
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import QuantizationConfig
 
 logger = logging.getLogger("pace")
@@ -32,9 +32,9 @@ MAX_LISTED = 50
 
 class TensorReader(Protocol):
     """A checkpoint, as `load_weights` sees it. A matrix that it holds quantised, in whatever tensors, is one tensor
-    `{module}.weight` here, whose dtype is a Storage."""
+    `{module}.weight` here, whose dtype is a WeightLayout."""
 
-    tensors: Mapping[str, tuple[torch.dtype | Storage, tuple[int, ...]]]
+    tensors: Mapping[str, tuple[torch.dtype | WeightLayout, tuple[int, ...]]]
     """Name -> (dtype, shape) of every tensor."""
 
     def column_order(self, name: str) -> Tensor | None:
@@ -159,7 +159,7 @@ class BaseModelForCausalLM(Layer):
         Nothing is allocated before every name and shape has been compared. Raises one ValueError that lists all tensors
         that are missing, unexpected or of another shape than the config demands; MemoryError where they do not fit into
         memory."""
-        names, slots = self.plan_storage(reader)
+        names, slots = self.plan_layout(reader)
         self.check_memory()
         self.allocate(self.ops, self.dtype)
 
@@ -181,7 +181,7 @@ class BaseModelForCausalLM(Layer):
                 for task in tasks:
                     task.cancel()
 
-    def plan_storage(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, Slot]]:
+    def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, Slot]]:
         """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated
         yet. Returns what `match_names` does, and the slots. Raises ValueError where the tensors are not those that the
         config demands."""
@@ -231,7 +231,7 @@ class BaseModelForCausalLM(Layer):
         if isinstance(self.lm_head, TiedLMHead):
             ignored.append(
                 r"lm_head\.weight(_scale)?"
-            )  # what transformers needs to have the codes twice (pace/calibrate/layout.py)
+            )  # what transformers needs to have the codes twice (pace/calibrate/tensors.py)
         missing = sorted(slots.keys() - names.values())
         unexpected = sorted(
             name
@@ -245,7 +245,7 @@ class BaseModelForCausalLM(Layer):
             slot = slots.get(names[name])
             if slot and tuple(shape) != slot.shape:
                 wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
-            elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, Storage) and len(shape) == 2):
+            elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) == 2):
                 wrong.append(f"{name} is {dtype}, not a floating-point tensor")
         problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:
@@ -261,7 +261,7 @@ class BaseModelForCausalLM(Layer):
         return {
             names[name]: StoredQuantized(dtype, reader.column_order(name))
             for name, (dtype, _) in reader.tensors.items()
-            if isinstance(dtype, Storage) and names[name] in slots
+            if isinstance(dtype, WeightLayout) and names[name] in slots
         }
 
     def check_memory(self) -> None:
@@ -270,7 +270,7 @@ class BaseModelForCausalLM(Layer):
         needed, available = self.planned_nbytes(self.ops, self.dtype), available_memory_bytes()
         if needed > available:
             kind, narrower = f"as {str(self.dtype).removeprefix('torch.')}", ""
-            if any(matrix.plan.storage for matrix in self.matrices()):
+            if any(matrix.plan.layout for matrix in self.matrices()):
                 kind = "as they are quantised"
             elif self.dtype == torch.float32:
                 narrower = f"load with {argument('dtype')}=bfloat16, which takes half, or {argument('quantization')}='int4', an eighth; or "
@@ -303,7 +303,7 @@ class BaseModelForCausalLM(Layer):
 
 
 def _equal(a: Tensor | QuantizedRows, b: Tensor | QuantizedRows) -> bool:
-    """Of tensors of the same dtype and shape, or rows in the same storage."""
+    """Of tensors of the same dtype and shape, or rows in the same layout."""
     if isinstance(a, QuantizedRows):
         pairs = ((a.codes, b.codes), (a.scales, b.scales), (a.mins, b.mins), (a.order, b.order))
         return all(
@@ -316,7 +316,7 @@ def _is_bias_without_effect(reader: TensorReader, name: str) -> bool:
     """Zeros, which early writers of GPTQ gave to quantised modules that have no bias."""
     module = name.removesuffix(".bias")
     matrix = reader.tensors.get(f"{module}.weight") if module != name else None
-    if matrix is None or not isinstance(matrix[0], Storage) or reader.tensors[name][0] not in FLOAT_DTYPES:
+    if matrix is None or not isinstance(matrix[0], WeightLayout) or reader.tensors[name][0] not in FLOAT_DTYPES:
         return False
     return not reader.read(name).any()
 

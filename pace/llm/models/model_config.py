@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pace.checkpoints.quantized import Method, read_quant_method
+from pace.naming import shown
 
 logger = logging.getLogger("pace")
 
@@ -293,12 +294,6 @@ class ModelConfig:
 def same(a: Any, b: Any) -> bool:
     """Equal, and true is not 1."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)
-
-
-def shown(value: Any) -> str:
-    """A value as it may appear in a message: its repr, cut to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def check_divides(config: ModelConfig, part: str, whole: str) -> None:

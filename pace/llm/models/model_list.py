@@ -13,7 +13,8 @@ from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
-from pace.llm.models.model_config import ModelConfig, shown
+from pace.llm.models.model_config import ModelConfig
+from pace.naming import shown
 
 MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "GPTJForCausalLM": GPTJForCausalLM,

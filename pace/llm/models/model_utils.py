@@ -24,9 +24,6 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
 from pace.llm.operators import OperatorConfig, read_backend
-from pace.llm.runners.eager import OpByOpModel
-from pace.llm.runners.program import CompiledModel
-from pace.llm.runners.runner import Executable
 from pace.naming import argument
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig, read_quantization
@@ -172,14 +169,6 @@ def select_ops(backend: str | OperatorConfig) -> ModuleType:
     """The implementation of `pace.ops` that packs the weights and samples for a backend; ValueError for an unknown
     one."""
     return reference if read_backend(backend) == "torch" else native
-
-
-def executable(model: BaseModelForCausalLM, backend: str | OperatorConfig) -> Executable:
-    """What the engine runs: the loaded model recorded as a program where all of it is native, else op by op."""
-    backend = read_backend(backend)
-    if backend in ("native", OperatorConfig()):
-        return CompiledModel(model)
-    return OpByOpModel(model, backend if isinstance(backend, OperatorConfig) else None)
 
 
 def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int:

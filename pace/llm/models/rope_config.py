@@ -13,7 +13,8 @@ import math
 from typing import Any
 
 from pace.llm.layers.rotary import FREQUENCIES, RopeConfig
-from pace.llm.models.model_config import MAX_POSITIONS, read_number, shown
+from pace.llm.models.model_config import MAX_POSITIONS, read_number
+from pace.naming import shown
 
 logger = logging.getLogger("pace")
 

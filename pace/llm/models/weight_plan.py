@@ -11,14 +11,14 @@ from torch import Tensor
 
 from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead, WeightPlan
 from pace.naming import argument
-from pace.ops.storage import Storage, common_storage
+from pace.ops.weight_layout import WeightLayout, common_layout
 from pace.quant import Format, QuantizationConfig
 
 
 class StoredQuantized(NamedTuple):
     """What a checkpoint says of a tensor that it holds quantised."""
 
-    storage: Storage
+    layout: WeightLayout
     order: Tensor | None
 
 
@@ -36,14 +36,14 @@ def plan_weights(
     formats = {part: format for part, format in formats.items() if format and f"{part}.weight" not in stored}
     warnings = []
     if config and stored:
-        name, (storage, _) = next(iter(stored.items()))
+        name, (layout, _) = next(iter(stored.items()))
         if not formats:
             raise ValueError(
-                f"this checkpoint is quantised already ({name} as {storage}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it without "
+                f"this checkpoint is quantised already ({name} as {layout}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it without "
                 f"{argument('quantization')}, or give the original checkpoint"
             )
         warnings.append(
-            f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {storage}, ...); {len(formats)} others are quantised now"
+            f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {layout}, ...); {len(formats)} others are quantised now"
         )
     apart: dict[str, None] = {}
     for matrix in matrices:
@@ -62,24 +62,24 @@ def _kind(matrix: Linear) -> str:
 def _plan(
     matrix: Linear, formats: Mapping[str, Format], stored: Mapping[str, StoredQuantized], apart: dict[str, None]
 ) -> WeightPlan:
-    """Parts that no one storage holds become floats; what they are is added to `apart`."""
+    """Parts that no one layout holds become floats; what they are is added to `apart`."""
     wanted = {part: formats[part] for part in matrix.parts if part in formats}
     found = [
-        stored.get(f"{part}.weight") or (StoredQuantized(wanted[part].storage, None) if part in wanted else None)
+        stored.get(f"{part}.weight") or (StoredQuantized(wanted[part].layout, None) if part in wanted else None)
         for part in matrix.parts
     ]
     if not any(found):
         return WeightPlan()
-    storage = common_storage(part.storage for part in found) if all(found) and _same_order(found) else None
-    if storage is None:
+    layout = common_layout(part.layout for part in found) if all(found) and _same_order(found) else None
+    if layout is None:
         apart[
             ", ".join(
-                f"{name.rpartition('.')[2]} ({part.storage if part else 'floats'})"
+                f"{name.rpartition('.')[2]} ({part.layout if part else 'floats'})"
                 for name, part in zip(matrix.parts, found)
             )
         ] = None
         return WeightPlan(formats=wanted)
-    return WeightPlan(storage, wanted, found[0].order)
+    return WeightPlan(layout, wanted, found[0].order)
 
 
 def _same_order(parts: list[StoredQuantized]) -> bool:

@@ -14,7 +14,7 @@ from pace.batch import ForwardBatch
 from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
-from pace.llm.runners.runner import Executable
+from pace.llm.runners.runner import ModelRunner
 from pace.ops import native, reference
 from pace.ops.weight import PackedWeight
 
@@ -32,7 +32,7 @@ OPERATOR_OF = {
 PRODUCTS = ("linear", "linear_glu")
 
 
-class OpByOpModel(Executable):
+class EagerRunner(ModelRunner):
     """Every operation is one call from Python, counted and timed."""
 
     def __init__(self, model: BaseModelForCausalLM, config: OperatorConfig | None = None):

@@ -14,10 +14,10 @@ from pace.graph import instructions as ir
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OPERATORS, OperatorReport, OperatorRun
 from pace.llm.runners.eager import product_operators
-from pace.llm.runners.runner import Executable
+from pace.llm.runners.runner import ModelRunner
 
 
-class CompiledModel(Executable):
+class ProgramRunner(ModelRunner):
     """`forward` gives the bits that the model's own forward gives on the native kernels."""
 
     def __init__(self, model: BaseModelForCausalLM):

@@ -12,7 +12,7 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorReport
 
 
-class Executable(ABC):
+class ModelRunner(ABC):
     """Has of a model what the engine asks for; each child computes `forward` in its own way."""
 
     def __init__(self, model: BaseModelForCausalLM):

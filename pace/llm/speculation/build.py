@@ -12,8 +12,9 @@ from pace.llm.cache.manager import CacheManager
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
-from pace.llm.models.model_utils import executable, fill_model, make_model
+from pace.llm.models.model_utils import fill_model, make_model
 from pace.llm.operators import OperatorConfig
+from pace.llm.runners import make_runner
 from pace.llm.speculation.configs import PardConfig, PromptLookupConfig, SpecConfig
 from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
@@ -97,7 +98,7 @@ class Speculation:
             for found in (self.model.resident_bytes(), self.model.weight_counts())
         )
         arguments = (
-            executable(self.model, backend),
+            make_runner(self.model, backend),
             ops,
             CacheManager(self.model.kv_spec, cache_bytes),
             target.vocab_size,

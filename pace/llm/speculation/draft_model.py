@@ -31,7 +31,7 @@ class DraftModel:
     its next draft, `CATCH_UP_TOKENS` of all sequences a step. Where its cache is full, the shadow unused for longest
     goes.
 
-    Drafts are picked as the sequence's own policy would pick from these logits: for sampling by the same random number
+    Drafts are picked as the sequence's own strategy would pick from these logits: for sampling by the same random number
     as the token that they stand for, so that likely tokens meet.
     """
 
@@ -144,13 +144,13 @@ class DraftModel:
                 proposals[sequence].append(token)
 
     def _pick(self, sequence: Sequence, logits: Tensor, largest: int, depth: int) -> int | None:
-        """The token that the sequence's policy would take if these were the model's logits; None where they are not
+        """The token that the sequence's strategy would take if these were the model's logits; None where they are not
         finite."""
         if largest < 0:
             return None
-        if sequence.policy.wants_argmax_only:
+        if sequence.strategy.wants_argmax_only:
             return largest
-        return sequence.policy.guess(self.ops, logits, sequence.num_generated + depth)
+        return sequence.strategy.guess(self.ops, logits, sequence.num_generated + depth)
 
     # -- shadows -------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class DraftModel:
         return True
 
     def _new_shadow(self, sequence: Sequence) -> Sequence:
-        shadow = Sequence([], policy=None, stopping=None, max_length=self.max_length)
+        shadow = Sequence([], strategy=None, stopping=None, max_length=self.max_length)
         shadow.num_prompt_tokens = sequence.num_prompt_tokens
         return shadow
 

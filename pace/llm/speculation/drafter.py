@@ -20,7 +20,7 @@ tried."""
 class SpeculativeDrafter:
     """A `Drafter` that has a source propose as many tokens as pay.
 
-    Sequences get drafts where they decode and their policy takes them; in a step that also reads prompts none do, as
+    Sequences get drafts where they decode and their strategy takes them; in a step that also reads prompts none do, as
     the processor is busy then and each row costs its full price. What is proposed and how long it took decide about the
     speed alone: the sampler picks every token as it would without drafts.
     """
@@ -105,7 +105,7 @@ class SpeculativeDrafter:
     def _kind(self, span: Span) -> int | None:
         """The kind of draft that the span could have; None where it can have none."""
         sequence = span.sequence
-        if not sequence.policy.takes_drafts or span.start != len(sequence.tokens) - 1 or self._limit(sequence) < 1:
+        if not sequence.strategy.takes_drafts or span.start != len(sequence.tokens) - 1 or self._limit(sequence) < 1:
             return None
         self._rates.setdefault(sequence, {})
         return self.source.kind(sequence, self._most)

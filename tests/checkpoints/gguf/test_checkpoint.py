@@ -18,7 +18,7 @@ from pace.checkpoints.gguf.file import GgufFile  # noqa: E402
 from pace.llm import LLMModel, SamplingConfig  # noqa: E402
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config  # noqa: E402
 from pace.llm.models.model_utils import load_model  # noqa: E402
-from pace.ops.storage import QuantizedRows, Storage  # noqa: E402
+from pace.ops.weight_layout import QuantizedRows, WeightLayout  # noqa: E402
 from tests.checkpoints.gguf.files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402
@@ -134,13 +134,13 @@ def test_every_type_against_transformers(tmp_path, kind):
         for name, expected in held.items():
             rows = reader.read(name, 3, 40)
             if expected.ndim == 2:
-                assert isinstance(rows, QuantizedRows) and rows.storage == reader.tensors[name].dtype
+                assert isinstance(rows, QuantizedRows) and rows.layout == reader.tensors[name].dtype
                 rows = rows.dequantize()
             assert relative_error(rows, expected[3:40]) < 2**-22  # Q4_1 and Q4_K round their minima
     ids = ids_of(2)
     ours = load(path, backend="torch")
-    assert {matrix.plan.storage for matrix in ours.matrices()} == {
-        next(block.storage for block in BLOCK_TYPES.values() if block.name == kind)
+    assert {matrix.plan.layout for matrix in ours.matrices()} == {
+        next(block.layout for block in BLOCK_TYPES.values() if block.name == kind)
     }
     assert relative_error(prefill(ours, ours.ops, ids), oracle(theirs, ids)) < TOLERANCE
 
@@ -164,7 +164,7 @@ def test_every_type_on_the_kernels(tmp_path, kind):
             minima = torch.cat(
                 [
                     (torch.zeros_like(rows.scales) if rows.mins is None else rows.mins).repeat_interleave(
-                        rows.storage.group, 1
+                        rows.layout.group, 1
                     )
                     for rows in parts
                 ]
@@ -203,15 +203,15 @@ def test_parts_of_a_matrix_stay_quantised(tmp_path, caplog):
     """Q4_K_M's v is wider than its q and k; IQ4_NL's levels are int8 codes. Beside floats there are only floats, and a
     warning."""
     for mixture, expected in (
-        ("Q4_K_M", Storage("int8", 16, has_mins=True)),
-        ("IQ4_NL", Storage("int8", 32, has_mins=True)),
+        ("Q4_K_M", WeightLayout("int8", 16, has_mins=True)),
+        ("IQ4_NL", WeightLayout("int8", 32, has_mins=True)),
         ("floats within", None),
     ):
         path, _, _ = quantised(tmp_path / mixture, "llama", MIXTURES[mixture])
         caplog.clear()
         with caplog.at_level(logging.WARNING, "pace"):
             ours = load(path, backend="torch")
-        assert ours.layers[0].attention.qkv.plan.storage == expected
+        assert ours.layers[0].attention.qkv.plan.layout == expected
         assert ("q_proj (floats)" in caplog.text) is (expected is None)
 
 
@@ -223,9 +223,9 @@ def test_quantization_takes_what_is_in_floats(tmp_path, caplog):
         "14 tensors of this checkpoint are quantised already and stay as they are" in caplog.text
         and "2 others are quantised now" in caplog.text
     )
-    plans = {part: matrix.plan.storage for matrix in ours.matrices() for part in matrix.parts}
+    plans = {part: matrix.plan.layout for matrix in ours.matrices() for part in matrix.parts}
     assert str(plans.pop("lm_head")) == str(plans.pop("model.embed_tokens")) == "int8, a scale a row"
-    assert set(plans.values()) == {Storage("int4", 32)}
+    assert set(plans.values()) == {WeightLayout("int4", 32)}
     whole, _, _ = quantised(tmp_path / "whole", "llama", "Q8_0")
     with pytest.raises(ValueError, match="model.gguf.* is quantised already .*load it without quantization, or"):
         load(whole, backend="torch", quantization="int4")

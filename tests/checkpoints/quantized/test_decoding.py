@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from pace.checkpoints.quantized import read_quant_method
 from pace.checkpoints.quantized.stored import unpack
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant.format import power_of_two
 from tests.checkpoints.quantized import packers
 
@@ -80,20 +80,20 @@ def cases():
             config["checkpoint_format"] = "gptq_v2"
         minima = not symmetric and bits in (4, 8)
         size = (K if minima else None) if group == -1 else group
-        storage = (
+        layout = (
             torch.float32
             if group == 24 or order == "irregular"
-            else Storage("int4" if bits < 8 else "int8", size, minima)
+            else WeightLayout("int4" if bits < 8 else "int8", size, minima)
         )
         name = f"gptq-{bits}-{group}-{'symmetric' if symmetric else 'zeros'}-{order}-v{version}"
-        yield name, config, lambda a=(bits, group, symmetric, order, version): packers.gptq(N + 16, K, *a), storage
+        yield name, config, lambda a=(bits, group, symmetric, order, version): packers.gptq(N + 16, K, *a), layout
     for group in (-1, 16, 48, 24):
-        storage = torch.float32 if group == 24 else Storage("int4", K if group == -1 else group, True)
+        layout = torch.float32 if group == 24 else WeightLayout("int4", K if group == -1 else group, True)
         yield (
             f"awq-{group}",
             {"quant_method": "awq", "bits": 4, "group_size": group, "version": "GEMM"},
             lambda g=group: packers.awq(N, K, g),
-            storage,
+            layout,
         )
     four = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
     for kind, nested, (k, block, group) in itertools.product(
@@ -101,20 +101,20 @@ def cases():
         (False, True),
         ((128, 64, 64), (96, 64, 32), (96, 32, 32), (40, 64, 0), (33, 64, 0), (4096, 4096, 4096)),
     ):
-        storage = Storage("int4", group, codebook=kind) if group else torch.float32
+        layout = WeightLayout("int4", group, codebook=kind) if group else torch.float32
         yield (
             f"bnb-{kind}-{'nested' if nested else 'plain'}-{k}-{block}",
             four,
             lambda a=(k, kind, block, nested): packers.bitsandbytes_4bit(N - 1, *a),
-            storage,
+            layout,
         )
     yield (
         "bnb-nf4-as-bfloat16",
         four,
         lambda: packers.bitsandbytes_4bit(N, K, stored_as=torch.bfloat16),
-        Storage("int4", 32, codebook="nf4"),
+        WeightLayout("int4", 32, codebook="nf4"),
     )
-    yield "bnb-int8", {"load_in_8bit": True}, lambda: packers.bitsandbytes_8bit(N, K), Storage("int8", None)
+    yield "bnb-int8", {"load_in_8bit": True}, lambda: packers.bitsandbytes_8bit(N, K), WeightLayout("int8", None)
     for bits, strategy, symmetric, packed in itertools.product(
         range(2, 9), ("group", "channel", "tensor"), (True, False), (True, False)
     ):
@@ -136,14 +136,14 @@ def cases():
                 name,
                 config,
                 lambda a=arguments: packers.pack_quantized(N - 5, K, *a),
-                Storage("int4" if bits <= 4 else "int8", size, minima),
+                WeightLayout("int4" if bits <= 4 else "int8", size, minima),
             )
     act_order = compressed("pack-quantized", strategy="group", group_size=16, actorder="group")
     yield (
         "packed-act-order",
         act_order,
         lambda: packers.pack_quantized(N, K, 4, group=16, order="act-order"),
-        Storage("int4", 16),
+        WeightLayout("int4", 16),
     )
     yield (
         "packed-act-order-irregular",
@@ -166,10 +166,10 @@ def cases():
             f"int8-{strategy}-{symmetric}",
             config,
             lambda a=(strategy, 32, symmetric): packers.int_quantized(N, K, *a),
-            Storage("int8", None if symmetric and size is None else size, not symmetric),
+            WeightLayout("int8", None if symmetric and size is None else size, not symmetric),
         )
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 64]}
-    yield "fp8-block", fp8, lambda: packers.float8(N, K, (32, 64)), Storage("float8", 64)
+    yield "fp8-block", fp8, lambda: packers.float8(N, K, (32, 64)), WeightLayout("float8", 64)
     yield (
         "fp8-block-of-40",
         fp8 | {"weight_block_size": [16, 40]},
@@ -180,7 +180,7 @@ def cases():
         "fp8-exponents",
         fp8 | {"weight_block_size": [1, 32]},
         lambda: packers.float8(N, K, (1, 32), exponents=True),
-        Storage("float8", 32),
+        WeightLayout("float8", 32),
     )
     for shape, name in itertools.product(((), (1,), (1, 1)), ("weight_scale_inv", "weight_scale")):
         config = fp8 | {"weight_block_size": None}
@@ -188,7 +188,7 @@ def cases():
             f"fp8-tensor-{len(shape)}-{name}",
             config,
             lambda s=shape, name=name: packers.float8(N, K, (N, K), s, name),
-            Storage("float8", None),
+            WeightLayout("float8", None),
         )
     for strategy, block, shape, size in (
         ("tensor", (N, K), (1,), None),
@@ -209,16 +209,16 @@ def cases():
             f"float8-{strategy}-{shape}",
             config,
             lambda b=block, s=shape: packers.float8(N, K, b, s, "weight_scale"),
-            Storage("float8", size),
+            WeightLayout("float8", size),
         )
     config = compressed("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32)
     yield (
         "mxfp8",
         config,
         lambda: packers.float8(N, K, (1, 32), name="weight_scale", exponents=True),
-        Storage("float8", 32),
+        WeightLayout("float8", 32),
     )
-    mxfp4 = Storage("int4", 32, codebook="mxfp4")
+    mxfp4 = WeightLayout("int4", 32, codebook="mxfp4")
     yield "mxfp4", {"quant_method": "mxfp4"}, lambda: packers.mxfp4(N, K), mxfp4
     yield "mxfp4-of-module", {"quant_method": "mxfp4"}, lambda: packers.mxfp4(N, K, ("m_blocks", "m_scales")), mxfp4
     config = compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)
@@ -254,8 +254,8 @@ def test_weights_are_what_the_layout_means(name):
     assert matrix.dtype == dtype
     assert set(matrix.parts.values()) == set(tensors), "every tensor is consumed"
     rows = matrix.read(0, weight.shape[0])
-    if isinstance(dtype, Storage):
-        assert rows.storage == dtype
+    if isinstance(dtype, WeightLayout):
+        assert rows.layout == dtype
         assert (rows.order is None) == (matrix.order is None)
     # Two roundings of fp32, and for int8 a third (SCB / 127); a wrong code, scale or zero point is off by 1e-3 and
     # more.
@@ -341,7 +341,7 @@ def test_sizes_of_groups_are_those_that_dynamic_gives(group):
 
 
 def test_a_first_group_that_is_the_shorter_one():
-    """A Storage has its shorter group at the end, so that these are floats."""
+    """A WeightLayout has its shorter group at the end, so that these are floats."""
     random.seed(0)
     tensors, _ = packers.gptq(32, 96, 4, 64)
     index = [0] * 32 + [1] * 64

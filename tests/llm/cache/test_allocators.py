@@ -1,4 +1,4 @@
-"""Cache policies differ in what they copy and how much room is spare, and in no token and no logit."""
+"""Cache allocators differ in what they copy and how much room is spare, and in no token and no logit."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_options_that_make_no_sense_are_told_before_weights_are_read(
         LLMModel(TINY, progress=False, **options)
 
 
-# -- the engine: any policy, anything at once
+# -- the engine: any allocator, anything at once
 # -----------------------------------------------------------------------------------
 
 
@@ -265,7 +265,7 @@ class GenerationDrafter(ScriptedDrafter):
     """For what generates; a session has no use for drafts."""
 
     def extend(self, spans, cache) -> None:
-        super().extend([span for span in spans if span.sequence.policy.wants_argmax_only], cache)
+        super().extend([span for span in spans if span.sequence.allocator.wants_argmax_only], cache)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -355,7 +355,7 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
 
 @pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic"])
 def test_an_interrupt_after_any_line_leaves_every_sequence_right(name: str) -> None:
-    files = ("engine.py", "scheduler.py", "cache.py", "block_pool.py", "cache_policy.py", "prefix_cache.py")
+    files = ("engine.py", "scheduler.py", "manager.py", "block_pool.py", "allocators.py", "prefix_cache.py")
     within = functions_in(*files, spared=("step", "__enter__", "__exit__", "_recover"))
     model = FakeModel()
     for stop_at in range(5, 2000, 37):

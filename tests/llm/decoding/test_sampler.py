@@ -172,7 +172,7 @@ class LargeOperations(TorchDispatchMode):
 def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     native = pytest.importorskip("pace.ops.native")
     config = SamplingConfig(**fields).merge_from(SamplingConfig())
-    policy = (
+    strategy = (
         Sampling(
             Processors(lambda: build_processors(config, 3, [])),
             build_filters(config),
@@ -182,7 +182,7 @@ def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
         if fields
         else Greedy()
     )
-    sequence = Sequence([1, 2, 3], policy, None, 10)
+    sequence = Sequence([1, 2, 3], strategy, None, 10)
     logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     with LargeOperations() as seen:
         (tokens,) = Sampler(native).sample(logits, [Span(sequence, 0, 3)])

@@ -426,7 +426,7 @@ class TrueDrafts(NoDraft):
             sequence = span.sequence
             room = min(self.chance.randint(0, 4), sequence.max_length - len(sequence.tokens) - 1)
             if (
-                isinstance(sequence.policy, (Greedy, Sampling))
+                isinstance(sequence.strategy, (Greedy, Sampling))
                 and span.num_rows == 1
                 and room > 0
                 and cache.reserve(sequence, len(sequence.tokens) + room)

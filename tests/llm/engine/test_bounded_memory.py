@@ -18,7 +18,7 @@ from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
-from pace.llm.models.model_utils import executable
+from pace.llm.runners import make_runner
 from pace.llm.sequence import Sequence
 from pace.ops import native
 
@@ -53,7 +53,7 @@ def engine() -> Engine:
     )
     model = model_class(config, torch.bfloat16, native)
     model.load_weights(RandomWeights(model))
-    return Engine.create(executable(model, "native"), native, 64 << 20)
+    return Engine.create(make_runner(model, "native"), native, 64 << 20)
 
 
 def text(length: int) -> list[int]:

@@ -63,7 +63,7 @@ def matrices(model):
 
 
 @pytest.mark.parametrize("kind", checkpoints.KINDS)
-def test_every_storage_gives_the_same_model(kind, tiny, tmp_path):
+def test_every_layout_gives_the_same_model(kind, tiny, tmp_path):
     model = load_model(copy_as(tiny, tmp_path, kind), "float32")
     expected = load_model(tiny[0], "float32")
     assert torch.equal(prefill(model, native, IDS), prefill(expected, native, IDS))

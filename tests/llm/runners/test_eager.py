@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.models.model_utils import executable
 from pace.llm.operators import OPERATORS, OperatorConfig
-from pace.llm.runners.eager import OPERATOR_OF, PRODUCTS, OpByOpModel
-from pace.llm.runners.program import CompiledModel
+from pace.llm.runners import make_runner
+from pace.llm.runners.eager import OPERATOR_OF, PRODUCTS, EagerRunner
+from pace.llm.runners.program import ProgramRunner
 from pace.ops import native, reference
 from tests.llm.models.variants import PROMPT, save_tiny
 from tests.support import Runner, load_model
@@ -56,8 +56,8 @@ def error(logits, expected):
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_each_operator_alone_on_torch(operator, loaded):
     model, model_type = loaded
-    mixed = OpByOpModel(model, OperatorConfig(**{operator: "torch"}))
-    assert error(logits_of(mixed), logits_of(CompiledModel(model))) <= TOLERANCE
+    mixed = EagerRunner(model, OperatorConfig(**{operator: "torch"}))
+    assert error(logits_of(mixed), logits_of(ProgramRunner(model))) <= TOLERANCE
     ran = {run.operator: run.implementation for run in mixed.operator_report().runs}
     assert ran == {
         name: "torch" if name == operator else "native" for name in OPERATORS if name not in MISSING.get(model_type, ())
@@ -78,8 +78,8 @@ def test_weights_in_bf16_are_the_same_numbers_on_both_sides(tmp_path):
     """Only `avx512_bf16` and `amx` round the inputs of products; the twin does not."""
     save_tiny(tmp_path, "llama", {})
     model = load_model(tmp_path, torch.bfloat16, native)
-    mixed = OpByOpModel(model, OperatorConfig(embedding="torch", mlp="torch", lm_head="torch", projection="torch"))
-    assert error(logits_of(mixed), logits_of(CompiledModel(model))) <= 2e-2
+    mixed = EagerRunner(model, OperatorConfig(embedding="torch", mlp="torch", lm_head="torch", projection="torch"))
+    assert error(logits_of(mixed), logits_of(ProgramRunner(model))) <= 2e-2
 
 
 WRONG = {
@@ -98,7 +98,7 @@ WRONG = {
 def test_a_wrong_kernel_is_found_by_running_one_operator_after_the_other_on_torch(guilty, tmp_path, monkeypatch):
     save_tiny(tmp_path, "llama", {})
     model = load_model(tmp_path, torch.float32, native)
-    expected = logits_of(CompiledModel(model))
+    expected = logits_of(ProgramRunner(model))
     operation, has_size = WRONG[guilty]
     honest = getattr(native, operation)
 
@@ -111,7 +111,7 @@ def test_a_wrong_kernel_is_found_by_running_one_operator_after_the_other_on_torc
 
     monkeypatch.setattr(native, operation, wrong)
     errors = {
-        operator: error(logits_of(OpByOpModel(model, OperatorConfig(**{operator: "torch"}))), expected)
+        operator: error(logits_of(EagerRunner(model, OperatorConfig(**{operator: "torch"}))), expected)
         for operator in OPERATORS
     }
     assert [operator for operator in OPERATORS if errors[operator] <= TOLERANCE] == [guilty]
@@ -143,7 +143,7 @@ def test_the_report_counts_what_ran(config, loaded, monkeypatch):
     for operation in (*OPERATOR_OF, *PRODUCTS):
         count("native", native, operation)
         count("torch", reference, operation)
-    runnable = OpByOpModel(loaded[0], config)
+    runnable = EagerRunner(loaded[0], config)
     assert runnable.operator_report().runs == []
     logits_of(runnable)
     reported = Counter({(run.operator, run.implementation): run.calls for run in runnable.operator_report().runs})
@@ -159,7 +159,7 @@ def test_the_report_counts_what_ran(config, loaded, monkeypatch):
 
 def test_a_program_reports_the_calls_that_it_saved(loaded):
     model, model_type = loaded
-    compiled, eager = CompiledModel(model), OpByOpModel(model)
+    compiled, eager = ProgramRunner(model), EagerRunner(model)
     assert compiled.operator_report().runs == []
     for runnable in (compiled, eager):
         logits_of(runnable)
@@ -182,10 +182,10 @@ def test_a_program_reports_the_calls_that_it_saved(loaded):
 def test_what_is_native_throughout_is_a_program(loaded):
     model = loaded[0]
     for backend in ("native", OperatorConfig(), OperatorConfig(mlp="native"), "mlp=native"):
-        assert isinstance(executable(model, backend), CompiledModel)
+        assert isinstance(make_runner(model, backend), ProgramRunner)
     for backend in ("native-eager", OperatorConfig(mlp="torch"), "mlp=torch"):
-        assert isinstance(executable(model, backend), OpByOpModel)
-    assert torch.equal(logits_of(executable(model, "native-eager")), logits_of(executable(model, "native")))
+        assert isinstance(make_runner(model, backend), EagerRunner)
+    assert torch.equal(logits_of(make_runner(model, "native-eager")), logits_of(make_runner(model, "native")))
 
 
 def test_a_model_tells_what_ran(checkpoint):

@@ -11,7 +11,7 @@ import torch
 
 from pace import _C
 from pace.batch import ForwardBatch, Spans
-from pace.llm.runners.program import CompiledModel
+from pace.llm.runners.program import ProgramRunner
 from pace.ops import native
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import Runner, exit_code_in_fork, isas_of_floats, load_model
@@ -47,7 +47,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def assert_same(folder, ids, dtype, kv_dtype=None):
     model = load_model(folder, dtype, native)
     model.kv_dtype = kv_dtype or dtype
-    eager, compiled = (Runner(m, native, 4, PROMPT) for m in (model, CompiledModel(model)))
+    eager, compiled = (Runner(m, native, 4, PROMPT) for m in (model, ProgramRunner(model)))
     for chunks in STEPS:
         step = {s: ids[part] for s, part in chunks.items()}
         ours, expected = compiled.step(step), eager.step(step)
@@ -92,7 +92,7 @@ def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dty
     model.kv_dtype = kv_dtype
     ids = torch.randint(2, 99, (2400,), generator=torch.Generator().manual_seed(0))
     _C.set_num_threads(threads)
-    eager, compiled = (Runner(m, native, 3, len(ids)) for m in (model, CompiledModel(model)))
+    eager, compiled = (Runner(m, native, 3, len(ids)) for m in (model, ProgramRunner(model)))
     steps = [{0: 2046, 1: 5}, {0: 1, 2: 300}, {0: 5, 1: 1}, {0: 1}, {0: 20}, {0: 1, 1: 1, 2: 1}]
     done = {s: 0 for s in range(3)}
     for counts in steps:
@@ -107,7 +107,7 @@ def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dty
 def models(tmp_path):
     save_tiny(tmp_path, "qwen2", {})
     model = load_model(tmp_path, torch.bfloat16, native)
-    return model, CompiledModel(model)
+    return model, ProgramRunner(model)
 
 
 def batch_of(model, tokens, logit_rows, slots=None):

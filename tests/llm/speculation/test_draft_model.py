@@ -46,8 +46,8 @@ def make_source(folder, parallel: bool = False, vocab_size: int = 99, num_blocks
     return ParallelDraftModel(MASK, *arguments) if parallel else DraftModel(*arguments)
 
 
-def make_sequence(tokens: list[int], policy=None) -> Sequence:
-    return Sequence(tokens, policy or Greedy(), NeverStops(), max_length=250)
+def make_sequence(tokens: list[int], strategy=None) -> Sequence:
+    return Sequence(tokens, strategy or Greedy(), NeverStops(), max_length=250)
 
 
 def logits(model, tokens: list[int]) -> torch.Tensor:

@@ -44,9 +44,9 @@ def test_a_text_that_repeats_itself_goes_on() -> None:
 def test_each_sequence_has_its_own() -> None:
     source = PromptLookup(1, 3)
     first, second = (
-        Sequence(tokens, policy=None, stopping=None, max_length=99) for tokens in ([1, 2, 3, 1], [1, 9, 1])
+        Sequence(tokens, strategy=None, stopping=None, max_length=99) for tokens in ([1, 2, 3, 1], [1, 9, 1])
     )
     assert (source.kind(first, 4), source.kind(second, 4)) == (1, 1)
     assert source.propose([first, second], [2, 3]) == [[2, 3], [9, 1, 9]]
-    third = Sequence([1, 2, 3], policy=None, stopping=None, max_length=99)
+    third = Sequence([1, 2, 3], strategy=None, stopping=None, max_length=99)
     assert source.kind(third, 4) is None

@@ -21,16 +21,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.checkpoints.safetensors_file import TensorInfo
-from pace.ops.storage import QuantizedRows, Storage
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 LAYOUTS = {"int4": "pack-quantized", "int8": "int-quantized"}
 
 
-def planned(module: str, shape: tuple[int, int], storage: Storage) -> dict[str, TensorInfo]:
+def planned(module: str, shape: tuple[int, int], layout: WeightLayout) -> dict[str, TensorInfo]:
     """The tensors that hold the matrix `{module}.weight` of a shape."""
     n, k = shape
-    scales = TensorInfo(torch.float32 if storage.group is None else torch.bfloat16, (n, storage.num_groups(k)))
-    if storage.code == "int8":
+    scales = TensorInfo(torch.float32 if layout.group is None else torch.bfloat16, (n, layout.num_groups(k)))
+    if layout.code == "int8":
         return {f"{module}.weight": TensorInfo(torch.int8, (n, k)), f"{module}.weight_scale": scales}
     return {
         f"{module}.weight_packed": TensorInfo(torch.int32, (n, -(-k // 8))),
@@ -41,8 +41,8 @@ def planned(module: str, shape: tuple[int, int], storage: Storage) -> dict[str, 
 
 def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
     """Rows of those tensors; without `weight_shape`, which is none of rows."""
-    scales = rows.scales if rows.storage.group is None else rows.scales.bfloat16()
-    if rows.storage.code == "int8":
+    scales = rows.scales if rows.layout.group is None else rows.scales.bfloat16()
+    if rows.layout.code == "int8":
         return {f"{module}.weight": rows.codes, f"{module}.weight_scale": scales}
     codes = functional.pad(rows.codes, (0, -rows.shape[1] % 8), value=8)
     return {
@@ -51,19 +51,19 @@ def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
     }
 
 
-def shares_codes(storage: Storage | None) -> bool:
-    """Whether an LM head that is an embedding of this storage can have its codes in other tools."""
-    return storage is not None and storage.code == "int8"
+def shares_codes(layout: WeightLayout | None) -> bool:
+    """Whether an LM head that is an embedding of this layout can have its codes in other tools."""
+    return layout is not None and layout.code == "int8"
 
 
 def quantization_config(
-    modules: Mapping[str, Storage | None], embeddings: set[str], tied: str | None
+    modules: Mapping[str, WeightLayout | None], embeddings: set[str], tied: str | None
 ) -> dict[str, Any]:
-    """`modules`: how each matrix is stored, None for floats. The storage of most products is that of "Linear" modules;
+    """`modules`: how each matrix is stored, None for floats. The layout of most products is that of "Linear" modules;
     others, and embeddings, are named.
     `tied`: the embedding that is the LM head, too; this is a "Linear" of other tools all the same."""
-    kinds = {name: (storage, name in embeddings) for name, storage in modules.items() if storage}
-    products = [storage for storage, is_embedding in kinds.values() if not is_embedding]
+    kinds = {name: (layout, name in embeddings) for name, layout in modules.items() if layout}
+    products = [layout for layout, is_embedding in kinds.values() if not is_embedding]
     usual = (max(dict.fromkeys(products), key=products.count, default=None), False)
     groups: dict[str, Any] = {}
     for index, kind in enumerate(sorted(set(kinds.values()), key=lambda kind: (kind != usual, str(kind)))):
@@ -76,28 +76,28 @@ def quantization_config(
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": [name for name, storage in modules.items() if storage is None]
+        "ignore": [name for name, layout in modules.items() if layout is None]
         + ["lm_head"] * (tied is not None and not shares_codes(modules[tied])),
     }
 
 
-def _group(storage: Storage, is_embedding: bool, targets: list[str]) -> dict[str, Any]:
-    by_row = storage.group is None
+def _group(layout: WeightLayout, is_embedding: bool, targets: list[str]) -> dict[str, Any]:
+    by_row = layout.group is None
     weights = {
-        "num_bits": int(storage.code.removeprefix("int")),
+        "num_bits": int(layout.code.removeprefix("int")),
         "type": "int",
         "symmetric": True,
         "strategy": "channel" if by_row else "group",
-        "group_size": None if by_row else storage.group,
+        "group_size": None if by_row else layout.group,
         "dynamic": False,
     }
     inputs = (
         {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-        if storage.code == "int8" and not is_embedding
+        if layout.code == "int8" and not is_embedding
         else None
     )
     return {
-        "format": LAYOUTS[storage.code],
+        "format": LAYOUTS[layout.code],
         "targets": targets,
         "weights": weights,
         "input_activations": inputs,

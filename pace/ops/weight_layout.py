@@ -36,7 +36,7 @@ MIN_GROUP = 16
 
 
 @dataclass(frozen=True)
-class Storage:
+class WeightLayout:
     """A code for each weight, a scale for each group of codes in a row, and with `has_mins` something to add:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
@@ -84,13 +84,13 @@ class Storage:
 class QuantizedRows:
     """Rows of a quantised matrix, one code an element: what readers and quantisers make, and `pack_quantized_` takes.
 
-    codes `[rows, K]` of `CODES[storage.code]`; scales, and mins where the storage has them, float32 `[rows, groups]`.
+    codes `[rows, K]` of `CODES[layout.code]`; scales, and mins where the layout has them, float32 `[rows, groups]`.
     `order`, an int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input; None:
     j. With `paired_k` = K, codes of int4 come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low bits: as
     most files have them, so that nobody need take them apart. Raises ValueError where shapes, dtypes or codes do not
     fit."""
 
-    storage: Storage
+    layout: WeightLayout
     codes: Tensor
     scales: Tensor
     mins: Tensor | None = None
@@ -98,27 +98,27 @@ class QuantizedRows:
     paired_k: int | None = None
 
     def __post_init__(self) -> None:
-        codes, storage = self.codes, self.storage
-        if codes.ndim != 2 or codes.dtype != CODES[storage.code]:
+        codes, layout = self.codes, self.layout
+        if codes.ndim != 2 or codes.dtype != CODES[layout.code]:
             raise ValueError(
-                f"{storage.code} codes are a matrix of {CODES[storage.code]}; got {codes.dtype} of shape {tuple(codes.shape)}"
+                f"{layout.code} codes are a matrix of {CODES[layout.code]}; got {codes.dtype} of shape {tuple(codes.shape)}"
             )
-        if self.paired_k is not None and (storage.code != "int4" or codes.shape[1] != -(-self.paired_k // 2)):
+        if self.paired_k is not None and (layout.code != "int4" or codes.shape[1] != -(-self.paired_k // 2)):
             raise ValueError(
-                f"codes of int4 alone come in pairs, ceil(K / 2) bytes a row; got {storage.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}"
+                f"codes of int4 alone come in pairs, ceil(K / 2) bytes a row; got {layout.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}"
             )
         k = self.shape[1]
-        groups = (codes.shape[0], storage.num_groups(k))
-        if (self.mins is not None) != storage.has_mins:
+        groups = (codes.shape[0], layout.num_groups(k))
+        if (self.mins is not None) != layout.has_mins:
             raise ValueError(
-                f"a storage {'with' if storage.has_mins else 'without'} minima was given {'none' if storage.has_mins else 'some'}"
+                f"a layout {'with' if layout.has_mins else 'without'} minima was given {'none' if layout.has_mins else 'some'}"
             )
         for name, values in (("scales", self.scales), ("mins", self.mins)):
             if values is not None and (tuple(values.shape) != groups or values.dtype != torch.float32):
                 raise ValueError(f"{name} are float32 {groups}; got {values.dtype} of shape {tuple(values.shape)}")
         if self.order is not None and (tuple(self.order.shape) != (k,) or self.order.dtype != torch.int64):
             raise ValueError(f"order is int64 ({k},); got {self.order.dtype} of shape {tuple(self.order.shape)}")
-        if storage.code == "int4" and self.paired_k is None and codes.numel() and codes.max() > 15:
+        if layout.code == "int4" and self.paired_k is None and codes.numel() and codes.max() > 15:
             raise ValueError(f"int4 codes are 0..15; got {codes.max().item()}")
 
     @cached_property
@@ -133,30 +133,30 @@ class QuantizedRows:
         codes = (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
         return replace(self, codes=codes[:, : self.paired_k], paired_k=None)
 
-    def as_storage(self, storage: Storage) -> QuantizedRows:
-        """The same values in a storage that `common_storage` gave for it and others."""
-        if storage == self.storage:
+    def as_layout(self, layout: WeightLayout) -> QuantizedRows:
+        """The same values in a layout that `common_layout` gave for it and others."""
+        if layout == self.layout:
             return self
-        if storage.code != self.storage.code and self.paired_k is not None:
-            return self.unpaired().as_storage(storage)
-        groups = storage.num_groups(self.shape[1])
-        repeats = groups if self.storage.group is None else self.storage.group // storage.group
+        if layout.code != self.layout.code and self.paired_k is not None:
+            return self.unpaired().as_layout(layout)
+        groups = layout.num_groups(self.shape[1])
+        repeats = groups if self.layout.group is None else self.layout.group // layout.group
 
         def spread(values: Tensor) -> Tensor:
             return values.repeat_interleave(repeats, dim=1)[:, :groups].contiguous()
 
         codes, scales = self.codes, self.scales
-        if self.storage.code != storage.code:  # from int4 to int8
-            factor = INT8_FACTORS[self.storage.codebook]
-            codes, scales = (self.storage.levels * factor).to(torch.int8)[codes.int()], scales / factor
+        if self.layout.code != layout.code:  # from int4 to int8
+            factor = INT8_FACTORS[self.layout.codebook]
+            codes, scales = (self.layout.levels * factor).to(torch.int8)[codes.int()], scales / factor
         mins = (
             spread(self.mins)
             if self.mins is not None
             else torch.zeros(codes.shape[0], groups)
-            if storage.has_mins
+            if layout.has_mins
             else None
         )
-        return QuantizedRows(storage, codes, spread(scales), mins, self.order, self.paired_k)
+        return QuantizedRows(layout, codes, spread(scales), mins, self.order, self.paired_k)
 
     @property
     def nbytes(self) -> int:
@@ -168,14 +168,14 @@ class QuantizedRows:
     def dequantize(self) -> Tensor:
         """float32 `[rows, K]`, columns in the order of the input: the definition."""
         rows, k = self.shape
-        storage = self.storage
-        if storage.code == "float8":
+        layout = self.layout
+        if layout.code == "float8":
             levels = self.codes.view(torch.float8_e4m3fn).float()
-        elif storage.code == "int4":
-            levels = storage.levels[self.unpaired().codes.long()]
+        elif layout.code == "int4":
+            levels = layout.levels[self.unpaired().codes.long()]
         else:
             levels = self.codes.float()
-        group = storage.group or k
+        group = layout.group or k
         values = levels * self.scales.repeat_interleave(group, dim=1)[:, :k]
         if self.mins is not None:
             values += self.mins.repeat_interleave(group, dim=1)[:, :k]
@@ -184,20 +184,20 @@ class QuantizedRows:
         return values
 
 
-def common_storage(storages: Iterable[Storage]) -> Storage | None:
-    """The smallest storage in which rows of all of these have the same values, so that one product serves them; None
+def common_layout(layouts: Iterable[WeightLayout]) -> WeightLayout | None:
+    """The smallest layout in which rows of all of these have the same values, so that one product serves them; None
     where there is none: floats beside integers, or codebooks that int8 does not hold."""
-    storages = set(storages)
-    if len(storages) == 1:
-        return storages.pop()
-    codebooks = {storage.codebook for storage in storages}
-    floats = {storage.code == "float8" for storage in storages}
-    if len(floats) > 1 or (True in floats and any(storage.group is None for storage in storages)):
+    layouts = set(layouts)
+    if len(layouts) == 1:
+        return layouts.pop()
+    codebooks = {layout.codebook for layout in layouts}
+    floats = {layout.code == "float8" for layout in layouts}
+    if len(floats) > 1 or (True in floats and any(layout.group is None for layout in layouts)):
         return None
     if len(codebooks) > 1 and not codebooks <= INT8_FACTORS.keys():
         return None
-    group = math.gcd(*(storage.group or 0 for storage in storages))
-    codes = {storage.code for storage in storages}
+    group = math.gcd(*(layout.group or 0 for layout in layouts))
+    codes = {layout.code for layout in layouts}
     code = codes.pop() if len(codes) == len(codebooks) == 1 else "int8"
     codebook = codebooks.pop() if code == "int4" else None
-    return Storage(code, group or None, any(storage.has_mins for storage in storages), codebook)
+    return WeightLayout(code, group or None, any(layout.has_mins for layout in layouts), codebook)
