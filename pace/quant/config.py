@@ -147,7 +147,7 @@ def read_quantization(
 BITSANDBYTES_FIELDS_WITHOUT_EFFECT = (
     "quant_method",
     "bnb_4bit_compute_dtype",
-    "bnb_4bit_quant_layout",
+    "bnb_4bit_quant_storage",
     "llm_int8_threshold",
     "llm_int8_enable_fp32_cpu_offload",
 )

@@ -75,7 +75,7 @@ HOSTILE = [
 
 def hostile_pickle(rng: random.Random, files: Files) -> str:
     """A .bin whose pickle wants to run code, to allocate without limit, or is not a dictionary of tensors."""
-    for name in [name for name in files if name.endswith((WEIGHTS, ".index.json"))]:
+    for name in [name for name in files if name.endswith((*WEIGHTS, ".index.json"))]:
         del files[name]
     what = rng.choice(HOSTILE)
     content = rng.choice(

@@ -95,7 +95,7 @@ def bitsandbytes(**fields):
     everything = {
         "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None,
         "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False, "bnb_4bit_compute_dtype": "float32", "bnb_4bit_quant_type": "fp4",
-        "bnb_4bit_use_double_quant": False, "bnb_4bit_quant_layout": "uint8",
+        "bnb_4bit_use_double_quant": False, "bnb_4bit_quant_storage": "uint8",
     } | fields  # fmt: skip
     return SimpleNamespace(**everything, to_dict=lambda: dict(everything))
 

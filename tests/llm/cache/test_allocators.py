@@ -265,7 +265,7 @@ class GenerationDrafter(ScriptedDrafter):
     """For what generates; a session has no use for drafts."""
 
     def extend(self, spans, cache) -> None:
-        super().extend([span for span in spans if span.sequence.allocator.wants_argmax_only], cache)
+        super().extend([span for span in spans if span.sequence.strategy.wants_argmax_only], cache)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

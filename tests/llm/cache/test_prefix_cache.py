@@ -91,7 +91,7 @@ def test_what_two_texts_computed_at_once_is_held_once() -> None:
     for session in (first, second):  # as `append` does, up to the step
         session._sequence.tokens = list(prompt)
         session._sequence.num_prompt_tokens = 40
-        session._sequence.allocator = type(
+        session._sequence.strategy = type(
             "Nothing", (), {"wants_argmax_only": False, "choose": lambda *arguments: []}
         )()
         engine.scheduler.add(session._sequence)
