@@ -1,5 +1,5 @@
-# make demo [ARGS="--model PATH_OR_HUB_ID"]   make test   make sanitize   make clean
-# Each needs Python 3.11, g++ 12 and the package index; the second time they start at once.
+# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make format   make sanitize   make clean
+# Each needs Python 3.11 and the package index, all but format and clean g++ 12; the second time they start at once.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,13 +7,29 @@ BIN := $(VENV)/bin
 JOBS := $(shell nproc)
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 
-.PHONY: demo test sanitize clean
+# The quick tier: formatting and layers, the ops, the engine on the fake model, one architecture against transformers,
+# the bundled model end to end. Under 90 seconds on two cores, once the extension is built.
+QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py tests/project/test_stub.py \
+    tests/ops tests/graph tests/llm/engine tests/llm/decoding tests/llm/test_configs.py tests/llm/models/test_oracle.py \
+    tests/test_end_to_end.py
+QUICK_WORDS := "(not test_oracle or llama) and not stress"
+
+.PHONY: demo check test format sanitize clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/pace_llm_basic.py $(ARGS)
 
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -n $(JOBS) $(QUICK_TESTS) -k $(QUICK_WORDS) $(ARGS)
+
+# Needs no extension, so that sources which do not compile yet can be formatted.
+format: $(VENV)/format.stamp
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --fix --quiet .
+	find csrc tests/csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' | xargs $(BIN)/clang-format -i
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and again under ThreadSanitizer.
 sanitize: $(VENV)/test.stamp
@@ -31,6 +47,10 @@ $(VENV)/demo.stamp: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE_S
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
+$(VENV)/format.stamp: $(VENV)/pyvenv.cfg pyproject.toml
+	$(BIN)/pip install --quiet $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['format'])")
+	touch $@
+
 $(VENV)/test.stamp: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .[test]
-	touch $(VENV)/demo.stamp $@
+	touch $(VENV)/demo.stamp $(VENV)/format.stamp $@
