@@ -30,7 +30,7 @@ constexpr int kPassVectors = kLanes == 16  ? (R <= 6 ? 4 : 2)
 
 // sums[r][v] += scalar(r) * column(v). The shorter operand is kept in registers and the other one streams through: 3
 // rows x 4 vectors on AVX2 are 12 sums, 3 scalars and a column in its 16 registers, where 4 columns and a scalar would
-// be one too many (g++ then kept a sum in memory, and 3 rows took 1.7 times as long).
+// be one too many (g++ then keeps a sum in memory).
 template <int R, int kVectors, class Scalar, class Column>
 PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&sums)[R][kVectors]) {
     if constexpr (kVectors <= R) {
@@ -60,8 +60,7 @@ PACE_INLINE void multiply_add(const Scalar& scalar, const Column& column, F32 (&
 // each and the products would wait for memory half of the time. So while the scores of a tile are computed, its values
 // are fetched, and with them the keys of the next tile: at each step the same place of the other block, which is about
 // as large. Two passes fetch half of the blocks each, so that memory is asked for evenly. Into the second-level cache:
-// the first one can wait for too few lines at once, and fetching into it ran at 0.55 of the read bandwidth where this
-// runs at 0.69 (Zen 4, 2 threads, 32 query on 8 key/value heads of 128 at 4k).
+// the first one can wait for too few lines at once (benchmarks/RESULTS.md, "Decode attention at depth").
 template <bool kAhead>
 PACE_INLINE void fetch_ahead(const void* from, int64_t offset_bytes, int bytes) {
     if constexpr (kAhead) {

@@ -1,7 +1,6 @@
 // Activations, the epilogue of linear(), and conversions of whole rows.
 //
-// NUMERICS  All in fp32, one element at a time: a vector's tail gives the bits that its body would. exp, tanh and erf
-// are those
+// NUMERICS  fp32, one element at a time: a vector's tail gives the bits that its body would. exp, tanh and erf are those
 //           of vec_math.inl. Rows are rounded to nearest even.
 
 template <Activation kind>

@@ -28,11 +28,9 @@
 //     avx512   32 registers, 1 vector  a panel:  6 rows x 4 panels  (24 sums, 4 weights, 1 input: 10 loads for 24 FMA)
 //   These serve many rows, from weights in cache. As long as one pass over the weights serves all rows, a tile takes
 //   one panel: memory is then read front to back as one stream, which is what the processor's own prefetch is best at.
-//   Share of the bandwidth of plain reading that one Zen 4 core got in a stand-alone copy of the tile, K = 896 (and
-//   4864): 1 row on avx512_bf16 1.00 (1.03) with one panel and 0.79 (0.90) with four, 4 rows 0.94 (0.94) and 0.66
-//   (0.80); on avx2 1 row 0.92 (0.91) and 0.72 (0.86), 4 rows 0.64 (0.59) with one. The few sums of a tile of one row
-//   wait for each other, 4 to 6 cycles for 32 to 64 bytes: 25 to 40 GB/s. K blocks keep a tile's weights in the
-//   first-level cache while all groups of rows pass over them: 16 KB leaves half of a 32 KB cache to inputs and sums.
+//   The few sums of a tile of one row wait for each other, 4 to 6 cycles for 32 to 64 bytes. K blocks keep a tile's
+//   weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half of a 32 KB cache to
+//   inputs and sums. Measured: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
 //
 // SPEED  benchmarks/kernels.py linear measures it beside the limits of the machine.
 
@@ -95,11 +93,10 @@ struct WeightBF16 {
 
 // ---- One tile: R rows x P panels over `steps` steps of k. Adds to `sums` unless `first`.
 //
-// Weights come from memory, and a tile with many multiply-adds per byte looks only a few lines ahead out of order:
-// without the prefetch 6 rows x 1 panel on avx2 ran at 53 GFLOPS a core, with 1, 2 and 4 KB ahead at 75, 95 and 114
-// (peak 132; Zen 5). On Zen 4 it made no difference beyond noise (benchmarks/RESULTS.md).
+// Weights come from memory, and a tile with many multiply-adds per byte looks only a few lines ahead out of order. So it
+// prefetches them 4 KB ahead, which Zen 5 needs and Zen 4 does not mind (benchmarks/RESULTS.md, "Sizes of tiles and blocks").
 //
-// Every loop over `sum` is unrolled, else g++ keeps the array in memory (three times slower).
+// Every loop over `sum` is unrolled, else g++ keeps the array in memory.
 template <class W, int R, int P>
 static void linear_tile(const typename W::Input* x, int64_t x_stride, const typename W::Element* w,
                         int64_t panel_stride, int64_t steps, float* sums, int64_t sums_stride, bool first) {
@@ -149,10 +146,10 @@ constexpr int kManyRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
 // Panels of a tile that finds its weights in cache: as many as registers hold; see WHY THESE SIZES.
 constexpr int kCachedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 4;
 
-// Up to so many rows, panels are read one by one from front to back, for memory is what they wait for; with more, all
-// of them block by block of K, so that the inputs of a block stay in the second-level cache.
-constexpr int kStreamedRows =
-    kCachedPanels == 1 ? 16 : 0;  // a decode step of 8 sequences 1.12 times as fast, of 16 1.09 (avx2)
+// Up to this many rows, panels are read one by one from front to back, for memory is what they wait for; with more, all
+// of them block by block of K, so that the inputs of a block stay in the second-level cache. Measured on avx2:
+// benchmarks/RESULTS.md, "Sizes of tiles and blocks".
+constexpr int kStreamedRows = kCachedPanels == 1 ? 16 : 0;
 
 // tile(row, rows) for tiles of nearly equal size: 13 rows are 5 + 4 + 4, not 6 + 6 + 1.
 template <class Tile>

@@ -33,7 +33,8 @@
 //     avx512   6 rows
 //             More rows multiply unpacked codes: linear_quantized_many.inl (amx: linear_quantized_amx.inl).
 //             One row is a loop of one line, not unrolled, and on most tables without software prefetch: that is what
-//             the processor's own prefetch follows best (benchmarks/RESULTS.md).
+//             the processor's own prefetch follows best (benchmarks/RESULTS.md, "What decode of quantised weights owes
+//             its speed to").
 
 constexpr int kCodesRows = PACE_ISA_LEVEL == 0 ? 2 : PACE_ISA_LEVEL == 1 ? 4 : 6;  // of a tile
 constexpr int kFewRows = PACE_ISA_LEVEL >= 5 ? kCodesRows : 4 * kCodesRows;

@@ -115,8 +115,8 @@ struct UnpackedNibbles {
     static constexpr int kPrefetchRows = kNever;
     static constexpr int kRows = kManyRows;
     static constexpr bool kHasStarts = true, kHasOwnProducts = false;
-    static constexpr bool kUnrolledEnd =
-        PACE_ISA_LEVEL >= 2 || PACE_HAS_VNNI;  // avx2: a loop is 1.04 times as fast; with VNNI 0.87
+    // avx2 without VNNI is faster with a loop: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
+    static constexpr bool kUnrolledEnd = PACE_ISA_LEVEL >= 2 || PACE_HAS_VNNI;
     PACE_INLINE void decode(const UnpackedNibbles&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
 };

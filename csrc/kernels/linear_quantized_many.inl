@@ -17,15 +17,9 @@
 //     avx2_vnni  6 rows x 1 panel  12 sums, 2 weights, an input
 //     avx512   6 rows x 2 panels  12 sums, 12 in fp32, 4 weights, an input: 29 of 32 registers
 //             16 KB of codes leave half of a first-level cache of 32 KB to inputs and scales; the inputs of a block
-//             stay in the second level for all panels (K = 4864: 1.03 times as fast as panel by panel on avx2, 1.08 on
-//             avx512_bf16 with int4).
-//
-// SPEED       avx2 on Zen 4, loops by themselves, in times the peak of fp32. Signed codes: 1.82 of the 2.0 that four vector instructions a
-//             cycle make, 1.68 with the ends of groups of 128; as products and additions alone, not in pairs, 1.61,
-//             because additions were given the ports that products need. Nibbles: such a loop, for twice as many k.
-//             What did not help: unrolling it, row blocks of other than 128 rows, fetching the next block's codes
-//             ahead. avx2_vnni as avx2_vnni_evex runs it there, whole products: int8 3.2, int4 of groups of 32 2.5, of
-//             128 3.0, nf4 3.0; avx2: int8 1.5, nf4 1.4 (one thread, undisturbed).
+//             stay in the second level for all panels. Signed codes on avx2 are multiplied in pairs: products and
+//             additions by themselves would compete for the ports that products need.
+//             Measured, with what did not help: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
 
 constexpr int kManyPanels = PACE_ISA_LEVEL <= 1 ? 1 : 2;
 constexpr int64_t kUnpackedBlockBytes = 16 * 1024 / kManyPanels;

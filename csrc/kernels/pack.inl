@@ -1,8 +1,7 @@
 // Packed weights: from rows of a matrix to panels of 16 outputs, and back.
 //
 // SHAPES      source: rows of K elements, fp32, bf16 or fp16, any row stride; panel: 16 rows x k_padded elements of the
-// weight's
-//             dtype. A panel may be filled by several calls, and by several threads: an element is written by its row
+//             weight's dtype. A panel may be filled by several calls, and by several threads: an element is written by its row
 //             alone.
 //
 // LAYOUT      element (row c of the panel, k):
@@ -14,8 +13,7 @@
 // NUMERICS    Conversions round to nearest even, as torch's `.to()`; equal dtypes are copied bit for bit.
 //
 // WHY THIS WAY  64 k of up to 16 rows are converted row by row (vectors, contiguous) into a 4 KB stage, which stays in
-// the
-//             first-level cache while it is transposed; the source is read and the panel written once, front to back.
+//             the first-level cache while it is transposed; the source is read and the panel written once, front to back.
 
 PACE_INLINE int64_t element_index(Layout layout, int64_t row, int64_t k) {
     switch (layout) {

@@ -7,7 +7,7 @@
 //             find_at_least: the next indices i with x[i] >= threshold, ascending
 // NUMERICS    fp32; sums in running totals over 4096 elements, those in fp64. The order depends on n and the instruction set.
 //
-// All are one pass over the row at the speed of the cache or of exp(); a vocabulary of 152k takes some 10 to 50 us.
+// All are one pass over the row at the speed of the cache or of exp().
 
 static int64_t argmax(const float* x, int64_t n) {
     F32 largest = broadcast(-__builtin_inff()), nan_seen = zero();

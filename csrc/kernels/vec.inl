@@ -63,7 +63,7 @@ PACE_INLINE void store_partial(T* p, F32 v, int n) {
     for (int i = 0; i < n; ++i) p[i] = buffer[i];
 }
 
-// n lanes of which most often all are wanted: a store under a mask takes some 20 cycles on Zen, a plain one takes one.
+// n lanes of which most often all are wanted: a store under a mask is microcoded on Zen, a plain one is not.
 template <class T>
 PACE_INLINE F32 load_lanes(const T* p, int n) {
     return n == kLanes ? load(p) : load_partial(p, n);

@@ -22,7 +22,7 @@
 //                products are taken, of sums of a weight and an input, by Winograd's identity ("A New Algorithm for Inner Product",
 //                1968): (w0 + x1) (w1 + x0) = w0 x0 + w1 x1 + w0 w1 + x1 x0. The last two are counted once for each group, of weights by
 //                themselves and of inputs by themselves: own_products(). An addition in place of a product is no instruction less, but
-//                four units add and two multiply: 1.18 times as fast on Zen 4, where maddubs is no faster than all of the products.
+//                four units add and two multiply.
 //                |w + x| <= 255, and their products of a group of kInputGroup k add up to less than 2^23
 //   level 2      as level 1, Unpacked weights as signed ones
 //   level 3+     vpdpbusd adds four products of an unsigned and a signed byte in 32 bits: w + 128, or the nibble. On level 1 too where the
