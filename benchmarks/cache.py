@@ -1,7 +1,7 @@
 """The cache strategies beside each other in time and memory, and the prefix cache on and off, as Markdown and a line of
 JSON.
 
-    python benchmarks/cache.py --into docs/cache.md                              # about 10 minutes on two cores, 4 GB of memory
+    python benchmarks/cache.py --into benchmarks/RESULTS.md                      # about 10 minutes on two cores, 4 GB of memory
     python benchmarks/cache.py --shape llama-3.2-1b --context 4096 --generate 256 --batch 1
 
 Policies: `--batch` sequences of `--context` positions each, random keys and values, get `--generate` tokens more; one

@@ -1,5 +1,5 @@
 """pace beside other runtimes that are installed, on the same checkpoint: prefill, decode, batches, memory;
-docs/benchmarks.md and its pictures.
+docs/benchmarks.md, its pictures, and that of the README.
 
     python benchmarks/compare.py                     qwen2.5-0.5b and llama-3.2-1b, all peers and kinds of weights
     python benchmarks/compare.py --quick             two rounds of short runs: that everything works, no figures to keep
@@ -37,6 +37,8 @@ from benchmarks.comparison.runtimes import RUNTIMES  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
+FRONT_PAGE = ("zen4-2-cores-avx2-0.5b", "zen4-2-cores-avx2-0.5b-quantised")
+"""Results that the picture of the README shows below each other."""
 DTYPES = ("bf16", "fp16", "fp32", "int8", "int4")
 BATCH_PROMPT, BATCH_STEPS, LONG_STEPS = 128, 32, 32
 
@@ -168,20 +170,24 @@ def measure(options: argparse.Namespace) -> Results:
 
 
 def write_page(every: list[Results]) -> None:
-    """The page, and one picture for each result."""
-    pictures = {}
-    for results in every:
-        picture = PAGE.parent / f"benchmarks-{results.name}.png"
-        try:
-            from benchmarks.comparison import plot
+    """The page, one picture for each result, and that of the front page."""
+    try:
+        from benchmarks.comparison import plot
 
-            plot.draw(results, picture)
-        except ImportError:
-            print("no pictures without matplotlib: pip install matplotlib")
-        if picture.exists():
-            pictures[results.name] = [picture.name]
-    PAGE.write_text(report.render(PAGE.read_text(), every, pictures))
+        for results in every:
+            plot.draw(results, PAGE.parent / f"benchmarks-{results.name}.png")
+        by_name = {results.name: results for results in every}
+        plot.draw_front_page([by_name[name] for name in FRONT_PAGE], PAGE.parent / "speed.png")
+    except ImportError:
+        print("no pictures without matplotlib: pip install matplotlib")
+    PAGE.write_text(report.render(PAGE.read_text(), every, pictures(every)))
     print(f"wrote {os.path.relpath(PAGE)}")
+
+
+def pictures(every: list[Results]) -> dict[str, list[str]]:
+    """Of each result's name, its pictures beside the page."""
+    names = {results.name: f"benchmarks-{results.name}.png" for results in every}
+    return {name: [picture] for name, picture in names.items() if (PAGE.parent / picture).exists()}
 
 
 def main() -> int:

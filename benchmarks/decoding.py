@@ -1,7 +1,7 @@
 """Many requests at once, and drafts: what batching and speculation bring, as Markdown and one line of JSON.
 
     python benchmarks/decoding.py                                          # about 8 minutes on two cores
-    python benchmarks/decoding.py --into docs/decoding.md                  # the tables go between the two lines there that name this script
+    python benchmarks/decoding.py --into benchmarks/RESULTS.md          # the tables go between the two lines there that name this script
     python benchmarks/decoding.py --requests 1 8 --new-tokens 16 --repeats 1 --peer-dtypes float32
 
 Requests: prompts of different lengths, each continued by as many tokens; all in one `generate`, one after the other,

@@ -2,7 +2,7 @@
 line of JSON.
 
     python benchmarks/quantization.py                                    # qwen2.5-0.5b, about 20 minutes on two cores
-    python benchmarks/quantization.py --into docs/quantization.md        # the table goes between the two lines there that name this script
+    python benchmarks/quantization.py --into benchmarks/RESULTS.md        # the table goes between the two lines there that name this script
     python benchmarks/quantization.py smollm2-135m --formats int4 --prompt 64 --generate 8 --rounds 1
 
 Random weights in a known shape, each runtime in a process of its own, as in `benchmarks/compare.py`, whose conversions

@@ -1,5 +1,5 @@
-"""Pictures of a result: bars of prefill and decode, each with the limit of the machine for as many bytes or
-operations."""
+"""Pictures of results: bars of prefill and decode. Those of one result show the limit of the machine for as many bytes
+or operations; the one of the front page puts several results below each other."""
 
 from __future__ import annotations
 
@@ -65,3 +65,51 @@ def _bars(axes, results: Results, shape: str, title: str, value, limit) -> None:
     axes.invert_yaxis()
     axes.set_title(title, fontsize="medium")
     axes.grid(True, axis="x", alpha=0.25)
+
+
+def draw_front_page(every: list[Results], path: Path) -> None:
+    """Writes one PNG: prefill left and decode right, a group of bars for each kind of weights in `every`, which share a
+    machine and a shape. Raises ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    pairs = [
+        (results, subject)
+        for results in every
+        for subject in measured(results, results.shapes[0], results.scenarios[0])
+    ]
+    figure, axes = pyplot.subplots(1, 2, figsize=(13, 1.4 + 0.2 * len(pairs)))
+    scenario, shape = every[0].scenarios[0], every[0].shapes[0]
+    for axis, title, value in (
+        (axes[0], f"prefill of {scenario.prompt} tokens, tokens/s", lambda run: run.prefill_rate),
+        (axes[1], "decode, tokens/s", lambda run: run.decode_rate),
+    ):
+        place, centres = 0.0, {}
+        for index, (results, subject) in enumerate(pairs):
+            if index and pairs[index - 1][1].dtype != subject.dtype:
+                place += 0.8
+            rate = results.median(subject, results.scenarios[0], value)
+            ours = subject.runtime == "pace"
+            axis.barh(place, rate, height=0.9, color=COLORS.get(subject.runtime, "gray"))
+            axis.text(rate, place, f" {rate:.0f}", va="center", fontsize="small", weight="bold" if ours else "normal")
+            centres.setdefault(subject.dtype, []).append(place)
+            place += 1
+        axis.set_yticks([sum(places) / len(places) for places in centres.values()], list(centres))
+        axis.tick_params(axis="y", length=0)
+        axis.invert_yaxis()
+        axis.set_title(title, fontsize="medium")
+        axis.spines[["top", "right"]].set_visible(False)
+    found = [name for name in COLORS if any(subject.runtime == name for _, subject in pairs)]
+    axes[1].legend(handles=[Patch(color=COLORS[name], label=name) for name in found], frameon=False, loc="upper right")
+    machine = every[0].machine
+    figure.suptitle(
+        f"{shape} on {machine['cpu']}, {machine['threads']} threads, {machine['isa']}; by kind of weights",
+        fontsize="medium",
+    )
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

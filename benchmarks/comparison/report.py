@@ -39,7 +39,7 @@ def render(page: str, every: list[Results], pictures: dict[str, list[str]]) -> s
         raise ValueError(f"the page must have these two lines once each, in this order:\n{BEGIN}\n{END}")
     before, rest = page.split(BEGIN)
     sections = [_section(results, pictures.get(results.name, [])) for results in every]
-    return "\n\n".join([before + BEGIN, *sections, END]) + rest.split(END)[1]
+    return "\n\n".join([before + BEGIN, *_glance(every), *sections, END]) + rest.split(END)[1]
 
 
 def disagreements(results: Results) -> list[str]:
@@ -160,6 +160,28 @@ def notes(results: Results) -> Iterator[str]:
         worst = max(results.runs, key=lambda run: run.others_cpu)
         busy = sum(run.others_cpu > 0.05 for run in results.runs)
         yield f"In {busy} of {len(results.runs)} runs something else used more than 0.05 cores; the most was {worst.others_cpu:.2f}."
+
+
+def _glance(every: list[Results]) -> list[str]:
+    """The ratios of all results in one table."""
+    header = ["result", "weights", "pace over", "prefill", "its pairs", "decode", "its pairs"]
+    rows = []
+    for results in every:
+        scenario = results.scenarios[0]
+        for peer in (s for shape in results.shapes for s in measured(results, shape, scenario)):
+            ours = results.ours(peer)
+            if peer.runtime == "pace" or ours is None:
+                continue
+            row = [f"[{results.name}](#{results.name.replace('.', '')})", peer.dtype, peer.label]
+            for value in (targets.prefill_rate, targets.decode_rate):
+                ratios = results.ratios(ours, peer, scenario, value)
+                row += [_number(results.ratio(ours, peer, scenario, value), ".2f")]
+                row += [f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""]
+            rows.append(row)
+    if not rows:
+        return []
+    words = "How many times as fast as a peer `pace` is, with weights of the same kind: the median and the span of pairs of neighbouring runs."
+    return ["## At a glance", words, _markdown((header, rows))]
 
 
 def _section(results: Results, pictures: list[str]) -> str:

@@ -154,11 +154,14 @@ class Results:
         return statistics.median(values) if values and None not in values else None
 
     def ratio(self, ours: Subject, peer: Subject, scenario: Scenario, value: Callable[[Run], float]) -> float | None:
-        """How many times the peer's value ours is: the median over pairs of runs in the same round. None where they
-        never ran in turn."""
+        """How many times the peer's value ours is: the median of `ratios`. None where they never ran in turn."""
+        ratios = self.ratios(ours, peer, scenario, value)
+        return statistics.median(ratios) if ratios else None
+
+    def ratios(self, ours: Subject, peer: Subject, scenario: Scenario, value: Callable[[Run], float]) -> list[float]:
+        """Our value over the peer's, for each pair of runs in the same round."""
         by_place = {run.place: value(run) for run in self.runs_of(ours, scenario)}
-        pairs = [by_place[run.place] / value(run) for run in self.runs_of(peer, scenario) if run.place in by_place]
-        return statistics.median(pairs) if pairs else None
+        return [by_place[run.place] / value(run) for run in self.runs_of(peer, scenario) if run.place in by_place]
 
     def ours(self, peer: Subject) -> Subject | None:
         """pace with the same kind of weights on the same shape."""

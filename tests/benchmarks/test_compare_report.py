@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from benchmarks import compare
 from benchmarks.comparison import report, targets
 from benchmarks.comparison.results import Results, Run, Scenario, Subject
 
@@ -207,29 +207,36 @@ def test_the_picture(results, tmp_path):
 
 
 def test_the_committed_page_is_what_the_committed_results_say():
-    root = Path(__file__).parents[2]
-    page = (root / "docs" / "benchmarks.md").read_text()
-    every = report.read_all(root / "benchmarks" / "results")
-    pictures = {
-        results.name: [f"benchmarks-{results.name}.png"]
-        for results in every
-        if (root / "docs" / f"benchmarks-{results.name}.png").exists()
-    }
-    assert report.render(page, every, pictures) == page, "run: python benchmarks/compare.py --render"
+    page = compare.PAGE.read_text()
+    every = report.read_all(compare.RESULTS)
+    assert report.render(page, every, compare.pictures(every)) == page, "run: python benchmarks/compare.py --render"
 
 
-def test_the_figures_of_the_readme_are_those_of_the_committed_results():
-    root = Path(__file__).parents[2]
-    words = " ".join((root / "README.md").read_text().split())
-    every = {results.name: results for results in report.read_all(root / "benchmarks" / "results")}
-    for name in ("zen4-2-cores-avx2-0.5b", "zen4-2-cores-avx2-1b-llama.cpp"):
-        results = every[name]
-        for peer in results.subjects:
-            if peer.runtime == "llama.cpp" and peer.dtype in ("bf16", "fp32"):
-                ratios = [
-                    results.ratio(results.ours(peer), peer, results.scenarios[0], value)
-                    for value in (lambda run: run.prefill_rate, lambda run: run.decode_rate)
-                ]
-                assert re.search(
-                    rf"{ratios[0]:.2f} and {ratios[1]:.2f} times (as fast as llama.cpp )?in {peer.dtype}", words
-                ), (name, peer.dtype, ratios)
+def test_the_front_page_shows_no_runtime_that_is_faster():
+    """Its first bullet, of the results in its picture: by the median of pairs, with weights of the same kind."""
+    every = {results.name: results for results in report.read_all(compare.RESULTS)}
+    runtimes = set()
+    for results in map(every.get, compare.FRONT_PAGE):
+        [shape], scenario = results.shapes, results.scenarios[0]
+        for peer in report.measured(results, shape, scenario):
+            runtimes.add(peer.runtime)
+            for value in (targets.prefill_rate, targets.decode_rate):
+                ratio = results.ratio(results.ours(peer), peer, scenario, value)
+                assert peer.runtime == "pace" or ratio >= 1, (results.name, peer.label)
+    words = " ".join((compare.ROOT / "README.md").read_text().split())
+    assert len(runtimes - {"pace"}) == 5 and "level with five other runtimes or ahead of them" in words
+
+
+def test_a_glance_has_the_ratios_and_spans_of_all_results(results):
+    [heading, _, table] = report._glance([results])
+    peers = [peer for peer in report.measured(results, SHAPE, MAIN) if peer.runtime != "pace" and results.ours(peer)]
+    assert heading == "## At a glance" and table.count("\n") == 1 + len(peers)
+    assert "| 2.00 | 2.00 to 2.00 |" in table
+
+
+def test_the_picture_of_the_front_page(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks.comparison import plot
+
+    plot.draw_front_page([results, results], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

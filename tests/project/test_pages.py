@@ -1,10 +1,10 @@
-"""README.md, CONTRIBUTING.md, docs/decoding.md, docs/cache.md and docs/quantization.md tell the truth: every code block
-and command runs, every name exists.
+"""README.md, CONTRIBUTING.md and docs/ tell the truth: every code block and command runs, every link leads somewhere, every
+name exists.
 
 A block is fenced and says its language. `bash` and `python` blocks run here, in order; `text` is output, and nothing to
-run. The Python blocks are one program. `make demo` runs for real where that is quick, which is when the tests run in
-the environment that the Makefile made (`make test`, the continuous integration); elsewhere what it would run is looked
-up with `make -n`.
+run. The Python blocks of a page are one program. `make demo` runs for real where that is quick, which is when the tests
+run in the environment that the Makefile made (`make test`, the continuous integration); elsewhere what it would run is
+looked up with `make -n`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,35 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-DECODING, CACHE, QUANTIZATION = (
-    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("decoding.md", "cache.md", "quantization.md")
-)
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+README = PAGES["README.md"]
+LOGS = {"docs/benchmarks.md"}
+"""Pages whose commands name paths of the machine that ran them."""
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"make ([a-z-]+)")
+PRINTED = {
+    "README.md": ["Cairo", "5, 6, 7, 8", "Tokyo"],
+    "docs/guide.md": ["Cairo", "5, 6, 7, 8", "Tokyo"],
+    "docs/decoding.md": ["Tokyo", "cancelled"],
+    "docs/quantization.md": ["all weights"],
+    "docs/cache.md": ["0 of"],
+}
+"""What the Python blocks of a page print, among other things."""
 
 
 def blocks(text: str, language: str) -> list[str]:
     return [body for kind, body in FENCE.findall(text) if kind == language]
+
+
+COMMANDS_OF_PAGES = [
+    pytest.param(block, id=f"{page}: {block.splitlines()[0][:40]}")
+    for page, text in PAGES.items()
+    for block in blocks(text, "bash")
+    if not MAKE.match(block)
+]
 
 
 def test_the_reader_of_blocks_reads_them():
@@ -37,57 +55,43 @@ def test_the_reader_of_blocks_reads_them():
     assert blocks(text, "bash") == ["one\n", "four\n"] and blocks(text, "python") == ["two\n\nthree\n"]
 
 
-def test_every_block_says_what_it_is():
-    for text in (README, CONTRIBUTING):
-        assert text.count("```") == 2 * len(FENCE.findall(text))
-        assert {kind for kind, _ in FENCE.findall(text)} <= {"bash", "python", "text"}
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page):
+    text = PAGES[page]
+    assert text.count("```") == 2 * len(FENCE.findall(text))
+    assert {kind for kind, _ in FENCE.findall(text)} <= {"bash", "python", "text", ""} - (
+        set() if page == "docs/architecture.md" else {""}
+    )
+
+
+def test_the_front_page_is_short_and_leads_to_every_other():
+    assert README.count("\n") <= 120
+    assert not [page for page in PAGES if page != "README.md" and f"]({page})" not in README]
     assert blocks(README, "bash") and blocks(README, "python")
 
 
-def test_python_blocks_run():
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python")])
+def test_python_blocks_run(page):
     """One after the other in one process, as a reader would paste them."""
-    program = "\n".join(blocks(README, "python"))
     result = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=250
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert "Cairo" in result.stdout and "5, 6, 7, 8" in result.stdout and "Tokyo" in result.stdout
-
-
-def test_python_blocks_of_the_decoding_guide_run():
-    assert DECODING.count("```") == 2 * len(FENCE.findall(DECODING))
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(DECODING, "python"))],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == "" and "Tokyo" in result.stdout and "cancelled" in result.stdout
-
-
-def test_python_blocks_of_the_guide_to_quantisation_run():
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(QUANTIZATION, "python"))],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert (result.returncode, result.stderr) == (0, "") and "all weights" in result.stdout
-
-
-def test_python_blocks_of_the_cache_guide_run():
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(CACHE, "python"))],
+        [sys.executable, "-c", "\n".join(blocks(PAGES[page], "python"))],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=250,
     )
     assert (result.returncode, result.stderr) == (0, "")
+    assert not [words for words in PRINTED[page] if words not in result.stdout], result.stdout
+
+
+def test_prefixes_are_reused_as_the_cache_guide_shows():
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks(PAGES["docs/cache.md"], "python"))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     first, second, third = (int(line.split(" of ")[0]) for line in result.stdout.splitlines())
     assert first == 0 < second <= third, "what an earlier prompt began with is reused"
 
@@ -107,15 +111,17 @@ def test_the_demo_prints_what_is_shown():
     assert re.fullmatch(pattern, result.stdout, re.DOTALL), result.stdout
 
 
-@pytest.mark.parametrize(
-    "block",
-    [block for block in blocks(README, "bash") if not MAKE.match(block)],
-    ids=lambda block: block.split("\n")[0][:40],
-)
+@pytest.mark.parametrize("block", COMMANDS_OF_PAGES)
 def test_bash_blocks_run(block, tmp_path):
+    """In order within a block, from a folder that has what the root of the repository has, without build/."""
+    root = tmp_path / "root"
+    root.mkdir()
+    for path in ROOT.iterdir():
+        if path.name != "build" and not path.name.startswith("."):
+            (root / path.name).symlink_to(path)
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
-        cwd=ROOT,
+        cwd=root,
         env=environment(commands=tmp_path),
         capture_output=True,
         text=True,
@@ -125,12 +131,21 @@ def test_bash_blocks_run(block, tmp_path):
     assert result.stdout and "error" not in result.stderr.lower()
 
 
-def test_make_demo_and_make_test_run_what_is_tested():
-    """`make test` is what runs this test, or at least runs all tests; `make demo` runs the first example."""
-    named = {target for block in blocks(README, "bash") for target in MAKE.findall(block)}
-    assert named == {"demo", "test"}
+def test_make_demo_runs_the_first_example_and_make_test_all_tests():
+    assert {target for block in blocks(README, "bash") for target in MAKE.findall(block)} == {"demo"}
     assert "examples/pace_llm_basic.py" in make("-n", "demo").stdout
-    assert "pytest" in make("-n", "test").stdout
+    assert re.search(r"-m pytest -n \d+ *$", make("-n", "test").stdout, re.MULTILINE)
+
+
+def test_continuous_integration_runs_make_test():
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "exec make test"
+
+
+def test_the_quick_tests_are_there():
+    """`make check` names its files: each exists, and the words choose some of the tests against transformers."""
+    command = next(line for line in make("-n", "check").stdout.splitlines() if "-m pytest" in line)
+    named = [ROOT / word for word in command.split() if word.startswith("tests/")]
+    assert len(named) > 5 and all(path.exists() for path in named), command
 
 
 @pytest.mark.skipif(
@@ -142,25 +157,29 @@ def test_make_demo_runs():
     assert "tokens/s" in result.stdout
 
 
-def test_commands_in_the_prose_exist():
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_prose_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     from pace.cli import COMMANDS
 
-    for text in (README, CONTRIBUTING):
-        inline = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
-        for command in inline:
-            if match := MAKE.match(command):
-                assert match[1] in targets, command
-            if match := re.match(r"pace ([a-z]+)", command):
-                assert match[1] in COMMANDS, command
+    for command in re.findall(r"`([^`\n]+)`", FENCE.sub("", PAGES[page])):
+        if match := MAKE.match(command):
+            assert match[1] in targets, command
+        if match := re.match(r"pace ([a-z]+)", command):
+            assert match[1] in COMMANDS or page in LOGS, command
+        if match := re.match(r"python (benchmarks/\w+\.py|-m [\w.]+)", command):
+            path = match[1].removeprefix("-m ").replace(".", "/") if match[1].startswith("-m") else match[1]
+            assert any((ROOT / name).exists() for name in (path, f"{path}.py")), command
 
 
-def test_links_lead_somewhere():
-    for text in (README, CONTRIBUTING):
-        for target in re.findall(r"\]\(([^)]+)\)", text):
-            path, _, heading = target.partition("#")
-            assert target.startswith("https://") or (ROOT / path).exists(), target
-            assert not heading or heading in anchors((ROOT / path).read_text(encoding="utf-8")), target
+@pytest.mark.parametrize("page", [*PAGES, "benchmarks/RESULTS.md"])
+def test_links_lead_somewhere(page):
+    text, folder = (ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)]+)\)", FENCE.sub("", text)):
+        path, _, heading = target.partition("#")
+        linked = folder / path if path else ROOT / page
+        assert target.startswith("https://") or linked.exists(), target
+        assert not heading or heading in anchors(linked.read_text(encoding="utf-8")), target
 
 
 def anchors(text: str) -> set[str]:
@@ -174,7 +193,7 @@ def anchors(text: str) -> set[str]:
 def test_every_model_has_a_row():
     from pace.llm.models.model_list import MODEL_LIST
 
-    assert set(re.findall(r"^\| `(\w+ForCausalLM)`", README, re.MULTILINE)) == set(MODEL_LIST)
+    assert set(re.findall(r"^\| `(\w+ForCausalLM)`", PAGES["docs/models.md"], re.MULTILINE)) == set(MODEL_LIST)
 
 
 def test_what_is_said_to_be_refused_is_refused():
