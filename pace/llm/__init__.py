@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pace.llm.engine.scheduler import Scheduler
     from pace.llm.generator import Generator
     from pace.llm.llm import LLMModel
+    from pace.llm.loading import LoadOptions
     from pace.llm.models.base_model import BaseModelForCausalLM
     from pace.llm.operators import OperatorConfig, OperatorReport
     from pace.llm.outputs import GenerateOutput, Metrics
@@ -41,6 +42,7 @@ _HOMES = {
     "Generator": "generator",
     "KVCacheType": "configs",
     "LLMModel": "llm",
+    "LoadOptions": "loading",
     "LogitsProcessor": "decoding.logits",
     "Metrics": "outputs",
     "OperatorConfig": "operators",

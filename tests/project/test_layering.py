@@ -24,7 +24,7 @@ LAYERS: list[list[str]] = [
     ["pace.llm.cache", "pace.llm.decoding"],
     ["pace.llm.engine", "pace.llm.speculation"],
     ["pace.llm.clients"],
-    ["pace.llm", "pace.llm.generator", "pace.llm.llm"],
+    ["pace.llm", "pace.llm.generator", "pace.llm.llm", "pace.llm.loading"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
     ["pace.cli", "pace.integrations", "pace.server", "pace.__main__"],

@@ -171,20 +171,26 @@ def select_ops(backend: str | OperatorConfig) -> ModuleType:
     return reference if read_backend(backend) == "torch" else native
 
 
-def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int:
-    """Sets the threads of this process's kernels, for all its models, and returns their number. With `pin_threads` each
-    has a CPU of its own; by default as PACE_PIN_THREADS says. TypeError, or ValueError for more pinned threads than
-    CPUs in the mask, too."""
+def read_threads(num_threads: int | None, pin_threads: bool | None = None) -> tuple[int, bool]:
+    """How many threads the kernels get, and whether each has a CPU of its own: what is said, else what PACE_NUM_THREADS
+    and PACE_PIN_THREADS say, else the physical cores that this process may use, not pinned. TypeError or ValueError."""
     if num_threads is None:
         num_threads = env.num_threads() or _C.cpu_info()["default_threads"]
     if type(num_threads) is not int:
-        raise TypeError(f"num_threads must be an integer or None; got {type(num_threads).__name__}")
+        raise TypeError(f"{argument('num_threads')} must be an integer or None; got {type(num_threads).__name__}")
     if not 1 <= num_threads <= env.MAX_THREADS:
         raise ValueError(f"{argument('num_threads')} must be in 1..{env.MAX_THREADS}; got {num_threads}")
     if pin_threads is None:
         pin_threads = env.pin_threads()
     if type(pin_threads) is not bool:
-        raise TypeError(f"pin_threads must be True, False or None; got {type(pin_threads).__name__}")
+        raise TypeError(f"{argument('pin_threads')} must be True, False or None; got {type(pin_threads).__name__}")
+    return num_threads, pin_threads
+
+
+def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int:
+    """Sets the threads of this process's kernels, for all its models, as `read_threads` understands them, and returns
+    their number. ValueError for more pinned threads than CPUs in the mask, too."""
+    num_threads, pin_threads = read_threads(num_threads, pin_threads)
     _C.set_num_threads(num_threads, pin_threads)
     return num_threads
 

@@ -1,0 +1,298 @@
+"""From what a caller asks for to a model with an engine: `LoadOptions`, then `open`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from pace.batch import BLOCK_SIZE
+from pace.llm.cache.manager import CacheManager, check_cache_options
+from pace.llm.configs import KVCacheType, SamplingConfig
+from pace.llm.engine.engine import Engine
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
+from pace.llm.models.model_utils import (
+    fill_model,
+    make_model,
+    parse_dtype,
+    parse_kv_cache_dtype,
+    read_threads,
+    select_ops,
+    use_threads,
+)
+from pace.llm.operators import OperatorConfig
+from pace.llm.runners import make_runner
+from pace.llm.speculation.build import Speculation, check_spec_config
+from pace.llm.speculation.configs import SpecConfig
+from pace.memory import available_memory_bytes, format_bytes, parse_bytes
+from pace.naming import argument
+from pace.quant import QuantizationConfig, read_quantization
+
+logger = logging.getLogger("pace")
+
+CACHE_SHARE = 0.5
+"""Of the memory available once the weights are loaded, the part that keys and values may grow into."""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What to load and how: every argument of `LLMModel`, which says the same.
+
+    Raises TypeError or ValueError for values that no checkpoint goes with, and for those that contradict each other.
+    What a checkpoint may refuse besides is found by `open`, before it reads weights.
+    """
+
+    model_name_or_path: str | Path
+    """A local directory, a GGUF file, or a Hub id."""
+    tokenizer_name_or_path: str | Path | None = None
+    """Where the tokenizer is, if not with the model. A model without one takes token ids."""
+    dtype: torch.dtype | str = torch.bfloat16
+    """Of the weights (bfloat16, float16, float32, or their names), whatever the checkpoint's own."""
+    kv_cache_type: KVCacheType | str = "paged"
+    """How a sequence's room grows, with the same results: "paged" in blocks that sequences share; "bmc" as one run with
+    spare rows, which moves when these are used up; "dynamic" as one run that moves whenever it is too short. See
+    docs/cache.md."""
+    spec_config: SpecConfig | None = None
+    """Where drafts come from, for faster decoding of the same text (docs/decoding.md): a PromptLookupConfig,
+    DraftModelConfig or PardConfig. A draft model is loaded with the dtypes, quantisation (without overrides) and
+    backend of the model."""
+    quantization: Any = None
+    """A format in which a checkpoint of floats is held, for less memory and faster decoding at some loss: "int8",
+    "int4", "nf4", "fp4", "mxfp4", "mxfp8" or "fp8"; a QuantizationConfig, or a dict of its arguments, for options and
+    choices by module; or transformers' BitsAndBytesConfig. docs/quantization.md compares them. What is promised of bits
+    holds for each."""
+    backend: str | OperatorConfig = "native"
+    """ "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
+    from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
+    "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it."""
+    num_threads: int | None = None
+    """Of this process's kernels, for all its models; None for the physical cores that this process may use."""
+    max_seq_len: int | None = None
+    """The longest a sequence, prompt included, may get; None for what the model's config allows."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    token: str | bool | None = None
+    """For gated models of the Hub: None or True for the one saved by `hf auth login`, False for none."""
+    cache_dir: str | Path | None = None
+    """Where downloads are kept; None for the Hub's own cache."""
+    local_files_only: bool = False
+    """Whether to take what is on disk and download nothing."""
+    progress: bool = True
+    """A bar while loading, and while several prompts are continued, on a terminal only."""
+    kv_cache_bytes: int | str | None = None
+    """What keys and values may take, in bytes or as "2GiB"; None for half of the memory available after loading. It is
+    address space until it is used. Sequences that do not fit all at once take turns, with the same results; a prompt
+    that would not fit alone is refused, and a sequence that grows to fill it all ends with "length". A draft model's
+    keys and values take their part of it."""
+    pin_threads: bool | None = None
+    """Each thread on a CPU of its own, for a process that has its CPUs to itself; None for what PACE_PIN_THREADS says,
+    which is no by default (docs/threads.md)."""
+    bmc_rows: int | None = None
+    """New rows at a time of "bmc"; None for as many as balance time and memory."""
+    prefix_cache_bytes: int | str = "auto"
+    """Of `kv_cache_bytes`, what the beginnings of sequences that have ended may keep, so that one which begins like
+    them does not compute it again; "auto" for a quarter (with a cache type that shares no blocks: nothing), 0 for none.
+    Sequences that want the room get it; those at work share what they begin with at no cost."""
+    kv_cache_dtype: torch.dtype | str = "auto"
+    """Of keys and values: "auto" for `dtype`, or a float dtype, or "int8": one byte for each element, and a scale for
+    each head and token. That is about half of bfloat16's memory, and moves logits two to four times as far as a cache
+    in bfloat16 does (docs/numerics.md); what is promised of bits holds for it as well."""
+    load_in_4bit: bool = False
+    """The same as `quantization="nf4"`."""
+    load_in_8bit: bool = False
+    """The same as `quantization="int8"`."""
+
+    def __post_init__(self) -> None:
+        optional = type(None)
+        self._check("model_name_or_path", "a path or a Hub id", str, os.PathLike)
+        self._check("tokenizer_name_or_path", "a path, a Hub id or None", str, os.PathLike, optional)
+        check_cache_options(self.kv_cache_type, self.bmc_rows, self.prefix_bytes)
+        check_spec_config(self.spec_config)
+        self.quantization_config, self.weight_dtype, self.kv_dtype, self.ops  # noqa: B018: each raises if it is none
+        read_threads(self.num_threads, self.pin_threads)
+        self._check("max_seq_len", "an int >= 2 or None", int, optional)
+        if self.kv_cache_bytes is not None:
+            _read_bytes("kv_cache_bytes", self.kv_cache_bytes)
+        self._check("revision", "a branch, tag or commit, or None", str, optional)
+        self._check("token", "a str, True, False or None", str, bool, optional)
+        self._check("cache_dir", "a path or None", str, os.PathLike, optional)
+        self._check("local_files_only", "True or False", bool)
+        self._check("progress", "True or False", bool)
+
+    def _check(self, name: str, allowed: str, *types: type) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise TypeError(f"{argument(name)} must be {allowed}; got {type(value).__name__}")
+
+    # -- the options as they are understood ----------------------------------------------------------------------------
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        return parse_dtype(self.dtype)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return parse_kv_cache_dtype(self.kv_cache_dtype, self.weight_dtype)
+
+    @property
+    def quantization_config(self) -> QuantizationConfig | None:
+        return read_quantization(self.quantization, self.load_in_4bit, self.load_in_8bit)
+
+    @property
+    def ops(self) -> ModuleType:
+        """The implementation of `pace.ops` that packs weights and samples."""
+        return select_ops(self.backend)
+
+    @property
+    def prefix_bytes(self) -> int | None:
+        """None for what `CacheManager` thinks right."""
+        if self.prefix_cache_bytes == "auto":
+            return None
+        return _read_bytes("prefix_cache_bytes", self.prefix_cache_bytes, ', or "auto"')
+
+    @property
+    def cache_options(self) -> dict[str, Any]:
+        """Those of `CacheManager`."""
+        return {
+            "kv_cache_type": self.kv_cache_type,
+            "bmc_rows": self.bmc_rows,
+            "prefix_cache_bytes": self.prefix_bytes,
+        }
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """How `find_checkpoint` is to look for a model."""
+        names = ("revision", "token", "cache_dir", "local_files_only", "progress")
+        return {name: getattr(self, name) for name in names}
+
+
+class Loaded(NamedTuple):
+    """What `open` returns."""
+
+    model: BaseModelForCausalLM
+    """With its weights."""
+    engine: Engine
+    """Which runs it."""
+    tokenizer: Any
+    """transformers' tokenizer of the checkpoint; None where it has none."""
+    defaults: SamplingConfig
+    """What the checkpoint says about generation."""
+
+
+def open(options: LoadOptions) -> Loaded:
+    """Finds a checkpoint, checks all that is asked of it, reads its weights, and makes the engine that runs them.
+
+    What can be wrong with the options and the small files is found before gigabytes of weights are read. Sets the
+    threads of this process's kernels.
+
+    Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError,
+    ValueError, TypeError, MemoryError as in `model_utils.load_model`.
+    """
+    ops, progress = options.ops, options.progress
+    threads = use_threads(options.num_threads, options.pin_threads)
+    directory = find_checkpoint(options.model_name_or_path, **options.hub)
+    model = make_model(directory, options.weight_dtype, ops, options.kv_dtype, options.quantization_config)
+    _check_length(options, model)
+    tokenizer = _find_tokenizer(options, directory, model)
+    defaults = _read_defaults(directory, tokenizer, model)
+    speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
+    share = speculation.cache_share(model)
+    _check_budget(options, model, share)
+
+    fill_model(model, directory, threads, progress)
+    speculation.load(threads, progress)
+
+    budget = _cache_budget(options)
+    drafter = speculation.drafter(model, ops, options.backend, int(budget * share))
+    engine = Engine.create(
+        make_runner(model, options.backend),
+        ops,
+        budget - drafter.memory().cache_budget,
+        drafter,
+        options.max_seq_len,
+        cache_options=options.cache_options,
+    )
+    return Loaded(model, engine, tokenizer, defaults)
+
+
+def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
+    most = model.max_position_embeddings
+    if options.max_seq_len is not None and not 2 <= options.max_seq_len <= most:
+        raise ValueError(
+            f"{argument('max_seq_len')} must be from 2 to the {most} positions that config.json gives this model; got {options.max_seq_len}"
+        )
+
+
+def _find_tokenizer(options: LoadOptions, directory: Path, model: BaseModelForCausalLM) -> Any:
+    if options.tokenizer_name_or_path is None:
+        return load_tokenizer(directory, model.vocab_size, required=False)
+    found = find_checkpoint(options.tokenizer_name_or_path, **options.hub | {"revision": None}, weights=False)
+    return load_tokenizer(found, model.vocab_size)
+
+
+def _read_defaults(directory: Path, tokenizer: Any, model: BaseModelForCausalLM) -> SamplingConfig:
+    """What the checkpoint says about generation: generation_config.json, then config.json, then the tokenizer."""
+    vocab_size = model.vocab_size
+    defaults = SamplingConfig.from_dict(read_generation_config(directory), source=f"{directory}/generation_config.json")
+    config = read_config_json(directory)
+    special = {name: config.get(name) for name in ("eos_token_id", "pad_token_id")}
+    defaults.merge_from(SamplingConfig.from_dict(special, source=f"{directory}/config.json"))
+    defaults.merge_from(SamplingConfig(**{name: getattr(tokenizer, name, None) for name in special}))
+    if defaults.eos_token_id is not None:
+        known = [token for token in defaults.eos_token_id if token < vocab_size]
+        if len(known) < len(defaults.eos_token_id):
+            logger.warning(
+                "the checkpoint's end tokens %s are not all among the model's %d ids", defaults.eos_token_id, vocab_size
+            )
+        defaults.eos_token_id = known or None
+    return defaults
+
+
+def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
+    """Raises ValueError for a cache without room for a block, or for one sequence of `max_seq_len` tokens, besides a
+    draft model's share; and for sizes that do not go together."""
+    budget = available_memory_bytes()
+    if options.kv_cache_bytes is not None:
+        budget = parse_bytes(options.kv_cache_bytes)
+        length = options.max_seq_len
+        least = math.ceil(-(-(length or 1) // BLOCK_SIZE) * model.kv_spec.block_bytes / (1 - draft_share))
+        if budget < least:
+            why = (
+                f"{argument('max_seq_len')}={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
+            )
+            raise ValueError(
+                f"{argument('kv_cache_bytes')}={options.kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}"
+            )
+    CacheManager(model.kv_spec, int(budget * (1 - draft_share)), **options.cache_options)
+
+
+def _cache_budget(options: LoadOptions) -> int:
+    """Bytes for the keys and values of all models, once the weights are in memory."""
+    available = available_memory_bytes()
+    if options.kv_cache_bytes is None:
+        return int(available * CACHE_SHARE)
+    budget = parse_bytes(options.kv_cache_bytes)
+    if budget > available:
+        logger.warning(
+            "%s=%s is more than the %s of memory that are left; once that is used, the system ends the process",
+            argument("kv_cache_bytes"),
+            options.kv_cache_bytes,
+            format_bytes(available),
+        )
+    return budget
+
+
+def _read_bytes(name: str, size: int | str, otherwise: str = "") -> int:
+    """Raises TypeError or ValueError that names the argument."""
+    try:
+        return parse_bytes(size)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{argument(name)}: {error}{otherwise}") from None

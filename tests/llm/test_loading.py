@@ -1,0 +1,184 @@
+"""Loading in two steps: `LoadOptions` refuses what no checkpoint goes with, `open` the rest, before weights are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+
+from pace import _C
+from pace.assets import TINY, TINY_DRAFT
+from pace.llm import DraftModelConfig, Generator, LLMModel, LoadOptions, PromptLookupConfig, SamplingConfig, loading
+from pace.llm.models import model_utils
+from pace.llm.speculation import build
+
+GREEDY = SamplingConfig(max_new_tokens=8, ignore_eos=True)
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+
+GOOD = {
+    "tokenizer_name_or_path": (str(TINY), lambda model: model.tokenizer is not None),
+    "dtype": ("float32", lambda model: model._model.dtype == torch.float32),
+    "kv_cache_type": ("dynamic", lambda model: type(model._engine.cache.allocator).__name__ == "Contiguous"),
+    "spec_config": (PromptLookupConfig(), lambda model: type(model._engine.drafter).__name__ == "SpeculativeDrafter"),
+    "quantization": ("int4", lambda model: model._model.quantization.format.name == "int4"),
+    "backend": ("torch", lambda model: model._engine.ops.__name__ == "pace.ops.reference"),
+    "num_threads": (1, lambda model: num_threads() == 1),
+    "max_seq_len": (64, lambda model: model._engine.max_length == 64),
+    "kv_cache_bytes": ("1MiB", lambda model: model.memory_report().cache_budget <= 1 << 20),
+    "prefix_cache_bytes": (0, lambda model: type(model._engine.cache.prefix).__name__ == "NoPrefixCache"),
+    "kv_cache_dtype": ("int8", lambda model: model._engine.cache.kv[0].k.dtype == torch.int8),
+    "load_in_4bit": (True, lambda model: model._model.quantization.format.name == "nf4"),
+    "load_in_8bit": (True, lambda model: model._model.quantization.format.name == "int8"),
+    "progress": (False, lambda model: model._generator.progress is False),
+    "bmc_rows": (32, lambda model: model._engine.cache.allocator.spare_rows(100) == 32),
+}
+HUB = {"revision": "v1", "token": "secret", "cache_dir": "/nowhere", "local_files_only": True, "progress": False}
+"""A value of each option, not its default where one can be seen, and what shows that it reached the model."""
+
+WRONG = {
+    "model_name_or_path": [(5, TypeError), (None, TypeError), ("no/such/model/here", FileNotFoundError)],
+    "tokenizer_name_or_path": [(5, TypeError), ("./nowhere", FileNotFoundError)],
+    "dtype": [("int3", ValueError), (torch.int64, ValueError), (16, TypeError)],
+    "kv_cache_type": [("pages", ValueError)],
+    "spec_config": [("lookup", TypeError), (DraftModelConfig("./nowhere"), FileNotFoundError)],
+    "quantization": [("int3", ValueError), (4, TypeError), ({"format": "int4", "groups": 3}, TypeError)],
+    "backend": [("gpu", ValueError), ("attention=gpu", ValueError), (1, ValueError)],
+    "num_threads": [(0, ValueError), (10**6, ValueError), (1.5, TypeError), (True, TypeError)],
+    "pin_threads": [(1, TypeError)],
+    "max_seq_len": [(1, ValueError), (10**9, ValueError), (64.0, TypeError), (True, TypeError)],
+    "revision": [(5, TypeError), ("main", ValueError)],
+    "token": [(5, TypeError), (b"secret", TypeError)],
+    "cache_dir": [(5, TypeError)],
+    "local_files_only": [("yes", TypeError), (1, TypeError)],
+    "progress": [("no", TypeError), (None, TypeError)],
+    "kv_cache_bytes": [("2G", ValueError), (1.5, TypeError), (1, ValueError)],
+    "bmc_rows": [(0, ValueError), (8, ValueError), ("8", TypeError)],
+    "prefix_cache_bytes": [("most", ValueError), (None, TypeError), (1, ValueError), (1 << 62, ValueError)],
+    "kv_cache_dtype": [("int4", ValueError), (8, TypeError)],
+    "load_in_4bit": [(1, TypeError)],
+    "load_in_8bit": [("yes", TypeError)],
+}
+NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
+
+
+def num_threads() -> int:
+    return _C.get_num_threads()
+
+
+def names() -> list[str]:
+    return [field.name for field in dataclasses.fields(LoadOptions)]
+
+
+def both(**options):
+    """The model by either way."""
+    yield LLMModel(**options)
+    parts = loading.open(LoadOptions(**options))
+    model = LLMModel.__new__(LLMModel)
+    model._model, model._engine, model.tokenizer, defaults = parts
+    model._generator = Generator(parts.engine, parts.tokenizer, defaults, options["progress"])
+    yield model
+
+
+def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> None:
+    asked = dict(inspect.signature(LLMModel.__init__).parameters)
+    del asked["self"]
+    own = inspect.signature(LoadOptions).parameters
+    assert [(name, parameter.default, parameter.annotation) for name, parameter in asked.items()] == [
+        (name, parameter.default, parameter.annotation) for name, parameter in own.items()
+    ]
+    assert all(f"`{name}`" in LLMModel.__init__.__doc__ for name in own)
+
+
+def test_every_option_is_tried() -> None:
+    assert {*GOOD, *HUB, "model_name_or_path", "pin_threads"} == {*WRONG} == {*names()}
+
+
+@pytest.mark.usefixtures("restore_isa_and_threads")
+@pytest.mark.parametrize("name", GOOD)
+def test_every_option_is_reached_both_ways(name: str) -> None:
+    value, shows = GOOD[name]
+    options = {"model_name_or_path": TINY, "progress": False, name: value, **NEEDED_WITH.get(name, {})}
+    outputs = []
+    for model in both(**options):
+        assert shows(model)
+        outputs.append(model.generate(PROMPT, GREEDY).generated_token_ids)
+    assert outputs[0] == outputs[1]
+
+
+def test_options_of_the_hub_reach_every_search_for_a_checkpoint(monkeypatch) -> None:
+    searches = []
+
+    def find(path: object, revision: str | None = None, weights: bool = True, **other: object):
+        searches.append((path, revision, other))
+        return TINY
+
+    monkeypatch.setattr(loading, "find_checkpoint", find)
+    monkeypatch.setattr(build, "find_checkpoint", find)
+    for load in (LLMModel, lambda *arguments, **options: loading.open(LoadOptions(*arguments, **options))):
+        searches.clear()
+        load("them/it", "them/tokenizer", spec_config=DraftModelConfig("them/draft", revision="v2"), **HUB)
+        other = {name: value for name, value in HUB.items() if name != "revision"}
+        assert searches == [("them/it", "v1", other), ("them/tokenizer", None, other), ("them/draft", "v2", other)]
+
+
+def test_pinning_reaches_the_kernels(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(loading, "use_threads", lambda *arguments: asked.append(arguments) or 1)
+    for _ in both(model_name_or_path=TINY, num_threads=1, pin_threads=True, progress=False):
+        pass
+    assert asked == [(1, True)] * 2
+
+
+def cases() -> list[tuple[str, object, type[Exception]]]:
+    return [(name, value, error) for name, wrong in WRONG.items() for value, error in wrong]
+
+
+@pytest.mark.parametrize(("name", "value", "error"), cases())
+def test_a_wrong_value_of_any_option_is_told_before_weights_are_read(
+    name: str, value: object, error: type[Exception], monkeypatch
+) -> None:
+    monkeypatch.setattr(model_utils, "CheckpointReader", lambda directory: pytest.fail("weights were read"))
+    needed = NEEDED_WITH.get(name, {}) if value != 8 else {}
+    for load in (LLMModel, lambda **options: loading.open(LoadOptions(**options))):
+        with pytest.raises(error) as caught:
+            load(**{"model_name_or_path": TINY, "progress": False, name: value, **needed})
+        assert "secret" not in str(caught.value)
+        if error in (TypeError, ValueError) and name != "model_name_or_path":
+            told = {"dtype": "dtype", "quantization": "format|quantization|group", "backend": "backend|attention"}
+            assert any(word in str(caught.value) for word in told.get(name, name).split("|")), caught.value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"load_in_4bit": True, "load_in_8bit": True},
+        {"quantization": "int4", "load_in_8bit": True},
+        {"kv_cache_type": "dynamic", "prefix_cache_bytes": 4096},
+        {"kv_cache_type": "dynamic", "bmc_rows": 4},
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_without_a_checkpoint(options: dict) -> None:
+    with pytest.raises(ValueError):
+        LoadOptions("nowhere", **options)
+
+
+def test_options_may_be_replaced() -> None:
+    options = dataclasses.replace(LoadOptions(TINY, quantization="int4"), dtype="float32")
+    assert (options.weight_dtype, options.kv_dtype) == (torch.float32, torch.float32)
+    assert dataclasses.replace(options, kv_cache_dtype="int8").kv_dtype == torch.int8
+
+
+def test_refused_options_leave_the_threads_alone(restore_isa_and_threads) -> None:
+    before = num_threads()
+    with pytest.raises(TypeError):
+        LoadOptions(TINY, num_threads=before + 1, progress=1)
+    with pytest.raises(TypeError):
+        LLMModel(TINY, num_threads=before + 1, progress=1)
+    assert num_threads() == before
+
+
+def test_a_draft_model_is_opened_with_the_model() -> None:
+    parts = loading.open(LoadOptions(TINY, spec_config=DraftModelConfig(str(TINY_DRAFT)), progress=False))
+    assert "draft Embedding" in parts.engine.drafter.memory().weights
