@@ -80,30 +80,27 @@ def measure(folder: Path, dtype: str, num_threads: int | None = None) -> dict:
 
 def load_here(folder: str, dtype: str, num_threads: int | None) -> dict:
     from pace.llm.models.model_utils import load_model
+    from pace.memory import resident_bytes
 
-    start_bytes = memory("VmRSS")
+    start_bytes = resident_bytes()
     began, cpu_began = time.perf_counter(), time.process_time()
     kind = {"dtype": dtype} if dtype in DTYPES else {"quantization": dtype}
     model = load_model(folder, **kind, progress=False, num_threads=num_threads)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     weights = sum(model.resident_bytes().values())
     stored = sum(path.stat().st_size for path in Path(folder).iterdir())
-    peak = memory("VmHWM")
+    peak = resident_bytes(peak=True)
     return {
         "weights_bytes": weights,
         "stored_bytes": stored,
         "peak_bytes": peak,
         "start_bytes": start_bytes,
         "bound_bytes": int(ALLOWED_FACTOR * weights + ALLOWED_BYTES),
-        "resident_after_bytes": memory("VmRSS"),
+        "resident_after_bytes": resident_bytes(),
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "gb_per_s": stored / seconds / 1e9,
     }
-
-
-def memory(field: str) -> int:
-    return int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0]) << 10
 
 
 def main() -> None:

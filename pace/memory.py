@@ -63,6 +63,14 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
 
 
+def resident_bytes(peak: bool = False) -> int:
+    """Bytes of this process that are in memory now, or with `peak` the most there have been; 0 where the system does not
+    tell."""
+    field = "VmHWM:" if peak else "VmRSS:"
+    lines = (_read("/proc/self/status") or "").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
 def available_memory_bytes() -> int:
     """Bytes that this process may still take: the machine's available memory, or what its cgroup (v2 or v1) leaves if
     less. File pages count as available, as in the kernel's own MemAvailable: it drops them when memory is asked for."""

@@ -30,7 +30,7 @@ from pace.llm.models.model_utils import load_model, parse_dtype, parse_kv_cache_
 from pace.llm.runners import make_runner
 from pace.llm.runners.program import ProgramRunner
 from pace.llm.sequence import Sequence
-from pace.memory import available_memory_bytes, format_bytes
+from pace.memory import available_memory_bytes, format_bytes, resident_bytes
 from pace.ops import native
 from pace.quant import read_quantization
 
@@ -74,7 +74,7 @@ def load(
     """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that
     raises, and ValueError for an unknown `kv_cache_dtype`."""
     kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
-    before, started = memory_mib("VmRSS"), time.perf_counter()
+    before, started = resident_bytes() / MIB, time.perf_counter()
     if model_or_shape in SHAPES:
         use_threads(num_threads)
         model_class, config = read_config(SHAPES[model_or_shape])
@@ -90,7 +90,7 @@ def load(
         make_runner(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE)
     )
     name = model_or_shape if model_or_shape in SHAPES else Path(model_or_shape).name
-    return Subject(name, model, engine, backend, seconds, memory_mib("VmHWM"), before, model.nbytes / MIB)
+    return Subject(name, model, engine, backend, seconds, resident_bytes(peak=True) / MIB, before, model.nbytes / MIB)
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,16 @@ def measure(
         _forget_peak_memory()
         prefill, decode = _phases(subject, prompt, generated, batch, depth)
     return Result(
-        subject, subject.costs, prompt, generated, batch, depth, measured, prefill, decode, memory_mib("VmHWM")
+        subject,
+        subject.costs,
+        prompt,
+        generated,
+        batch,
+        depth,
+        measured,
+        prefill,
+        decode,
+        resident_bytes(peak=True) / MIB,
     )
 
 
@@ -464,12 +473,3 @@ def _forget_peak_memory() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         pass
-
-
-def memory_mib(field: str) -> float:
-    """`VmRSS` (now) or `VmHWM` (the peak so far) of this process in MiB; 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":")), 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OperatorConfig, OperatorReport
 from pace.llm.outputs import GenerateOutput, MemoryReport
 from pace.llm.speculation.configs import SpecConfig
+from pace.memory import resident_bytes
 
 
 class LLMModel:
@@ -157,7 +157,7 @@ class LLMModel:
             cache_touched=cache.touched_bytes + drafts.cache_touched,
             cache_budget=cache.budget_bytes + drafts.cache_budget,
             cache_tokens=cache.capacity,
-            process=_resident_bytes(),
+            process=resident_bytes(),
         )
 
     def operator_report(self) -> OperatorReport:
@@ -166,8 +166,8 @@ class LLMModel:
         return self._open.engine.model.operator_report()
 
     def close(self) -> None:
-        """Frees weights and cache, once no other thread uses them. Every method but this raises ValueError from then
-        on."""
+        """Frees weights and cache at once, or when no other thread uses them. Every method but this raises ValueError
+        from then on."""
         self._generator = self._engine = self._model = None
 
     def __enter__(self) -> LLMModel:
@@ -184,11 +184,3 @@ class LLMModel:
         if generator is None:
             raise ValueError("this model is closed; load it again with LLMModel(...)")
         return generator
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as stream:
-            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

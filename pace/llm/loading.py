@@ -116,7 +116,8 @@ class LoadOptions:
         self._check("tokenizer_name_or_path", "a path, a Hub id or None", str, os.PathLike, optional)
         check_cache_options(self.kv_cache_type, self.bmc_rows, self.prefix_bytes)
         check_spec_config(self.spec_config)
-        self.quantization_config, self.weight_dtype, self.kv_dtype, self.ops  # noqa: B018: each raises if it is none
+        for name in ("quantization_config", "weight_dtype", "kv_dtype", "ops"):
+            getattr(self, name)  # raises for what is none
         read_threads(self.num_threads, self.pin_threads)
         self._check("max_seq_len", "an int >= 2 or None", int, optional)
         if self.kv_cache_bytes is not None:

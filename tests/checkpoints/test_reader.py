@@ -15,6 +15,7 @@ from pace.checkpoints import files as files_module
 from pace.checkpoints.reader import CheckpointReader
 from pace.checkpoints.safetensors_file import MAX_HEADER_BYTES
 from pace.checkpoints.torch_file import TorchFile
+from pace.memory import resident_bytes
 from tests.fuzz import checkpoints, hostile_pickles
 
 STATE = {
@@ -425,8 +426,3 @@ def test_release_lowers_resident_memory(kind, tmp_path):
     full = resident_bytes()
     reader.release("w")
     assert full - resident_bytes() > size * 0.9
-
-
-def resident_bytes():
-    with open("/proc/self/statm") as status:
-        return int(status.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

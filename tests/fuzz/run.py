@@ -35,6 +35,7 @@ from pace.llm.layers import Layer, Linear
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_utils import load_model
+from pace.memory import resident_bytes
 from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 from tests.fuzz.checkpoints import healthy_checkpoints, write
 from tests.fuzz.mutate import make_case
@@ -70,7 +71,7 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
     write(files, case)
     os.chdir(case)
     reset_peak()
-    before = memory("VmRSS")
+    before = resident_bytes()
     try:
         outcome = generate(case)
     except DOCUMENTED as error:
@@ -81,7 +82,7 @@ def run_case(seed: int, checkpoints: dict, folder: Path) -> tuple[str, str]:
         description += f" -> {str(error)[:400]}"
     except BaseException:
         outcome = f"FAIL: {traceback.format_exc()}"
-    growth = memory("VmHWM") - before
+    growth = resident_bytes(peak=True) - before
     if growth > MAX_GROWTH_BYTES:
         outcome = f"FAIL: {growth >> 20} MB of memory ({outcome})"
     if (case / "hacked").exists():
@@ -138,11 +139,6 @@ def poison_matrix(ops, weight, poison: float) -> None:
 
 def all_layers(layer: Layer) -> list[Layer]:
     return [layer, *(below for child in layer.children() for below in all_layers(child))]
-
-
-def memory(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) << 10
 
 
 def reset_peak() -> None:

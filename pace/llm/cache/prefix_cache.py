@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -40,7 +41,8 @@ class PrefixCache:
         """`rope_regime(n)` is the model's: texts share only where it says the same of their `rope_length`."""
         self.pool = pool
         self.rope_regime = rope_regime
-        pool.content_is_lost = self._forget
+        forget = weakref.WeakMethod(self._forget)  # a pool that held its cache would keep all memory until a collection
+        pool.content_is_lost = lambda block: forget()(block)
         self.reset()
 
     def reset(self) -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache.manager import CacheManager
 from pace.llm.sequence import Sequence
+from pace.memory import resident_bytes
 from tests.support import exit_code_in_fork
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
@@ -42,11 +43,6 @@ def test_memory_is_touched_only_as_used() -> None:
             layer.k[block] = 1.0
     assert resident_bytes() - before < 64 << 20
     assert cache.touched_bytes == cache.used_bytes == 7 * spec.block_bytes
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        return int(stream.read().split()[1]) * 4096
 
 
 @pytest.mark.parametrize(

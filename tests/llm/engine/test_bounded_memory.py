@@ -20,6 +20,7 @@ from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import make_runner
 from pace.llm.sequence import Sequence
+from pace.memory import resident_bytes
 from pace.ops import native
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, HEAD_DIM = 32000, 64, 4096, 2, 4, 16
@@ -75,19 +76,11 @@ def peak_growth(run: Callable[[], object]) -> int:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         pytest.skip("this system does not let a process count its peak memory anew")
-    before = resident("VmRSS")
+    before = resident_bytes()
     result = run()  # kept until the peak is read
-    growth = resident("VmHWM") - before
+    growth = resident_bytes(peak=True) - before
     del result
     return growth
-
-
-def resident(field: str) -> int:
-    return next(
-        int(line.split()[1]) << 10
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(field + ":")
-    )
 
 
 def activation_bytes(tokens: int) -> int:
