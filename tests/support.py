@@ -1,12 +1,11 @@
 """What several tests need: batches over a small cache, backends, checkpoints read without the loader, processes that
-end, and Ctrl-C at any line."""
+end, and errors at any line."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import json
-import linecache
 import os
 import signal
 import subprocess
@@ -171,40 +170,30 @@ def exit_code_in_fork(check: Callable[[], bool], timeout: int = 30) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def functions_in(*files: str, spared: tuple[str, ...] = ()) -> Callable[[CodeType], bool]:
-    """The code of which functions lies in files of these names, but for those whose own names are spared."""
-    return lambda code: code.co_filename.endswith(files) and code.co_name not in spared
-
-
-def interrupted_before_line(
-    number: int,
-    function: Callable[[], object],
-    within: Callable[[CodeType], bool],
-    spares: Callable[[str], bool] = lambda line: False,
+def raises_before_line(
+    number: int, error: Exception, function: Callable[[], object], within: Callable[[CodeType], bool]
 ) -> bool:
-    """Runs `function` with a KeyboardInterrupt before the number-th line that it comes to; False where it comes to
-    fewer.
-
-    Lines count in functions `within` takes when they are called, but for those whose text it `spares`. What handles the
-    interrupt is not interrupted again."""
+    """Runs `function`, and raises `error` before the number-th line that it comes to in functions that `within` takes;
+    False where it comes to fewer. What handles the error comes to no other."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
         if event == "call":
             return trace if within(frame.f_code) else None
-        if event == "line" and not spares(linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()):
+        if event == "line":
             count += 1
             if count == number:
-                raise KeyboardInterrupt
+                raise error
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
         function()
-    except KeyboardInterrupt:
-        return True
+    except Exception as raised:
+        if raised is not error:
+            raise
     finally:
         sys.settrace(before)
-    return False
+    return count >= number

@@ -374,16 +374,15 @@ def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
 
     They are standard normal, about what a normalised input makes of weights of a trained scale, so that softmax sees
     scores of an ordinary spread. The cache must have room for all."""
-    with engine.turn:
-        for sequence in sequences:
-            has_room = engine.cache.reserve(sequence, len(sequence.tokens))
-            assert has_room, f"the cache is too small for {sequence}"
-            engine.cache.commit(sequence, len(sequence.tokens) - 1)
-        draw_blocks(
-            engine.cache.spec,
-            engine.cache.kv,
-            torch.tensor([block for sequence in sequences for block in sequence.block_table]),
-        )
+    for sequence in sequences:
+        has_room = engine.cache.reserve(sequence, len(sequence.tokens))
+        assert has_room, f"the cache is too small for {sequence}"
+        engine.cache.commit(sequence, len(sequence.tokens) - 1)
+    draw_blocks(
+        engine.cache.spec,
+        engine.cache.kv,
+        torch.tensor([block for sequence in sequences for block in sequence.block_table]),
+    )
 
 
 def draw_blocks(spec: KVSpec, kv: list[KVBlocks], blocks: torch.Tensor) -> None:

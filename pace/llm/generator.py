@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
+from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
-from pace.llm.clients.requests import Batch, Request, Stream
+from pace.llm.clients.requests import Request, Stream
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.logits import Processors, build_filters, build_processors
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
-from pace.llm.engine.engine import Engine
+from pace.llm.engine.driver import EngineDriver
+from pace.llm.engine.engine import Engine, checked_priority
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.sequence import Sequence
@@ -50,7 +52,8 @@ class Prepared:
 
 
 class Generator:
-    """Drives an engine for one call at a time; any number of threads may use one generator."""
+    """Turns inputs into sequences and sequences into outputs. Any number of threads may use one generator, whose calls
+    share the steps of its engine."""
 
     def __init__(
         self, engine: Engine, tokenizer: Any = None, defaults: SamplingConfig | None = None, progress: bool = False
@@ -58,10 +61,15 @@ class Generator:
         """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer
         prompts are token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows, on a
         terminal only."""
-        self.engine = engine
+        self.driver = EngineDriver(engine)
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
         self.progress = progress
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, to look at: its thread alone may change anything of it. Raises ValueError once it is closed."""
+        return self.driver.engine
 
     # -- before --------------------------------------------------------------------------------------------------------
 
@@ -218,7 +226,7 @@ class Generator:
         try:
             prepared = self.prepare_for_generate(inputs, sampling_config)
             told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress)
-            batch = self._batch(prepared, feed, cancel or threading.Event())
+            batch = self._batch(prepared, feed, cancel)
             batch.run([row[:] for row in prepared.prompts.rows for _ in range(prepared.config.num_return_sequences)])
         except BaseException:
             self._end_quietly(told)
@@ -226,47 +234,52 @@ class Generator:
         feed.end()
         return self._output(prepared, batch.rows)
 
-    def _batch(self, prepared: Prepared, feed: Feed, cancel: threading.Event) -> Batch:
+    def _batch(self, prepared: Prepared, feed: Feed, cancel: threading.Event | None) -> Batch:
         indices = range(len(prepared.limits))
         if prepared.config.num_beams > 1:
-            return BeamBatch(self.engine, (self._search_of(prepared, index) for index in indices), feed, cancel)
-        return Batch(self.engine, (self._sequences_of(prepared, index) for index in indices), feed, cancel)
+            return BeamBatch(self.driver, (self._search_of(prepared, index) for index in indices), feed, cancel)
+        return Batch(self.driver, (self._sequences_of(prepared, index) for index in indices), feed, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
-        """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. The
-        model works when the next piece is asked for; closing the iterator ends the generation."""
+        """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. It
+        is generated whether or not the next piece is asked for; closing the iterator ends it."""
         if self.tokenizer is None:
             raise ValueError(
                 "streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer"
             )
         prepared = self._prepare_one("stream", prompt, sampling_config)
+        if prepared.num_rows > 1:
+            raise ValueError(
+                f"stream gives the text of one continuation, and this call makes {prepared.num_rows}; use add_request and "
+                f"its events()"
+            )
         return Stream(lambda: self._request(prepared))
 
     def add_request(self, prompt: Any, sampling_config: SamplingConfig | None = None, priority: int = 0) -> Request:
         """Queues one prompt and returns at once; see `LLMModel.add_request`."""
-        return self._request(self._prepare_one("add_request", prompt, sampling_config), priority)
+        return self._request(self._prepare_one("add_request", prompt, sampling_config), checked_priority(priority))
 
     def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None) -> Prepared:
         prepared = self.prepare_for_generate(prompt, sampling_config)
         if prepared.config.num_beams > 1:
             raise ValueError(
-                f"{caller} tells tokens as they come, and beam search knows none for certain before its end: use generate, or num_beams=1"
+                f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "
+                f"use generate, or num_beams=1"
             )
-        if prepared.num_rows != 1:
-            raise ValueError(
-                f"{caller} continues one prompt once, and this call makes {prepared.num_rows} texts; use generate, with a CallbackStreamer to follow them"
-            )
+        if len(prepared.prompts.rows) != 1:
+            raise ValueError(f"{caller} continues one prompt, and was given {len(prepared.prompts.rows)}; use generate")
         return prepared
 
     def _request(self, prepared: Prepared, priority: int = 0) -> Request:
-        (sequence,) = self._sequences_of(prepared, 0)
+        sequences = self._sequences_of(prepared, 0)
+        for sequence in sequences:
+            sequence.priority = priority
         return Request(
-            self.engine,
-            sequence,
-            priority,
+            self.driver,
+            sequences,
             self.tokenizer,
             prepared.config.stop_strings,
-            lambda sequence: self._output(prepared, [sequence]),
+            lambda rows: self._output(prepared, rows),
         )
 
     def _end_quietly(self, told: Any) -> None:

@@ -73,7 +73,6 @@ class LLMModel:
         loaded = loading.open(LoadOptions(**given))
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
-        self._engine: Engine | None = loaded.engine
         self._generator: Generator | None = Generator(loaded.engine, loaded.tokenizer, loaded.defaults, progress)
         self.config = self._model.config
         """The model's config, read from config.json, with that architecture's defaults."""
@@ -106,32 +105,32 @@ class LLMModel:
         return self._open.generate(inputs, sampling_config, streamer, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
-        """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output.
-        Closing the iterator ends the generation."""
+        """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. It
+        goes on whether or not the next piece is asked for; closing the iterator ends it."""
         return self._open.stream(prompt, sampling_config)
 
     def add_request(self, prompt: Any, sampling_config: SamplingConfig | None = None, priority: int = 0) -> Request:
-        """Queues one prompt, from any thread, and returns at once; it joins whatever else is generated. Its tokens are
-        those of `generate`.
+        """Queues one prompt, from any thread, and returns at once: it joins whatever else is generated, and needs nobody
+        to wait for it. Its tokens are those of `generate`; `num_return_sequences` makes several continuations.
 
         `priority`: from -100 to 100, 0 for all of `generate`, `stream` and sessions. Each unit is a head start of 64
         requests: no request is passed by more than that of those that come later, so that none starves
         (docs/decoding.md).
 
-        Raises what `generate` does, and ValueError for inputs or a config that make several texts.
+        Raises what `generate` does, and ValueError for several prompts and for beams.
         """
         return self._open.add_request(prompt, sampling_config, priority)
 
     def session(self) -> Session:
         """An empty sequence to append tokens to, look at logits of, take tokens back from, and fork."""
-        return Session(self._open.engine)
+        return Session(self._open.driver)
 
     def score(self, texts_or_ids: Any) -> list[Tensor]:
         """For each text of T tokens (inputs as in `generate`) fp32 `[T - 1]`: entry i is the log-probability of token
         i + 1 after tokens 0 .. i. The first token has none."""
         generator = self._open
         return score(
-            generator.engine, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
+            generator.driver, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
         )
 
     # -- about the model -----------------------------------------------------------------------------------------------
@@ -166,9 +165,12 @@ class LLMModel:
         return self._open.engine.model.operator_report()
 
     def close(self) -> None:
-        """Frees weights and cache at once, or when no other thread uses them. Every method but this raises ValueError
-        from then on."""
-        self._generator = self._engine = self._model = None
+        """Frees weights and cache, after the step under way. What other threads wait for raises ValueError, and from
+        then on so does every method but this."""
+        generator, self._generator = self._generator, None
+        self._model = None
+        if generator is not None:
+            generator.driver.close()
 
     def __enter__(self) -> LLMModel:
         return self
@@ -177,6 +179,10 @@ class LLMModel:
         self.close()
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _engine(self) -> Engine:
+        return self._open.engine
 
     @property
     def _open(self) -> Generator:

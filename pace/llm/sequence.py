@@ -7,9 +7,35 @@ import itertools
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 _ids = itertools.count()
+
+
+class TokenSink(Protocol):
+    """Who hears of a sequence's progress, on the thread that owns the engine and in the middle of its step: it notes what
+    it is told, wakes who waits, and returns at once."""
+
+    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        """A generated token, which is in `sequence.tokens` by now; its log-probability where asked for."""
+        ...
+
+    def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
+        """The last call, once: the sequence has left the engine, for `reason` ("error": because of `error`)."""
+        ...
+
+
+class NullSink:
+    """Hears nothing."""
+
+    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        pass
+
+    def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
+        pass
+
+
+NULL_SINK = NullSink()
 
 
 class Sequence:
@@ -29,6 +55,7 @@ class Sequence:
         self.num_prompt_tokens = len(prompt)
         self.strategy = strategy
         self.stopping = stopping
+        self.sink: TokenSink = NULL_SINK
         self.max_length = max_length
         """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to
         hold."""
@@ -96,6 +123,11 @@ class Sequence:
         if self.times.first_token is None:
             self.times.first_token = time.perf_counter()
 
+    def take_back(self, num_generated: int) -> None:
+        """Forgets all but the first generated tokens; the sequence has left the engine."""
+        del self.tokens[self.num_prompt_tokens + num_generated :]
+        del self.logprobs[num_generated:]
+
     def fail(self, error: BaseException) -> None:
         """Ends the sequence with an error, which its owner raises; other sequences go on."""
         self.error = error
@@ -105,6 +137,7 @@ class Sequence:
         """A finished sequence without what it needed to get there: its strategy's state may be large."""
         outcome = copy.copy(self)
         outcome.strategy, outcome.block_table, outcome.prompt_sharers = None, array("i"), []
+        outcome.sink = NULL_SINK
         return outcome
 
     def __repr__(self) -> str:

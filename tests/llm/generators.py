@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from pace.llm import LLMModel
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
@@ -64,7 +69,42 @@ def with_length(config: SamplingConfig, num_tokens: int) -> SamplingConfig:
     return config
 
 
-def check_idle(generator: Generator) -> None:
+class ByHand:
+    """The engine of a driver whose thread is held between two steps: the test steps it instead."""
+
+    def __init__(self, driver: EngineDriver) -> None:
+        self.driver = driver
+        self.engine = driver.engine
+
+    def step(self) -> bool:
+        """Does what was posted, and one step."""
+        self.driver._do_posted()
+        return self.engine.step()
+
+
+@contextmanager
+def by_hand(generator: Generator | LLMModel) -> Iterator[ByHand]:
+    """Holds the engine's thread while the block runs. Nothing in it may wait for the engine: it would wait for ever."""
+    driver = driver_of(generator)
+    is_held, let_go = threading.Event(), threading.Event()
+    done = driver.call(lambda engine: (is_held.set(), let_go.wait()))
+    is_held.wait()
+    try:
+        yield ByHand(driver)
+    finally:
+        let_go.set()
+        done.result()
+
+
+def driver_of(generator: Generator | LLMModel | EngineDriver) -> EngineDriver:
+    if isinstance(generator, EngineDriver):
+        return generator
+    return (generator._open if isinstance(generator, LLMModel) else generator).driver
+
+
+def check_idle(generator: Generator | LLMModel | EngineDriver, used_bytes: int | None = 0) -> None:
+    """Raises AssertionError unless nothing is in flight, and `used_bytes` of the cache are held (None: any number)."""
     gc.collect()
-    generator.engine.check_idle()
-    assert generator.engine.cache.used_bytes == 0
+    driver = driver_of(generator)
+    driver.call(lambda engine: engine.check_idle()).result(60)
+    assert used_bytes is None or driver.engine.cache.used_bytes == used_bytes

@@ -19,6 +19,7 @@ from pace.checkpoints.reader import CheckpointReader
 from pace.llm import BaseStreamer, CallbackStreamer, GenerateOutput, LLMModel, SamplingConfig, TextStreamer
 from pace.llm.decoding.sampler import draw, uniform
 from pace.llm.models import model_utils
+from tests.llm.generators import check_idle
 from tests.support import backends
 
 BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
@@ -371,7 +372,7 @@ def test_transformers_streamers_work_as_they_are(model: LLMModel, capsys) -> Non
     thread = threading.Thread(target=model.generate, args=("Once upon", GREEDY, streamer))
     thread.start()
     assert "".join(streamer) == model.tokenizer.decode(out.output_token_ids[0], skip_special_tokens=True)
-    thread.join()
+    thread.join(60)
 
 
 class Recorder:
@@ -399,8 +400,7 @@ def test_a_streamer_gets_the_prompt_each_token_and_the_end(model: LLMModel) -> N
 def test_a_streamer_that_raises_ends_its_call_alone(model: LLMModel, fail_at: int) -> None:
     with pytest.raises(RuntimeError, match="streamer's own"):
         model.generate([5, 6], GREEDY, streamer=Recorder(fail_at))
-    model._engine.check_idle()
-    assert model._engine.cache.used_bytes == 0
+    check_idle(model)
     assert len(model.generate([5, 6], GREEDY).generated_token_ids[0]) == 20
 
 
@@ -429,12 +429,11 @@ def test_a_stream_left_early_frees_its_blocks(model: LLMModel) -> None:
     next(stream)
     assert model._engine.cache.used_bytes > 0
     stream.close()
-    model._engine.check_idle()
-    assert model._engine.cache.used_bytes == 0
+    check_idle(model)
     stream = model.stream([5], GREEDY)
     next(stream)
     del stream
-    assert model._engine.cache.used_bytes == 0
+    check_idle(model)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_each_row_has_metrics_of_its_own() -> None:
         )
         assert f"{metrics.num_prompt_tokens} prompt + 5 new tokens" in str(metrics)
     requests = [generator.add_request([token], SamplingConfig(max_new_tokens=5)) for token in (1, 2, 3)]
-    waits = [request.result().metrics.seconds_waiting for request in requests]
+    waits = [request.result(60).metrics.seconds_waiting for request in requests]
     assert waits[2] > max(4 * 0.002, *waits[:2]), "two at a time: the third waited for five steps of theirs"
     assert str(replace(out.metrics, seconds_waiting=1.5)).endswith(", waited 1.50 s")
 
@@ -92,9 +92,8 @@ def test_processors_of_every_kind_compose_with_drafts(length: int, config: Sampl
     engine = Engine.create(
         model, OPS, 30 * model.kv_spec.block_bytes, drafter=PlainContinuation(random.Random(1), length, config)
     )
-    out = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0)).generate(
-        prompts := random_prompts(length, 8), config
-    )
+    generator = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
+    out = generator.generate(prompts := random_prompts(length, 8), config)
     plain = make_generator().generate(prompts, config)
     assert (out.generated_token_ids, out.texts, out.finish_reasons) == (
         plain.generated_token_ids,
@@ -103,7 +102,7 @@ def test_processors_of_every_kind_compose_with_drafts(length: int, config: Sampl
     )
     assert out.logprobs == plain.logprobs and out.prompt_logprobs == plain.prompt_logprobs
     assert 0 < out.metrics.num_accepted_tokens < out.metrics.num_drafted_tokens, "some were taken, some rolled back"
-    engine.check_idle()
+    check_idle(generator)
 
 
 class PlainContinuation(NoDraft):

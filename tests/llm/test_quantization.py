@@ -19,6 +19,7 @@ from pace.llm.models.model_list import read_config
 from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import FORMATS, Int4, Int8, read_format
+from tests.llm.generators import check_idle
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import TensorDict, prefill
 
@@ -338,7 +339,7 @@ def test_drafts_change_no_token(quantization) -> None:
     for config in (PromptLookupConfig(), DraftModelConfig(TINY_DRAFT)):
         with LLMModel(TINY, quantization=quantization, spec_config=config, progress=False) as drafting:
             out = drafting.generate(rows, GREEDY)
-            drafting._engine.check_idle()
+            check_idle(drafting)
             report = drafting.memory_report()
         assert out.generated_token_ids == tiny(quantization).generate(rows, GREEDY).generated_token_ids
     assert out.metrics.num_drafted_tokens > 0
@@ -371,7 +372,7 @@ def test_an_int8_cache_prefixes_and_beams(quantization) -> None:
         assert first.generated_token_ids == second.generated_token_ids == fresh.generated_token_ids
         several = model.generate([row, row[:20]], beams)
         assert [*several.generated_token_ids[2:]] == without.generate(row[:20], beams).generated_token_ids
-        model._engine.check_idle()
+        check_idle(model)
 
 
 # -- memory

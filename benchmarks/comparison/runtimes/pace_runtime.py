@@ -75,7 +75,11 @@ class Pace(SteppedRuntime):
 
     def logits(self, prompt: list[int]) -> np.ndarray:
         from pace.llm.clients.session import Session
+        from pace.llm.engine.driver import EngineDriver
 
         self.reserve(0, 0)
-        with Session(self.engine) as session:
-            return session.append(prompt)[-1].float().numpy()
+        driver = EngineDriver(self.engine)
+        try:
+            return Session(driver).append(prompt)[-1].float().numpy()
+        finally:  # from here on it is stepped by hand again
+            driver.close()

@@ -154,7 +154,7 @@ class BlockPool:
     # -- when something went wrong -------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Frees all blocks, in whatever state an interrupted call left them. New objects: a traceback may still hold a
+        """Frees all blocks, in whatever state a failed call left them. New objects: a traceback may still hold a
         view of the old."""
         self._kept, self._idle = set(), {}
         self._references = array("i", [0]) * self.num_touched

@@ -25,8 +25,8 @@ class CacheManager:
     cache.
 
     A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager
-    and its parts alone change `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the engine calls it
-    under its lock.
+    and its parts alone change `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the thread that
+    owns the engine calls it.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class CacheManager:
     # -- when something went wrong -------------------------------------------------------------------------------------
 
     def reset(self, sequences: Iterable[Sequence]) -> None:
-        """Forgets everything, in whatever state an interrupted step left it: all blocks are free, and `sequences`,
+        """Forgets everything, in whatever state a failed step left it: all blocks are free, and `sequences`,
         which must be all that hold any, start again from their first token."""
         for sequence in sequences:
             sequence.num_computed = 0

@@ -23,7 +23,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -32,12 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.clients.requests import Batch
+from pace.llm.clients.batch import Batch
 from pace.llm.clients.streamer import Feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import Filter, Processors, largest
 from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sequence import Sequence, Span, TokenLogprob
 from pace.naming import argument
@@ -134,7 +134,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Replaced as a whole, so that a search that Ctrl-C strikes between two instructions still knows where it was."""
+    """Where a search stands."""
 
     beams: list[Sequence]
     """The sequences of `now.running`, one for each."""
@@ -147,7 +147,7 @@ class BeamSearch:
     """The search of one prompt, by `num_beams` sequences that it keeps in the engine until it is over.
 
     `rows` are what it returns: sequences that are never computed, and get their tokens and `finish_reason` when the
-    search is over, or an `error`. The engine's lock guards everything else.
+    search is over, or an `error`. All methods are for the thread that owns the engine.
     """
 
     def __init__(
@@ -181,8 +181,10 @@ class BeamSearch:
     # -- what the owner does -------------------------------------------------------------------------------------------
 
     def start(self, engine: Engine) -> None:
-        """Puts the prompt into the engine. The search goes on as long as someone steps, until it is over or
-        cancelled."""
+        """Puts the prompt into the engine. The search goes on until it is over or cancelled. Does nothing for one that
+        was cancelled before."""
+        if self.is_over:
+            return
         self._engine = engine
         self._sequences = [
             Sequence(self.prompt, self.make_strategy(), NeverStops(), self.max_length)
@@ -195,20 +197,18 @@ class BeamSearch:
         if self.config.prompt_logprobs is not None:
             first.strategy, first.wanted_from = PromptLogprobs(first.strategy, self.config.prompt_logprobs), 0
             first.prompt_logprobs = self.rows[0].prompt_logprobs
-        with engine.turn:
-            for sequence in self._sequences[1:]:
-                engine.scheduler.park(sequence)
-            engine.scheduler.add(first)
-            self._place = first.place
-            engine.between_steps.append(self.advance)
+        for sequence in self._sequences[1:]:
+            engine.scheduler.park(sequence)
+        engine.scheduler.add(first)
+        self._place = first.place
+        engine.between_steps.append(self.advance)
 
     def cancel(self) -> None:
         """Ends the search with what it has found, the finished texts first, and frees its blocks. Harmless when it is
         over, or was never started."""
-        with self._engine.turn if self._sequences else nullcontext():
-            if not self.is_over:
-                now = self._state.now
-                self._finish(now.finished + sorted(now.running, key=self._score, reverse=True), "cancelled")
+        if not self.is_over:
+            now = self._state.now
+            self._finish(now.finished + sorted(now.running, key=self._score, reverse=True), "cancelled")
             self._leave()
 
     # -- what the engine does, between two steps -----------------------------------------------------------------------
@@ -216,12 +216,18 @@ class BeamSearch:
     def advance(self) -> None:
         """Once everything that may follow the beams is known, decides which texts go on, and lets them. An exception
         ends this search alone."""
+        if self.is_over:  # cancelled by who was called just before, between the same two steps
+            return
         try:
             self._advance()
         except Exception as error:
-            for row in self.rows:
-                row.fail(error)
-            self._leave()
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the search with an error."""
+        for row in self.rows:
+            row.fail(error)
+        self._leave()
 
     def _advance(self) -> None:
         for beam in self._state.beams:
@@ -377,13 +383,15 @@ class BeamSearch:
             row.finish_reason = reason or hypothesis.finish_reason
 
     def _leave(self) -> None:
-        """Takes everything out of the engine, and forgets it. Harmless the second time."""
+        """Takes everything out of the engine, forgets it, and tells of the end of the rows."""
         for sequence in self._sequences:
             self._engine.scheduler.remove(sequence)
         if self._sequences and self.advance in self._engine.between_steps:
             self._engine.between_steps.remove(self.advance)
         self._state = State([], Round([], []))
         self._sequences = []
+        for row in self.rows:
+            row.sink.end(row, row.finish_reason, row.error)
 
 
 def check_length_penalty(length_penalty: float, most: int) -> None:
@@ -402,9 +410,11 @@ class BeamBatch(Batch):
     """The rows of one call with beams: of as many searches at once as run in a step with all their beams, and of one in
     any case."""
 
-    def __init__(self, engine: Engine, searches: Iterator[BeamSearch], feed: Feed, cancel: threading.Event) -> None:
+    def __init__(
+        self, driver: EngineDriver, searches: Iterator[BeamSearch], feed: Feed, cancel: threading.Event | None
+    ) -> None:
         self._searches: list[BeamSearch] = []
-        super().__init__(engine, self._rows_of(searches), feed, cancel)
+        super().__init__(driver, self._rows_of(searches), feed, cancel)
 
     def _rows_of(self, searches: Iterator[BeamSearch]) -> Iterator[list[Sequence]]:
         for search in searches:
@@ -414,14 +424,13 @@ class BeamBatch(Batch):
     def _has_room(self) -> bool:
         self._searches = [search for search in self._searches if not search.is_over]
         num_beams = sum(search.config.num_beams for search in self._searches)
-        return (
-            not num_beams
-            or num_beams + self._searches[0].config.num_beams <= self.engine.scheduler.max_sequences_per_step
-        )
+        most = self.driver.engine.scheduler.max_sequences_per_step
+        return not num_beams or num_beams + self._searches[0].config.num_beams <= most
 
     def _submit(self, group: list[Sequence]) -> None:
-        self._searches[-1].start(self.engine)
+        search = self._searches[-1]
+        self.driver.post(search.start, search.fail)
 
-    def _abort(self) -> None:
-        for search in self._searches:
+    def _end_rows(self, engine: Engine) -> None:
+        for search in list(self._searches):
             search.cancel()

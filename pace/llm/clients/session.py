@@ -4,15 +4,17 @@ it."""
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pace.llm.decoding.stopping_criteria import NeverStops
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
-from pace.llm.sequence import Sequence, Span
+from pace.llm.sequence import Sequence, Span, TokenLogprob
 from pace.memory import available_memory_bytes, format_bytes
 
 MANY_BYTES = 64 << 20
@@ -28,14 +30,14 @@ class CollectLogits:
     def __init__(self, first: int, num_rows: int, vocab_size: int) -> None:
         self.first = first
         self.rows = torch.empty(num_rows, vocab_size)
-        self.is_complete = False
+        self.outcome: Future[Tensor] = Future()
+        """The rows, once they are all there."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        begin = (
-            span.end - logits.shape[0] - self.first
-        )  # a dropped cache may bring rows a second time, with equal content
+        begin = span.end - logits.shape[0] - self.first  # a dropped cache may bring rows again, with equal content
         self.rows[begin : begin + logits.shape[0]] = logits
-        self.is_complete = begin + logits.shape[0] == self.rows.shape[0]
+        if begin + logits.shape[0] == self.rows.shape[0] and not self.outcome.done():
+            self.outcome.set_result(self.rows)
         return []
 
 
@@ -49,14 +51,27 @@ class ScoreTokens:
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = torch.tensor(tokens, dtype=torch.int64)
         self.logprobs = torch.empty(len(tokens) - 1)
-        self.is_complete = len(tokens) == 1
+        self.outcome: Future[Tensor] = Future()
+        """The log-probabilities, once they are all there."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         first, last = span.end - logits.shape[0], min(span.end, len(self.tokens) - 1)
         next_tokens = self.tokens[first + 1 : last + 1, None]
         self.logprobs[first:last] = ops.log_softmax(logits)[: last - first].gather(1, next_tokens)[:, 0]
-        self.is_complete = last == len(self.tokens) - 1
+        if last == len(self.tokens) - 1 and not self.outcome.done():
+            self.outcome.set_result(self.logprobs)
         return []
+
+
+class OutcomeSink:
+    """Fails the outcome that a sequence's strategy is about to give, where the sequence ends before."""
+
+    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        pass
+
+    def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
+        if sequence.strategy is not None and not sequence.strategy.outcome.done():
+            sequence.strategy.outcome.set_exception(error or ValueError("this session was closed while it computed"))
 
 
 class Session:
@@ -69,11 +84,11 @@ class Session:
 
     _is_closed = True  # until it is made, which Ctrl-C may prevent
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=engine.max_length)
-        with engine.turn:
-            engine.scheduler.park(self._sequence)
+    def __init__(self, driver: EngineDriver) -> None:
+        self._driver = driver
+        self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=driver.engine.max_length)
+        self._sequence.sink = OutcomeSink()
+        self._run(lambda engine: engine.scheduler.park(self._sequence))
         self._is_closed = False
 
     @property
@@ -99,24 +114,22 @@ class Session:
         ids = self._checked_ids(ids)
         num_rows = self._num_rows(logits, len(ids))
         self._check_room(num_rows)
-        sequence, engine = self._sequence, self._engine
-        length = len(sequence.tokens)
-        strategy = CollectLogits(length + len(ids) - num_rows, num_rows, engine.model.vocab_size)
+        sequence, length = self._sequence, len(self)
+        strategy = CollectLogits(length + len(ids) - num_rows, num_rows, self._driver.engine.model.vocab_size)
+
+        def begin(engine: Engine) -> None:
+            sequence.strategy, sequence.error, sequence.finish_reason = strategy, None, None
+            sequence.tokens.extend(ids)
+            sequence.num_prompt_tokens = sequence.num_prompt_tokens or len(ids)
+            sequence.wanted_from = strategy.first
+            engine.scheduler.add(sequence)
+
         try:
-            with engine.turn:
-                sequence.strategy = strategy
-                sequence.tokens.extend(ids)
-                sequence.num_prompt_tokens = sequence.num_prompt_tokens or len(ids)
-                sequence.wanted_from = strategy.first
-                engine.scheduler.add(sequence)
-            while not strategy.is_complete:
-                engine.step()
-                if sequence.error is not None:
-                    raise sequence.error
+            self._driver.post(begin, strategy.outcome.set_exception)
+            return strategy.outcome.result()
         except BaseException:
-            self._restore(length)
+            self._run(lambda engine: self._restore(engine, length))
             raise
-        return strategy.rows
 
     def truncate(self, num_tokens: int) -> None:
         """Forgets all but the first `num_tokens` tokens. Raises ValueError where there are fewer."""
@@ -125,24 +138,26 @@ class Session:
             raise TypeError(f"truncate takes the number of tokens to keep, an int; got {num_tokens!r}")
         if not 0 <= num_tokens <= len(self):
             raise ValueError(f"truncate takes the number of tokens to keep, 0 to {len(self)}; got {num_tokens}")
-        with self._engine.turn:
-            self._cut(num_tokens)
+        self._run(lambda engine: self._cut(engine, num_tokens))
 
     def fork(self) -> Session:
         """A second session with the same tokens. What is cached is shared until one of the two writes over it."""
         self._check_open()
-        twin = Session(self._engine)
+        twin = Session(self._driver)
         source, target = self._sequence, twin._sequence
-        with self._engine.turn:
+
+        def share(engine: Engine) -> None:
             target.tokens = list(source.tokens)
             target.num_prompt_tokens = source.num_prompt_tokens
-            self._engine.cache.fork(source, target, source.num_computed)
+            engine.cache.fork(source, target, source.num_computed)
+
+        self._run(share)
         return twin
 
     def close(self) -> None:
         """Gives the memory back. Closing twice is harmless."""
         self._is_closed = True
-        self._engine.abort([self._sequence])
+        self._driver.abort([self._sequence])
 
     def __enter__(self) -> Session:
         return self
@@ -151,10 +166,8 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        # No lock here: a collection may happen inside a step of this very thread. The engine closes it before its next
-        # step.
         if not self._is_closed:
-            self._engine.discard_later(self._sequence)
+            self._driver.abort([self._sequence])
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -174,7 +187,7 @@ class Session:
             if isinstance(ids, numbers.Integral)
             else [token.tolist() if hasattr(token, "tolist") else token for token in ids]
         )
-        vocab_size = self._engine.model.vocab_size
+        vocab_size = self._driver.engine.model.vocab_size
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, numbers.Integral):
                 raise TypeError(
@@ -187,7 +200,7 @@ class Session:
         length, most = len(self) + len(ids), self._sequence.max_length
         if length > most:
             raise ValueError(
-                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._engine.explain_length_limit(length)}"
+                f"the session has {len(self)} tokens; {len(ids)} more would pass the {most} that fit: {self._driver.engine.explain_length_limit(length)}"
             )
         return [int(token) for token in ids]
 
@@ -203,54 +216,59 @@ class Session:
 
     def _check_room(self, num_rows: int) -> None:
         """Raises MemoryError where the rows of logits would not fit into memory."""
-        num_bytes = 4 * num_rows * self._engine.model.vocab_size
+        num_bytes = 4 * num_rows * self._driver.engine.model.vocab_size
         if num_bytes > MANY_BYTES and num_bytes > (available := available_memory_bytes()):
             raise MemoryError(
                 f"{num_rows} rows of logits take {format_bytes(num_bytes)}, and {format_bytes(available)} of memory are left; append the tokens in "
                 f"pieces, ask for fewer rows, or use score, which keeps one number for each token"
             )
 
-    def _cut(self, num_tokens: int) -> None:
-        """Forgets tokens from the end; the engine's lock is held, and the sequence is parked."""
+    def _run(self, function: Callable[[Engine], None]) -> None:
+        """Has it run on the engine's thread, and waits for that."""
+        self._driver.call(function).result()
+
+    def _cut(self, engine: Engine, num_tokens: int) -> None:
+        """Forgets tokens from the end of the parked sequence."""
         sequence = self._sequence
         del sequence.tokens[num_tokens:]
         if not num_tokens:  # otherwise the angles of what is kept go on as they began
             sequence.num_prompt_tokens = 0
-        self._engine.cache.truncate(sequence, num_tokens)
+        engine.cache.truncate(sequence, num_tokens)
 
-    def _restore(self, num_tokens: int) -> None:
+    def _restore(self, engine: Engine, num_tokens: int) -> None:
         """Back to a parked sequence of `num_tokens` tokens, from wherever an append was broken off."""
-        sequence, engine = self._sequence, self._engine
-        with engine.turn:
-            engine.scheduler.remove(sequence)
-            sequence.error = sequence.finish_reason = None
-            self._cut(num_tokens)
-            engine.scheduler.park(sequence)
+        sequence = self._sequence
+        engine.scheduler.remove(sequence)
+        sequence.error = sequence.finish_reason = sequence.strategy = None
+        self._cut(engine, num_tokens)
+        engine.scheduler.park(sequence)
 
 
-def score(engine: Engine, rows: list[list[int]]) -> list[Tensor]:
-    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has
-    none.
+def score(driver: EngineDriver, rows: list[list[int]]) -> list[Tensor]:
+    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has none.
 
     Computed in chunks: the logits of a long row are never in memory all at once. Raises ValueError for rows longer than
     the engine holds.
     """
+    engine = driver.engine
     for index, row in enumerate(rows):
         if len(row) > engine.max_length:
             raise ValueError(
-                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: {engine.explain_length_limit(len(row))}"
+                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: "
+                f"{engine.explain_length_limit(len(row))}"
             )
     strategies = [ScoreTokens(row) for row in rows]
-    sequences = [Sequence(row, strategy, NeverStops(), engine.max_length) for row, strategy in zip(rows, strategies)]
+    sequences = [
+        Sequence(row, strategy, NeverStops(), engine.max_length)
+        for row, strategy in zip(rows, strategies)
+        if len(row) > 1
+    ]
     for sequence in sequences:
-        sequence.wanted_from = 0
+        sequence.wanted_from, sequence.sink = 0, OutcomeSink()
     try:
-        engine.submit(sequence for sequence, strategy in zip(sequences, strategies) if not strategy.is_complete)
-        while not all(strategy.is_complete for strategy in strategies):
-            engine.step()
-            for sequence in sequences:
-                if sequence.error is not None:
-                    raise sequence.error
+        driver.submit(sequences)
+        for sequence in sequences:
+            sequence.strategy.outcome.result()
     finally:
-        engine.abort(sequences)
+        driver.abort(sequences)
     return [strategy.logprobs for strategy in strategies]

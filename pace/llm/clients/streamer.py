@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import TextPieces
+from pace.llm.sequence import TokenLogprob
 
 
 class BaseStreamer:
@@ -84,11 +85,15 @@ class StreamEvent:
     """What this event makes certain; the texts of a row joined are its text in the output. "" without a tokenizer."""
     finish_reason: str | None = None
     """Set at the end of the row."""
+    logprob: TokenLogprob | None = None
+    """Of the token, where the config asks for log-probabilities."""
 
 
 class CallbackStreamer(BaseStreamer):
     """Calls `callback(StreamEvent)` for every token of every row, for batches of any size. A callback that returns
     False cancels the row, with this token as its last."""
+
+    wants_tokens = True
 
     def __init__(self, callback: Callable[[StreamEvent], bool | None], tokenizer: Any = None) -> None:
         if not callable(callback):
@@ -107,10 +112,10 @@ class CallbackStreamer(BaseStreamer):
     def start(self, prompts: list[list[int]]) -> None:
         pass
 
-    def token(self, row: int, token: int) -> bool | None:
-        return self.callback(StreamEvent(row, token, self._row(row).push(token)))
+    def token(self, row: int, token: int, logprob: TokenLogprob | None) -> bool | None:
+        return self.callback(StreamEvent(row, token, self._row(row).push(token), logprob=logprob))
 
-    def finished(self, row: int, reason: str) -> None:
+    def finished(self, row: int, reason: str, num_tokens: int) -> None:
         self.callback(StreamEvent(row, None, self._row(row).flush(), reason))
         self._pieces.pop(row, None)
 
@@ -137,11 +142,14 @@ class Feed(Protocol):
     """What the generator tells about a batch: all prompts, then the tokens and the end of each row, then the end of
     all. False from `start` cancels the batch, and from `token` the row."""
 
+    wants_tokens: bool
+    """False where `token` would do nothing: it is then not called, and the engine wakes nobody for a token."""
+
     def start(self, prompts: list[list[int]]) -> bool | None: ...
 
-    def token(self, row: int, token: int) -> bool | None: ...
+    def token(self, row: int, token: int, logprob: TokenLogprob | None) -> bool | None: ...
 
-    def finished(self, row: int, reason: str) -> None: ...
+    def finished(self, row: int, reason: str, num_tokens: int) -> None: ...
 
     def end(self) -> None: ...
 
@@ -149,13 +157,15 @@ class Feed(Protocol):
 class NullFeed:
     """Tells no one."""
 
+    wants_tokens = False
+
     def start(self, prompts: list[list[int]]) -> None:
         pass
 
-    def token(self, row: int, token: int) -> None:
+    def token(self, row: int, token: int, logprob: TokenLogprob | None) -> None:
         pass
 
-    def finished(self, row: int, reason: str) -> None:
+    def finished(self, row: int, reason: str, num_tokens: int) -> None:
         pass
 
     def end(self) -> None:
@@ -165,16 +175,19 @@ class NullFeed:
 class ProgressFeed:
     """Shows a bar of the rows that are done, on stderr, once a call takes longer than a second."""
 
+    wants_tokens = False
+
     def start(self, prompts: list[list[int]]) -> None:
         from tqdm import tqdm
 
         self.num_tokens = 0
         self.bar = tqdm(total=len(prompts), desc="generate", unit="row", leave=False, delay=1.0)
 
-    def token(self, row: int, token: int) -> None:
-        self.num_tokens += 1
+    def token(self, row: int, token: int, logprob: TokenLogprob | None) -> None:
+        pass
 
-    def finished(self, row: int, reason: str) -> None:
+    def finished(self, row: int, reason: str, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
         self.bar.set_postfix_str(f"{self.num_tokens} tokens", refresh=False)
         self.bar.update(1)
 
@@ -185,16 +198,18 @@ class ProgressFeed:
 class PutFeed:
     """Tells a streamer with `put` and `end`, in the way of transformers: the prompt, each token, the end."""
 
+    wants_tokens = True
+
     def __init__(self, streamer: Any) -> None:
         self.streamer = streamer
 
     def start(self, prompts: list[list[int]]) -> bool | None:
         return self.streamer.put(torch.tensor(prompts, dtype=torch.int64))
 
-    def token(self, row: int, token: int) -> bool | None:
+    def token(self, row: int, token: int, logprob: TokenLogprob | None) -> bool | None:
         return self.streamer.put(torch.tensor([token], dtype=torch.int64))
 
-    def finished(self, row: int, reason: str) -> None:
+    def finished(self, row: int, reason: str, num_tokens: int) -> None:
         pass
 
     def end(self) -> None:

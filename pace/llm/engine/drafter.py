@@ -34,7 +34,7 @@ class Drafter(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forgets what it keeps of every sequence, in whatever state an interrupted step left it."""
+        """Forgets what it keeps of every sequence, in whatever state a failed step left it."""
         ...
 
     def check_integrity(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,6 @@ from pace.llm.cache.manager import CacheManager
 from pace.llm.decoding.sampler import Sampler
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.scheduler import Scheduler
-from pace.llm.engine.turns import TurnLock
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
 from pace.memory import format_bytes
@@ -23,11 +21,8 @@ MOST_PRIORITY = 100
 
 
 class Engine:
-    """Composes the parts, and holds the lock that serialises them.
-
-    Any number of threads may submit sequences and call `step` until their own are done; each step advances the
-    sequences of all. The lock is held for one step at a time, in order of asking.
-    """
+    """Composes the parts. A plain object without threads: whoever owns it (an `EngineDriver`, a test, a benchmark) calls
+    `submit`, and `step` until what was submitted is done."""
 
     def __init__(
         self,
@@ -47,14 +42,13 @@ class Engine:
         self.drafter = drafter or NoDraft()
         self.sampler = Sampler(ops)
         self.batches = BatchBuilder()
-        self.turn = TurnLock()
         self.max_seq_len = max_seq_len
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
         """Tokens that one sequence may have: `max_seq_len` or the model's positions, or what the whole cache holds if
         that is less."""
         self.between_steps: list[Callable[[], None]] = []
-        """Called before each step, under the lock: what moves several sequences at once does it there (beam search)."""
-        self._discarded: deque[Sequence] = deque()
+        """Called before each step: what moves several sequences at once does it there (beam search)."""
+        self._under_way: list[Span] = []
 
     @classmethod
     def create(
@@ -92,28 +86,19 @@ class Engine:
     def step(self) -> bool:
         """Advances the scheduled sequences by one model call; False where there was nothing to do.
 
-        An exception, KeyboardInterrupt included, leaves all sequences as they were before or after the step, with an
-        empty cache: they go on with the next step, computing again what was dropped. Whoever called is expected to
-        `abort` its own.
+        What the step raises fails the sequences it worked on. The others are as they were, with an empty cache: they
+        compute again what was dropped, and go on with the next step.
         """
-        with self.turn:
-            self.turn.is_inside = True
-            try:
-                return self._step()
-            except BaseException:
-                self._recover()
-                raise
-            finally:
-                self.turn.is_inside = False
+        try:
+            return self._step()
+        except BaseException as error:
+            self._recover(error)
+            raise
 
     def _step(self) -> bool:
-        if self.turn.was_abandoned:
-            self.turn.was_abandoned = False
-            self._recover()
-        self._discard()
         for move in list(self.between_steps):
             move()
-        spans = self.scheduler.schedule()
+        self._under_way = spans = self.scheduler.schedule()
         if not spans:
             return False
         self.drafter.extend(spans, self.cache)
@@ -123,6 +108,7 @@ class Engine:
         for span, tokens in zip(spans, outcomes):
             self._advance(span, tokens)
         self.drafter.learn(spans, outcomes)
+        self._under_way = []
         return True
 
     def _advance(self, span: Span, tokens: list[int]) -> None:
@@ -130,8 +116,8 @@ class Engine:
         stops."""
         sequence, length = span.sequence, len(span.sequence.tokens)
         for token in tokens:
-            sequence.append(token)
-            if self._stop_if_done(sequence):
+            self._append(sequence, token)
+            if sequence.is_finished:
                 del sequence.logprobs[sequence.num_generated :]  # of accepted drafts beyond the end
                 break
         num_accepted = max(0, len(sequence.tokens) - length - 1)
@@ -141,6 +127,19 @@ class Engine:
         self.cache.publish(sequence)
         self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)
+        if sequence.is_finished:
+            self._end(sequence)
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        """Adds a generated token, asks whether it is the last, and tells of it. Stopping criteria that raise fail the
+        sequence alone."""
+        sequence.append(token)
+        try:
+            sequence.finish_reason = sequence.stopping.stop_now(sequence)
+        except Exception as error:
+            sequence.fail(error)
+        index = sequence.num_generated - 1
+        sequence.sink.token(sequence, token, sequence.logprobs[index] if index < len(sequence.logprobs) else None)
 
     def _recompute_if_grown(self, sequence: Sequence) -> None:
         """Drops the cache of a sequence that has generated its way to where the model changes the angles of all its
@@ -151,88 +150,88 @@ class Engine:
             sequence.recomputed_length = length
             self.cache.free(sequence)
 
-    def _stop_if_done(self, sequence: Sequence) -> bool:
-        """Asks the sequence's stopping criteria; where these raise, the sequence fails alone."""
-        try:
-            reason = sequence.stopping.stop_now(sequence)
-        except Exception as error:
-            sequence.fail(error)
-            return True
-        if reason:
-            self._finish(sequence, reason)
-        return reason is not None
-
-    def _finish(self, sequence: Sequence, reason: str) -> None:
+    def _end(self, sequence: Sequence) -> None:
+        """Takes a finished sequence out, and tells of its end."""
         sequence.times.finished = time.perf_counter()
-        sequence.finish_reason = reason
+        self.scheduler.remove(sequence)
+        sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
 
-    def _recover(self) -> None:
-        """After an interrupted step nothing about the cache is believed: all is dropped, and computed again when
-        needed."""
+    def _recover(self, error: BaseException) -> None:
+        """After a failed step nothing about the cache is believed: all is dropped, and computed again when needed."""
+        failed = {span.sequence for span in self._under_way}
+        for sequence in self._start_afresh():
+            if sequence in failed and not sequence.is_finished:
+                sequence.fail(error)
+            if sequence.is_finished:
+                self._end(sequence)
+
+    def _start_afresh(self) -> list[Sequence]:
+        """Empties the cache, and has all sequences, which it returns, wait for it."""
         live = list(dict.fromkeys(self.scheduler.sequences()))
         self.cache.reset(live)
         self.drafter.reset()
         self.scheduler.restart()
-        for sequence in live:
-            if not sequence.is_finished and sequence.num_generated:
-                self._stop_if_done(sequence)
-            self._recompute_if_grown(sequence)
-            if sequence.is_finished:
-                self.scheduler.remove(sequence)
+        self._under_way = []
+        return live
 
-    # -- what the owners of sequences do
-    # ---------------------------------------------------------------------------------
+    # -- what the owner does -------------------------------------------------------------------------------------------
 
     def add_request(self, sequence: Sequence, priority: int = 0) -> None:
-        """Queues one sequence, as `submit` does, from any thread, also while others run. `priority` is its head start
-        among those that wait and run (`Scheduler` says how much). Raises TypeError or ValueError for a priority that is
-        none."""
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise TypeError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority!r}")
-        if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-            raise ValueError(
-                f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, higher is earlier; got {priority}"
-            )
-        sequence.priority = priority
+        """Queues one sequence, as `submit` does. `priority` is its head start among those that wait and run (`Scheduler`
+        says how much). Raises TypeError or ValueError for a priority that is none."""
+        sequence.priority = checked_priority(priority)
         self.submit([sequence])
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the
-        engine's."""
-        with self.turn:
-            for sequence in sequences:
-                assert 0 < len(sequence.tokens) <= sequence.max_length <= self.max_length, (
-                    f"the engine cannot hold {sequence}"
-                )
-                self.scheduler.add(sequence)
+        """Queues sequences; `step` must be called until they are finished. Their `max_length` is at most the engine's.
+        One that was aborted before is left out."""
+        for sequence in sequences:
+            if sequence.is_finished:
+                continue
+            assert 0 < len(sequence.tokens) <= sequence.max_length <= self.max_length, (
+                f"the engine cannot hold {sequence}"
+            )
+            self.scheduler.add(sequence)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences out and frees their blocks; those not finished finish as "cancelled". Harmless for finished
         ones."""
-        with self.turn:
-            for sequence in sequences:
-                self._cancel(sequence)
+        for sequence in sequences:
+            if sequence.is_finished:
+                self.scheduler.remove(sequence)
+            else:
+                sequence.finish_reason = "cancelled"
+                self._end(sequence)
 
-    def _cancel(self, sequence: Sequence) -> None:
-        self.scheduler.remove(sequence)
-        if not sequence.is_finished:
-            self._finish(sequence, "cancelled")
+    def fail_all(self, error: BaseException) -> None:
+        """Ends every sequence with `error`, those included that are parked."""
+        for sequence in self._start_afresh():
+            if not sequence.is_finished:
+                sequence.fail(error)
+            self._end(sequence)
+        for move in list(self.between_steps):
+            move()
 
-    def discard_later(self, sequence: Sequence) -> None:
-        """Has a sequence removed, now or before the next step. Waits for nothing, so a finaliser may call it at any
-        moment."""
-        self._discarded.append(sequence)
-        self.turn.call_if_free(self._discard)
-
-    def _discard(self) -> None:
-        while self._discarded:
-            self._cancel(self._discarded[0])
-            self._discarded.popleft()  # afterwards: interrupted, it is still there to be removed
+    def abandon(self) -> None:
+        """Ends what is in flight as "cancelled", in whatever state a step is that another process goes on with. What is
+        parked stays."""
+        self.between_steps.clear()
+        parked = list(self.scheduler.parked)
+        self.abort([sequence for sequence in self._start_afresh() if sequence not in parked])
 
     def check_idle(self) -> None:
         """Raises AssertionError where nothing runs or waits and blocks are leaked, held twice, or held by no one."""
-        with self.turn:
-            self._discard()
-            assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
-            self.cache.check_integrity(self.scheduler.sequences())
-            self.drafter.check_integrity()
+        assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
+        self.cache.check_integrity(self.scheduler.sequences())
+        self.drafter.check_integrity()
+
+
+def checked_priority(priority: Any) -> int:
+    """Raises TypeError or ValueError for a priority that is none."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise TypeError(f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority!r}")
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise ValueError(
+            f"priority must be an int from {-MOST_PRIORITY} to {MOST_PRIORITY}, higher is earlier; got {priority}"
+        )
+    return priority

@@ -35,7 +35,7 @@ class Scheduler:
     bit-identical results; no tokens are lost. The first in the order can always take from all others, and the engine
     admits none that the whole pool could not hold, so every step makes progress.
 
-    Not thread-safe: the engine calls it under its lock.
+    Not thread-safe: the thread that owns the engine calls it.
     """
 
     def __init__(
@@ -109,8 +109,7 @@ class Scheduler:
             sequence.place = None
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees its blocks and takes it out, wherever it is, in this order: interrupted, it is still there to be
-        removed. Does nothing for one that is gone already."""
+        """Frees its blocks and takes it out, wherever it is. Does nothing for one that is gone already."""
         self.cache.free(sequence)
         self.running.pop(sequence, None)
         self.parked.pop(sequence, None)
@@ -123,7 +122,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """Sends all running sequences back to the queue, in order, after the cache was reset. Tolerates a sequence that
-        an interrupted move left in two places; every move enters the new place before it leaves the old one."""
+        a failed move left in two places; every move enters the new place before it leaves the old one."""
         self.waiting = sorted(dict.fromkeys((*self.running, *self.waiting)), key=_place)
         self.running.clear()
         for sequence in self.waiting:

@@ -61,7 +61,7 @@ class BatchBuilder:
 
     def _allocate(self, num_spans: int, num_tokens: int, num_rows: int, width: int, kv: list[KVBlocks]) -> None:
         """New arrays, and a batch whose tensors share their memory."""
-        self._shape = ()  # until all are there: Ctrl-C may strike in between
+        self._shape = ()  # until all are there: memory may be short
         self._tokens, self._positions, self._rope_lengths, self._slots = np.zeros((4, num_tokens), dtype=np.int64)
         self._logit_rows = np.zeros(num_rows, dtype=np.int64)
         self._query_start = np.zeros(num_spans + 1, dtype=np.int32)

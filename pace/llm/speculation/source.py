@@ -40,7 +40,7 @@ class DraftSource(Protocol):
         ...
 
     def reset(self) -> None:
-        """Frees everything, in whatever state an interrupted call left it."""
+        """Frees everything, in whatever state a failed call left it."""
         ...
 
     def check_integrity(self) -> None:

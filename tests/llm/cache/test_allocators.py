@@ -13,17 +13,16 @@ from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
+from pace.llm.clients.requests import Request
 from pace.llm.clients.session import Session
-from pace.llm.decoding.sampler import Greedy
-from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
 from tests.llm.cache.test_manager import CacheMachine
-from tests.llm.engine.test_engine import ScriptedDrafter
+from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
+from tests.llm.engine.test_engine import ScriptedDrafter, make_sequence
 from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
-from tests.llm.generators import random_prompts
-from tests.support import functions_in, interrupted_before_line
+from tests.llm.generators import check_idle, random_prompts
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
 
@@ -276,10 +275,10 @@ def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
         model, OPS, num_blocks * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=24
     )
     prompts = random_prompts(num_blocks, 9, longest=50)
-    out = Generator(engine).generate(prompts, SamplingConfig(max_new_tokens=40))
+    generator = Generator(engine)
+    out = generator.generate(prompts, SamplingConfig(max_new_tokens=40))
     assert out.generated_token_ids == [greedy(model, prompt, 40) for prompt in prompts]
-    engine.check_idle()
-    assert engine.cache.used_bytes == 0
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -287,10 +286,18 @@ def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
 def test_samples_of_one_prompt(name: str, num_blocks: int) -> None:
     config = SamplingConfig(do_sample=True, num_return_sequences=4, seed=4, max_new_tokens=40, ignore_eos=True)
     prompts = [[1, 2, 3] * 8, [4] * 17]
-    engines = make_engine(num_blocks, cache_options=OPTIONS[name]), make_engine()
-    outs = [Generator(engine).generate(prompts, config).generated_token_ids for engine in engines]
+    generators = Generator(make_engine(num_blocks, cache_options=OPTIONS[name])), Generator(make_engine())
+    outs = [generator.generate(prompts, config).generated_token_ids for generator in generators]
     assert outs[0] == outs[1]
-    engines[0].check_idle()
+    check_idle(generators[0])
+
+
+class CheckedEngine(Engine):
+    """Where the books of its cache are wrong, no step succeeds any more: its driver gives up, and everyone hears why."""
+
+    def step(self) -> bool:
+        self.cache.check_integrity(self.scheduler.sequences())
+        return super().step()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -304,7 +311,7 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
         "max_sequences_per_step": 4,
         "max_logit_rows_per_step": 5,
     }
-    engine = Engine.create(
+    engine = CheckedEngine.create(
         model,
         OPS,
         16 * SPEC.block_bytes,
@@ -312,19 +319,16 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
         cache_options=OPTIONS[name],
         **limits,
     )
+    generator = Generator(engine, defaults=SamplingConfig(eos_token_id=0))
     stems = random_prompts(seed, 3, longest=70)
-    live: list[Sequence] = []
-    sessions = [Session(engine)]
+    live: list[tuple[Request, list[int], int]] = []
+    sessions = [Session(generator.driver)]
     for _ in range(30):
-        prompt = chance.choice(stems) + random_prompts(chance.random(), 1, 9)[0]
-        limit = len(prompt) + chance.randint(1, 60)
-        live.append(Sequence(prompt, Greedy(), StoppingCriteria(limit, end_tokens=[0]), limit))
-        engine.submit(live[-1:])
-        for _ in range(chance.randint(0, 8)):
-            engine.step()
-            engine.cache.check_integrity(engine.scheduler.sequences())
+        prompt, num_tokens = chance.choice(stems) + random_prompts(chance.random(), 1, 9)[0], chance.randint(1, 60)
+        live.append((generator.add_request(prompt, SamplingConfig(max_new_tokens=num_tokens)), prompt, num_tokens))
+        wait_for_steps(generator, chance.randint(0, 8))
         if chance.random() < 0.3:
-            engine.abort([live.pop(chance.randrange(len(live)))])
+            live.pop(chance.randrange(len(live)))[0].cancel()
         session = chance.choice(sessions)
         verb = chance.choice(["append", "append", "truncate", "fork", "close"])
         if verb == "append" and len(session) < 150:
@@ -340,38 +344,39 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
         elif verb == "close" and len(sessions) > 1:
             sessions.remove(session)
             session.close()
-        engine.cache.check_integrity(engine.scheduler.sequences())
-    while engine.step():
-        engine.cache.check_integrity(engine.scheduler.sequences())
-    for sequence in live:
-        assert sequence.generated == greedy(
-            model, sequence.tokens[: sequence.num_prompt_tokens], sequence.max_length - sequence.num_prompt_tokens, (0,)
-        )
+    for request, prompt, num_tokens in live:
+        assert request.result(60).generated_token_ids[0] == greedy(model, prompt, num_tokens, (0,))
     for session in sessions:
         session.close()
-    engine.check_idle()
-    assert engine.cache.used_bytes == 0
+    check_idle(generator)
+
+
+def wait_for_steps(generator: Generator, count: int) -> None:
+    """Lets the engine go on by so many steps, if it has so much to do."""
+    generator.driver.call(lambda engine: [engine.step() for _ in range(count)]).result(60)
 
 
 @pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic"])
-def test_an_interrupt_after_any_line_leaves_every_sequence_right(name: str) -> None:
-    files = ("engine.py", "scheduler.py", "manager.py", "block_pool.py", "allocators.py", "prefix_cache.py")
-    within = functions_in(*files, spared=("step", "__enter__", "__exit__", "_recover"))
-    model = FakeModel()
-    for stop_at in range(5, 2000, 37):
-        engine = Engine.create(model, OPS, 8 * SPEC.block_bytes, cache_options=OPTIONS[name], max_tokens_per_step=20)
-        prompts = [[9, 8, 7] * 8, [9, 8, 7] * 7]
-        others = [
-            Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 30, end_tokens=[0]), len(prompt) + 30)
-            for prompt in prompts
-        ]
-        engine.submit(others)
-        assert interrupted_before_line(stop_at, lambda: [engine.step() for _ in range(40)], within)
-        engine.cache.check_integrity(engine.scheduler.sequences())
-        while engine.step():
-            pass
-        assert [sequence.generated for sequence in others] == [greedy(model, prompt, 30, (0,)) for prompt in prompts]
-        engine.check_idle()
+def test_a_step_that_fails_at_any_line_ends_what_it_worked_on_and_leaves_the_rest_right(name: str) -> None:
+    model, num_failed, num_gone_on = FakeModel(), 0, 0
+    within = in_files("scheduler.py", "manager.py", "block_pool.py", "allocators.py", "prefix_cache.py")
+    for number in range(5, 1500, 37):
+        engine = WatchedEngine.create(
+            model,
+            OPS,
+            8 * SPEC.block_bytes,
+            cache_options=OPTIONS[name],
+            max_tokens_per_step=20,
+            max_sequences_per_step=2,
+        )
+        sequences = [make_sequence(model, prompt, 30) for prompt in ([9, 8, 7] * 8, [9, 8, 7] * 7, [5] * 20)]
+        engine.submit(sequences)
+        assert fails_before_line(number, engine, within)
+        engine.finish()
+        failed = engine.check_outcomes(sequences)
+        num_failed += len(failed)
+        num_gone_on += len(sequences) - len(failed)
+    assert num_failed and num_gone_on
 
 
 # -- the bundled model
@@ -426,7 +431,7 @@ def test_the_bundled_model_says_the_same_bits(plain: LLMModel, name: str) -> Non
             with session.fork() as twin:
                 assert torch.equal(twin.append(ids[:40]), other.append(ids[:40]))
         assert all(map(torch.equal, model.score(prompts), plain.score(prompts)))
-        model._engine.check_idle()
+        check_idle(model)
 
 
 def test_the_second_turn_of_a_chat_computes_only_what_is_new(plain: LLMModel) -> None:

@@ -12,6 +12,7 @@ from pace.assets import TINY
 from pace.cli import main
 from pace.llm import LLMModel, SamplingConfig, loading
 from pace.llm.models import model_utils
+from tests.llm.generators import check_idle
 
 BLOCK_TOKENS = 16
 GREEDY = SamplingConfig(max_new_tokens=60, ignore_eos=True)
@@ -82,7 +83,7 @@ def test_sequences_that_compete_for_a_small_cache_get_the_same_tokens(
         assert torch.equal(session.append(rows[0][39:]), before)
         session.close()
         assert [torch.equal(a, b) for a, b in zip(model.score(rows), unbounded().score(rows))] == [True] * 6
-        model._engine.check_idle()
+        check_idle(model)
 
 
 def test_a_text_that_fills_the_cache_ends_with_length(caplog) -> None:

@@ -15,6 +15,7 @@ from pace.cli import main
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
 from pace.llm.models import model_utils
 from pace.ops import native
+from tests.llm.generators import check_idle
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import load_model, prefill
 
@@ -62,7 +63,7 @@ def test_sessions_cut_forked_and_continued_have_the_logits_of_their_tokens() -> 
             assert torch.equal(ours, fresh.append(ids[:37] + [5, 6, 7], logits=3))
             fresh.truncate(0)
             assert torch.equal(theirs, fresh.append(ids[:37] + [9, 8, 7], logits=3))
-    model()._engine.check_idle()
+    check_idle(model())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_preemption_changes_no_token(sampling: dict) -> None:
         small._engine.model.forward = lambda ops, batch: computed.append(len(batch.tokens)) or forward(ops, batch)
         assert small.generate(rows, config).generated_token_ids == model().generate(rows, config).generated_token_ids
         assert sum(computed) > sum(len(row) + 39 for row in rows), "something was computed twice"
-        small._engine.check_idle()
+        check_idle(small)
 
 
 @pytest.mark.parametrize("kv_cache_type", ["dynamic", "bmc"])
@@ -86,7 +87,7 @@ def test_every_policy_moves_scales_with_their_blocks(kv_cache_type: str) -> None
     options = {"kv_cache_bytes": 24 * model()._model.kv_spec.block_bytes, "kv_cache_type": kv_cache_type}
     with LLMModel(TINY, kv_cache_dtype="int8", progress=False, **options) as other:
         assert other.generate(rows, GREEDY).generated_token_ids == model().generate(rows, GREEDY).generated_token_ids
-        other._engine.check_idle()
+        check_idle(other)
 
 
 def test_what_is_found_in_the_prefix_cache_is_what_would_be_computed() -> None:
@@ -103,7 +104,7 @@ def test_drafts_change_no_token() -> None:
     for config in (PromptLookupConfig(), DraftModelConfig(TINY_DRAFT)):
         with LLMModel(TINY, kv_cache_dtype="int8", spec_config=config, progress=False) as drafting:
             out = drafting.generate(rows, GREEDY)
-            drafting._engine.check_idle()
+            check_idle(drafting)
         assert out.generated_token_ids == model().generate(rows, GREEDY).generated_token_ids
     assert out.metrics.num_drafted_tokens > 0
 

@@ -14,12 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pace.batch import BLOCK_SIZE, KVSpec
 from pace.llm.cache.manager import CacheManager
 from pace.llm.cache.prefix_cache import tokens_of
-from pace.llm.clients.session import Session, score
+from pace.llm.clients.session import CollectLogits, Session, score
 from pace.llm.configs import SamplingConfig
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
 from tests.llm.fake_model import FakeModel, greedy, make_engine
+from tests.llm.generators import by_hand, check_idle
 from tests.llm.models.variants import VARIANTS, save_tiny
 from tests.support import backend, backends, load_model
 
@@ -33,28 +35,29 @@ def ids(seed: int, length: int) -> list[int]:
     return [chance.randrange(1, 50) for _ in range(length)]
 
 
-def prefix_engine(num_blocks: int = 1000, kept: int | None = None, **limits: int) -> Engine:
+def prefix_generator(num_blocks: int = 1000, kept: int | None = None, **limits: int) -> Generator:
     """With a prefix cache of `kept` blocks, a quarter of all by default."""
-    return make_engine(num_blocks, cache_options={"prefix_cache_bytes": kept and kept * SPEC.block_bytes}, **limits)
+    options = {"prefix_cache_bytes": kept and kept * SPEC.block_bytes}
+    return Generator(make_engine(num_blocks, cache_options=options, **limits))
 
 
-def generate(engine: Engine, prompts: list[list[int]], num_tokens: int = 8):
+def generate(generator: Generator, prompts: list[list[int]], num_tokens: int = 8):
     """Checks the tokens by the definition; returns the output and the number of tokens that were computed."""
-    computed = []
-    engine.model.hook = lambda batch: computed.append(len(batch.tokens))
-    out = Generator(engine).generate(prompts, SamplingConfig(max_new_tokens=num_tokens))
-    assert out.generated_token_ids == [greedy(engine.model, prompt, num_tokens) for prompt in prompts]
-    engine.check_idle()
+    computed, model = [], generator.engine.model
+    model.hook = lambda batch: computed.append(len(batch.tokens))
+    out = generator.generate(prompts, SamplingConfig(max_new_tokens=num_tokens))
+    assert out.generated_token_ids == [greedy(model, prompt, num_tokens) for prompt in prompts]
+    check_idle(generator, used_bytes=None)
     return out, sum(computed)
 
 
 @pytest.mark.parametrize(("length", "reused"), [(100, 96), (97, 96), (96, 80), (81, 80), (16, 0), (17, 16), (5, 0)])
 def test_a_prompt_that_was_there_is_computed_from_its_last_block_on(length: int, reused: int) -> None:
-    engine, prompt = prefix_engine(), ids(1, length)
-    first, computed = generate(engine, [prompt])
+    generator, prompt = prefix_generator(), ids(1, length)
+    first, computed = generate(generator, [prompt])
     assert (first.metrics.num_reused_tokens, computed) == (0, length + 7)
     assert "reused" not in str(first.metrics)
-    second, computed = generate(engine, [prompt])
+    second, computed = generate(generator, [prompt])
     assert (second.metrics.num_reused_tokens, computed) == (reused, length - reused + 7)
     assert second.metrics.prefill_tokens_per_second * second.metrics.seconds_to_first_token == pytest.approx(
         length - reused
@@ -64,48 +67,47 @@ def test_a_prompt_that_was_there_is_computed_from_its_last_block_on(length: int,
 
 def test_what_was_generated_is_known_too() -> None:
     """The second turn of a conversation."""
-    engine = prefix_engine()
-    first, _ = generate(engine, [ids(1, 30)], num_tokens=40)
+    generator = prefix_generator()
+    first, _ = generate(generator, [ids(1, 30)], num_tokens=40)
     turn = ids(1, 30) + first.generated_token_ids[0] + ids(2, 20)
-    second, computed = generate(engine, [turn], num_tokens=1)
+    second, computed = generate(generator, [turn], num_tokens=1)
     assert second.metrics.num_reused_tokens == 64, "69 positions were computed: the last generated token was not"
     assert computed == 90 - 64
 
 
 def test_texts_that_differ_share_what_they_begin_with() -> None:
-    engine, common = prefix_engine(), ids(1, 40)
-    generate(engine, [common + ids(2, 30)])
-    out, _ = generate(engine, [common + ids(3, 30), [7] + common])
+    generator, common = prefix_generator(), ids(1, 40)
+    generate(generator, [common + ids(2, 30)])
+    out, _ = generate(generator, [common + ids(3, 30), [7] + common])
     assert out.metrics.num_reused_tokens == 32, "and what comes at another position is another text"
 
 
 def test_equal_prompts_in_a_batch_are_computed_about_once() -> None:
-    engine, prompt = prefix_engine(max_tokens_per_step=64), ids(1, 200)
-    _, computed = generate(engine, [prompt] * 4, num_tokens=1)
+    generator, prompt = prefix_generator(max_tokens_per_step=64), ids(1, 200)
+    _, computed = generate(generator, [prompt] * 4, num_tokens=1)
     assert computed == 200 + 3 * 8, "all but the last block is there when the others begin"
 
 
 def test_what_two_texts_computed_at_once_is_held_once() -> None:
-    engine, prompt = prefix_engine(), ids(1, 40)
-    first, second = (Session(engine) for _ in range(2))
-    for session in (first, second):  # as `append` does, up to the step
-        session._sequence.tokens = list(prompt)
-        session._sequence.num_prompt_tokens = 40
-        session._sequence.strategy = type(
-            "Nothing", (), {"wants_argmax_only": False, "choose": lambda *arguments: []}
-        )()
-        engine.scheduler.add(session._sequence)
-    engine.step()
-    assert first._sequence.num_computed == second._sequence.num_computed == 40
-    assert engine.cache.used_bytes == 4 * SPEC.block_bytes, "two shared blocks, and one of each"
-    engine.check_idle()
+    generator, prompt = prefix_generator(), ids(1, 40)
+    sessions = [Session(generator.driver) for _ in range(2)]
+    sequences = [session._sequence for session in sessions]
+    with by_hand(generator) as hand:
+        for sequence in sequences:  # as `append` does, up to the step
+            sequence.tokens, sequence.num_prompt_tokens = list(prompt), 40
+            sequence.strategy = CollectLogits(39, 1, hand.engine.model.vocab_size)
+            hand.engine.scheduler.add(sequence)
+        hand.step()
+        assert [sequence.num_computed for sequence in sequences] == [40, 40]
+        assert hand.engine.cache.used_bytes == 4 * SPEC.block_bytes, "two shared blocks, and one of each"
+        hand.engine.check_idle()
 
 
 def test_without_it_nothing_is_reused() -> None:
-    engine = make_engine()
+    generator = Generator(make_engine())
     for _ in range(2):
-        out, computed = generate(engine, [ids(1, 100)])
-        assert (out.metrics.num_reused_tokens, computed, engine.cache.prefix_bytes) == (0, 107, 0)
+        out, computed = generate(generator, [ids(1, 100)])
+        assert (out.metrics.num_reused_tokens, computed, generator.engine.cache.prefix_bytes) == (0, 107, 0)
 
 
 @pytest.mark.parametrize("kept", [None, 1, 5, 14])
@@ -114,7 +116,7 @@ def test_reuse_under_pressure_changes_no_token(seed: int, kept: int | None) -> N
     """Prompts that begin alike, in a cache that holds a few of them: blocks are taken from the prefix cache all the
     time."""
     chance = random.Random(seed)
-    engine = prefix_engine(14, kept, max_tokens_per_step=chance.choice([10, 33, 512]), max_sequences_per_step=4)
+    generator = prefix_generator(14, kept, max_tokens_per_step=chance.choice([10, 33, 512]), max_sequences_per_step=4)
     stems = [ids(stem, 80) for stem in range(2)]
     reused = 0
     for _ in range(12):
@@ -122,16 +124,17 @@ def test_reuse_under_pressure_changes_no_token(seed: int, kept: int | None) -> N
             chance.choice(stems)[: chance.randint(1, 80)] + ids(chance.randrange(3), chance.randint(0, 20))
             for _ in range(chance.randint(1, 5))
         ]
-        out, _ = generate(engine, prompts, chance.randint(1, 40))
+        out, _ = generate(generator, prompts, chance.randint(1, 40))
         reused += out.metrics.num_reused_tokens
-        assert engine.cache.used_bytes == 0 and engine.cache.prefix_bytes <= (kept or 3) * SPEC.block_bytes
+        cache = generator.engine.cache
+        assert cache.used_bytes == 0 and cache.prefix_bytes <= (kept or 3) * SPEC.block_bytes
     assert reused > 0
 
 
 def test_who_was_preempted_finds_what_it_had_computed() -> None:
     prompts, computed = [ids(1, 60), ids(2, 60)], []
-    for engine in (make_engine(10), prefix_engine(10, kept=10)):
-        out, count = generate(engine, prompts, num_tokens=50)
+    for generator in (Generator(make_engine(10)), prefix_generator(10, kept=10)):
+        out, count = generate(generator, prompts, num_tokens=50)
         computed.append(count)
         assert out.metrics.num_reused_tokens == 0, "of its prompt nothing was spared"
     assert 2 * 109 <= computed[1] < computed[0], "both computed something twice, with the prefix cache less"
@@ -139,40 +142,45 @@ def test_who_was_preempted_finds_what_it_had_computed() -> None:
 
 def test_the_room_of_texts_at_work_is_not_the_prefix_caches() -> None:
     """Four blocks of an old text are idle; a new one that needs all gets all."""
-    engine = prefix_engine(8, kept=4)
-    generate(engine, [ids(1, 70)], num_tokens=2)
-    assert engine.cache.prefix_bytes == 4 * SPEC.block_bytes and engine.cache.num_free_blocks == 8
-    generate(engine, [ids(2, 100)], num_tokens=28)
+    generator = prefix_generator(8, kept=4)
+    generate(generator, [ids(1, 70)], num_tokens=2)
+    cache = generator.engine.cache
+    assert cache.prefix_bytes == 4 * SPEC.block_bytes and cache.num_free_blocks == 8
+    generate(generator, [ids(2, 100)], num_tokens=28)
 
 
 def test_what_was_used_least_lately_goes_first_and_ends_before_beginnings() -> None:
-    engine = prefix_engine(12, kept=12)
+    generator = prefix_generator(12, kept=12)
     old, new = ids(1, 65), ids(2, 65)
-    generate(engine, [old], 1)
-    generate(engine, [new], 1)
-    generate(engine, [ids(3, 81)], 1)  # 6 blocks, of which 4 were free
-    assert len(engine.cache.pool.idle_blocks) == 11
-    assert reusable(engine, old) == 32 and reusable(engine, new) == 64
-    generate(engine, [old[:33]], 1)  # now the other is the older one
-    generate(engine, [ids(4, 100)], 1)  # 7 blocks: 1 is free
-    assert reusable(engine, old) == 32 and reusable(engine, new) == 0
+    generate(generator, [old], 1)
+    generate(generator, [new], 1)
+    generate(generator, [ids(3, 81)], 1)  # 6 blocks, of which 4 were free
+    assert len(generator.engine.cache.pool.idle_blocks) == 11
+    assert reusable(generator, old) == 32 and reusable(generator, new) == 64
+    generate(generator, [old[:33]], 1)  # now the other is the older one
+    generate(generator, [ids(4, 100)], 1)  # 7 blocks: 1 is free
+    assert reusable(generator, old) == 32 and reusable(generator, new) == 0
 
 
-def reusable(engine: Engine, tokens: list[int]) -> int:
-    """Tokens that a text would find; what it takes is given back, in an order that makes it the latest used."""
-    sequence, before = Sequence(tokens, None, None, 4096), engine.cache.pool.idle_blocks
-    engine.cache.reuse(sequence)
-    found = sequence.num_computed
-    engine.cache.free(sequence)
-    engine.cache.pool._idle = dict.fromkeys(before)
-    return found
+def reusable(generator: Generator, tokens: list[int]) -> int:
+    """Tokens that a text would find; what it takes is given back, and the order of what was used put back."""
+
+    def look(engine: Engine) -> int:
+        sequence, before = Sequence(tokens, None, None, 4096), engine.cache.pool.idle_blocks
+        engine.cache.reuse(sequence)
+        found = sequence.num_computed
+        engine.cache.free(sequence)
+        engine.cache.pool._idle = dict.fromkeys(before)
+        return found
+
+    return generator.driver.call(look).result(60)
 
 
 def test_the_budget_keeps_beginnings() -> None:
-    engine, prompt = prefix_engine(100, kept=3), ids(1, 150)
-    generate(engine, [prompt])
-    assert engine.cache.prefix_bytes == 3 * SPEC.block_bytes
-    assert generate(engine, [prompt])[0].metrics.num_reused_tokens == 48
+    generator, prompt = prefix_generator(100, kept=3), ids(1, 150)
+    generate(generator, [prompt])
+    assert generator.engine.cache.prefix_bytes == 3 * SPEC.block_bytes
+    assert generate(generator, [prompt])[0].metrics.num_reused_tokens == 48
 
 
 def test_a_hash_alone_finds_nothing() -> None:
@@ -209,58 +217,59 @@ def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor
 
 
 def test_sessions_reuse_all_but_the_tokens_whose_logits_are_wanted() -> None:
-    engine, computed, text = prefix_engine(), [], ids(1, 100)
-    engine.model.hook = lambda batch: computed.append(len(batch.tokens))
+    generator, computed, text = prefix_generator(), [], ids(1, 100)
+    model = generator.engine.model
+    model.hook = lambda batch: computed.append(len(batch.tokens))
     for wanted, num_computed in (("last", 100), ("last", 4), (20, 20), (21, 36), ("all", 100)):
-        with Session(engine) as session:
+        with Session(generator.driver) as session:
             num_rows = {"last": 1, "all": 100}.get(wanted, wanted)
-            assert torch.equal(session.append(text, wanted), expected(engine.model, text, num_rows))
+            assert torch.equal(session.append(text, wanted), expected(model, text, num_rows))
         assert computed.pop() == num_computed and not computed
-    score(engine, [text])
+    score(generator.driver, [text])
     assert computed == [100], "every token's logits are looked at"
-    with Session(engine) as session:
+    with Session(generator.driver) as session:
         session.append(text[:40])
         session.append(text[40:])
     assert computed[1:] == [8, 4], "what follows is found in the middle of a block as well"
-    engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("is_forked", [False, True])
 def test_a_session_that_goes_on_differently_spoils_nothing(is_forked: bool) -> None:
-    engine, text = prefix_engine(), ids(1, 60)
-    with Session(engine) as session:
+    generator, text = prefix_generator(), ids(1, 60)
+    with Session(generator.driver) as session:
         session.append(text)
         twin = session.fork() if is_forked else None
         session.truncate(40)
-        assert torch.equal(session.append([3] * 30, 30), expected(engine.model, text[:40] + [3] * 30, 30))
+        assert torch.equal(session.append([3] * 30, 30), expected(generator.engine.model, text[:40] + [3] * 30, 30))
         if twin:
-            assert torch.equal(twin.append([4]), expected(engine.model, text + [4], 1))
+            assert torch.equal(twin.append([4]), expected(generator.engine.model, text + [4], 1))
             twin.close()
-    out, _ = generate(engine, [text, text[:40] + [3] * 30])
+    out, _ = generate(generator, [text, text[:40] + [3] * 30])
     assert out.metrics.num_reused_tokens == 48 + 64
 
 
 def test_after_an_error_everything_is_computed_again() -> None:
-    engine, prompt = prefix_engine(), ids(1, 50)
-    generate(engine, [prompt])
+    generator, prompt = prefix_generator(), ids(1, 50)
+    generate(generator, [prompt])
 
     def fail(batch) -> None:
         raise RuntimeError("planted")
 
-    engine.model.hook = fail
+    generator.engine.model.hook = fail
     with pytest.raises(RuntimeError, match="planted"):
-        Generator(engine).generate(prompt)
-    assert engine.cache.prefix_bytes == 0
-    assert generate(engine, [prompt])[0].metrics.num_reused_tokens == 0
+        generator.generate(prompt)
+    assert generator.engine.cache.prefix_bytes == 0
+    assert generate(generator, [prompt])[0].metrics.num_reused_tokens == 0
 
 
 @pytest.mark.parametrize("damage", ["content", "order", "kept", "lost"])
 def test_check_integrity_sees(damage: str) -> None:
-    engine = prefix_engine()
-    session = Session(engine)
+    generator = prefix_generator()
+    session = Session(generator.driver)
     session.append(ids(1, 60))
-    generate(engine, [ids(2, 60)])
-    cache, pool = engine.cache, engine.cache.pool
+    generate(generator, [ids(2, 60)])
+    cache, pool = generator.engine.cache, generator.engine.cache.pool
     if damage == "content":
         session._sequence.tokens[20] += 1
     elif damage == "order":
@@ -270,7 +279,7 @@ def test_check_integrity_sees(damage: str) -> None:
     else:
         cache.prefix._nodes.pop(session._sequence.block_table[1])
     with pytest.raises(AssertionError):
-        engine.check_idle()
+        check_idle(generator, used_bytes=None)
 
 
 class PrefixMachine(RuleBasedStateMachine):
@@ -348,10 +357,10 @@ TestPrefixMachine.settings = settings(max_examples=60, stateful_step_count=30, d
 
 
 def test_texts_of_different_regimes_share_nothing() -> None:
-    engine = prefix_engine()
-    engine.cache.prefix.rope_regime = lambda length: int(length > 40)
+    generator = prefix_generator()
+    generator.engine.cache.prefix.rope_regime = lambda length: int(length > 40)
     text = ids(1, 80)
-    reused = [generate(engine, [text[:length]], 1)[0].metrics.num_reused_tokens for length in (40, 60, 35, 70, 41)]
+    reused = [generate(generator, [text[:length]], 1)[0].metrics.num_reused_tokens for length in (40, 60, 35, 70, 41)]
     assert reused == [0, 0, 32, 48, 32]
 
 
@@ -375,12 +384,12 @@ def test_logits_and_text_are_the_same_bits_with_and_without(tmp_path, model_type
     native = backend("native")
     model = load_model(tmp_path, torch.float32, native)
     text = torch.randint(2, 99, (60,), generator=torch.Generator().manual_seed(3)).tolist()
-    kept, reused = Engine.create(model, native, 1 << 22, cache_options=ON), 0
+    kept, reused = Generator(Engine.create(model, native, 1 << 22, cache_options=ON)), 0
     for length in (60, 12, 50, 40, 16, 60, 33):
-        fresh = Engine.create(model, native, 1 << 22)
+        fresh = Generator(Engine.create(model, native, 1 << 22))
         rows = [
             torch.cat([session.append(text[:length], min(length, 5)), session.append([5, 7, 9], "all")])
-            for session in (Session(kept), Session(fresh))
+            for session in (Session(kept.driver), Session(fresh.driver))
         ]
         assert torch.equal(*rows)
         config = SamplingConfig(
@@ -390,10 +399,10 @@ def test_logits_and_text_are_the_same_bits_with_and_without(tmp_path, model_type
             logprobs=3,
             ignore_eos=True,
         )
-        outs = [Generator(engine).generate(text[:length], config) for engine in (kept, fresh)]
+        outs = [generator.generate(text[:length], config) for generator in (kept, fresh)]
         assert outs[0].generated_token_ids == outs[1].generated_token_ids and outs[0].logprobs == outs[1].logprobs
         reused += outs[0].metrics.num_reused_tokens
-        kept.check_idle()
+        check_idle(kept)
     assert reused > 0
 
 
@@ -405,11 +414,11 @@ def test_a_session_that_was_cut_back_has_the_same_logits_when_its_cache_was_drop
     model = load_model(tmp_path, torch.float32, native)
     rows = []
     for drops in (False, True):
-        engine = Engine.create(model, native, 1 << 22)
-        session = Session(engine)
+        driver = EngineDriver(Engine.create(model, native, 1 << 22))
+        session = Session(driver)
         session.append(list(range(5, 45)))
         session.truncate(10)
         if drops:
-            engine.cache.free(session._sequence)
+            driver.call(lambda engine, dropped=session._sequence: engine.cache.free(dropped)).result(60)
         rows.append(session.append([50, 51, 52], "all"))
     assert torch.equal(*rows)

@@ -23,6 +23,7 @@ from pace.llm.generator import Generator
 from tests.llm import sweep
 from tests.llm.decoding.tokenizer_zoo import byte_level
 from tests.llm.fake_model import OPS, FakeModel
+from tests.llm.generators import check_idle
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
 VOCAB_SIZE = 120
@@ -159,7 +160,7 @@ def check_fake_case(seed: int) -> str | None:
         wrong = refusal(error, their_scores)
     else:
         wrong = difference(out.generated_token_ids, out.sequence_scores, their_rows, their_scores)
-    generator.engine.check_idle()
+    check_idle(generator)
     return wrong and f"{fields} after {prompt}: {wrong}"
 
 
@@ -171,7 +172,7 @@ def check_real_case(seed: int, model: Any, oracle: Any, vocab_size: int) -> str 
         [chance.randrange(2, vocab_size) for _ in range(chance.randint(1, 40))] for _ in range(chance.randint(1, 3))
     ]
     out = ours(model, prompts, fields)
-    model._engine.check_idle()
+    check_idle(model)
     num_rows = fields["num_return_sequences"]
     for index, prompt in enumerate(prompts):
         mine = slice(index * num_rows, (index + 1) * num_rows)

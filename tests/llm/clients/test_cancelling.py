@@ -46,7 +46,7 @@ def test_another_thread_cancels_a_running_generate() -> None:
             -1
         ].finish_reason == "cancelled"
         assert "".join(event.text for event in mine) == out.texts[row]
-    assert len(other.result().generated_token_ids[0]) == 30
+    assert len(other.result(60).generated_token_ids[0]) == 30
     check_idle(generator)
 
 

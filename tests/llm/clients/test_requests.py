@@ -12,10 +12,8 @@ import torch
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.requests import Request
 from pace.llm.generator import Generator
-from tests.llm.engine.test_engine import make_sequence
 from tests.llm.fake_model import FakeModel
-from tests.llm.generators import CONFIGS, Odd, check_idle, make_generator, random_prompts, with_length
-from tests.support import functions_in, interrupted_before_line
+from tests.llm.generators import CONFIGS, by_hand, check_idle, make_generator, random_prompts, with_length
 
 
 def assert_as_alone(request: Request, prompt: list[int], config: SamplingConfig) -> None:
@@ -48,16 +46,17 @@ def test_tokens_do_not_depend_on_what_happens_around(seed: int) -> None:
     }
     generator = make_generator(model, num_blocks=chance.choice([9, 14, 40]), **limits)
     engine, requests = generator.engine, []
-    for prompt in random_prompts(seed, 20, longest=60):
-        config = with_length(chance.choice(CONFIGS), chance.randint(1, 60))
-        requests.append((generator.add_request(prompt, config, chance.randint(-1, 1)), prompt, config))
-        for _ in range(chance.choice([0, 0, 1, 9])):
-            engine.step()
+    with by_hand(generator) as hand:
+        for prompt in random_prompts(seed, 20, longest=60):
+            config = with_length(chance.choice(CONFIGS), chance.randint(1, 60))
+            requests.append((generator.add_request(prompt, config, chance.randint(-1, 1)), prompt, config))
+            for _ in range(chance.choice([0, 0, 1, 9])):
+                hand.step()
+                engine.cache.check_integrity(engine.scheduler.sequences())
+            if chance.random() < 0.25:
+                chance.choice(requests)[0].cancel()
+        while hand.step():
             engine.cache.check_integrity(engine.scheduler.sequences())
-        if chance.random() < 0.25:
-            chance.choice(requests)[0].cancel()
-    while engine.step():
-        engine.cache.check_integrity(engine.scheduler.sequences())
     for request, prompt, config in requests:
         fresh = FakeModel(eos_bias=model.eos_bias)
         alone = make_generator(fresh).generate(prompt, config)
@@ -107,8 +106,7 @@ def test_threads_add_wait_read_and_cancel_at_once() -> None:
                 elif how == 1:
                     assert "".join(request) == request.text == request.result().texts[0]
                 elif how == 2:
-                    for _ in range(chance.randint(0, 5)):
-                        generator.engine.step()
+                    time.sleep(chance.choice([0.0, 0.001]))
                     request.cancel()
                 else:
                     alone = make_generator().generate(prompt, config)
@@ -141,14 +139,15 @@ def test_requests_on_a_real_model_join_others_bit_for_bit(checkpoint) -> None:
         ]
         alone = [model.generate(prompt, config) for prompt, config in zip(prompts, configs)]
         requests = []
-        for prompt, config in zip(prompts, configs):
-            requests.append(model.add_request(prompt, config, priority=chance.randint(-3, 3)))
-            model._engine.step()
+        with by_hand(model) as hand:
+            for prompt, config in zip(prompts, configs):
+                requests.append(model.add_request(prompt, config, priority=chance.randint(-3, 3)))
+                hand.step()
         for request, out in zip(requests, alone):
             joined = request.result()
             assert joined.generated_token_ids == out.generated_token_ids
             assert joined.logprobs == out.logprobs and joined.prompt_logprobs == out.prompt_logprobs
-        model._engine.check_idle()
+        check_idle(model, None)
 
 
 # -- one request -------------------------------------------------------------------------------------------------------
@@ -157,15 +156,14 @@ def test_requests_on_a_real_model_join_others_bit_for_bit(checkpoint) -> None:
 def test_a_request_is_what_generate_gives() -> None:
     generator = make_generator()
     config = SamplingConfig(max_new_tokens=30, ignore_eos=True)
-    request = generator.add_request([1, 2, 3], config)
-    assert (request.tokens, request.text, request.done, request.finish_reason) == ([], "", False, None)
+    with by_hand(generator):
+        request = generator.add_request([1, 2, 3], config)
+        assert (request.tokens, request.text, request.done, request.finish_reason) == ([], "", False, None)
     pieces = iter(request)
     first = next(pieces)
-    assert request.text.startswith(first) and 1 <= len(request.tokens) < 30
+    assert request.text.startswith(first)
     out = generator.generate([1, 2, 3], config)
-    assert out.generated_token_ids == [request.tokens] and request.done, (
-        "the other call's steps were the request's as well"
-    )
+    assert request.result(60).generated_token_ids == out.generated_token_ids == [request.tokens] and request.done
     assert first + "".join(pieces) == request.text == "".join(request) == out.texts[0], (
         "who reads again reads from the beginning"
     )
@@ -176,10 +174,10 @@ def test_a_request_is_what_generate_gives() -> None:
 
 def test_a_request_that_takes_too_long_goes_on() -> None:
     generator = make_generator(FakeModel(eos_bias=-50.0))
+    generator.engine.model.hook = lambda batch: time.sleep(0.01)
     request = generator.add_request([1], SamplingConfig(max_new_tokens=500))
     with pytest.raises(TimeoutError, match="tokens so far"):
         request.result(timeout=0.0)
-    generator.engine.model.hook = lambda batch: time.sleep(0.01)
     with pytest.raises(TimeoutError):
         request.result(timeout=0.05)
     generator.engine.model.hook = lambda batch: None
@@ -210,66 +208,89 @@ def test_a_request_that_fails_fails_alone() -> None:
     check_idle(generator)
 
 
-class Struck(Odd):
-    strikes: list[int] = []
-
-    def accept(self, token: int) -> None:
-        super().accept(token)
-        if len(self.seen) in self.strikes:
-            self.strikes.remove(len(self.seen))
-            raise KeyboardInterrupt
-
-
-def test_ctrl_c_leaves_a_request_that_can_be_asked_again() -> None:
-    """Also one whose processor was struck in the middle of its state."""
-    generator = make_generator(FakeModel(eos_bias=-50.0))
-    config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, repetition_penalty=1.2)
-    torn_config = SamplingConfig(max_new_tokens=20, do_sample=True, seed=2, logits_processors=[Struck()])
-    expected, torn_expected = (
-        generator.generate(*asked).generated_token_ids for asked in (([1, 2], config), ([3], torn_config))
-    )
-    Struck.strikes = [5]
-    request, torn = generator.add_request([1, 2], config), generator.add_request([3], torn_config)
-    with pytest.raises(KeyboardInterrupt):
-        request.result()
-    assert 0 < len(request.tokens) < 20 and not request.done
-    assert request.result().generated_token_ids == expected
-    assert not Struck.strikes and torn.result().generated_token_ids == torn_expected
-    check_idle(generator)
-
-
-def test_ctrl_c_at_any_line_of_a_batch_leaves_nothing() -> None:
-    number, goes_on = 0, True
-    while goes_on:
-        number += 1
-        generator = make_generator(FakeModel(eos_bias=-50.0), max_sequences_per_step=3)
-        call = lambda: generator.generate([[1, 2], [3], [4], [5, 6], [7]], SamplingConfig(max_new_tokens=2))
-        goes_on = interrupted_before_line(number, call, functions_in("requests.py"))
-        check_idle(generator)
-    assert number > 100, "every line was struck"
-
-
-def test_ctrl_c_while_a_dropped_request_leaves(monkeypatch) -> None:
-    engine = make_generator(FakeModel(eos_bias=-50.0)).engine
-    sequence = make_sequence(engine.model, [1] * 40, 5)
-    engine.submit([sequence])
-
-    def interrupt(sequence) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(engine.cache, "free", interrupt)
-        engine.discard_later(sequence)
-    engine.check_idle()
-
-
 def test_a_request_that_nobody_holds_leaves() -> None:
     generator = make_generator(FakeModel(eos_bias=-50.0))
-    request = generator.add_request([1] * 40, SamplingConfig(max_new_tokens=500))
-    generator.engine.step()
-    assert generator.engine.cache.used_bytes > 0
-    del request
+    with by_hand(generator) as hand:
+        request = generator.add_request([1] * 40, SamplingConfig(max_new_tokens=500))
+        hand.step()
+        assert generator.engine.cache.used_bytes > 0
+        sequence = request._sequences[0]
+        del request
+        hand.step()
+        assert sequence.finish_reason == "cancelled"
     check_idle(generator)
+
+
+# -- several continuations ---------------------------------------------------------------------------------------------
+
+SEVERAL = SamplingConfig(do_sample=True, num_return_sequences=3, seed=7, max_new_tokens=25, logprobs=2, top_k=0)
+
+
+def test_several_continuations_are_those_of_generate() -> None:
+    generator = make_generator()
+    request = generator.add_request([1, 2, 3], SEVERAL)
+    out, expected = request.result(60), make_generator().generate([1, 2, 3], SEVERAL)
+    assert out.generated_token_ids == expected.generated_token_ids and out.texts == expected.texts
+    assert out.logprobs == expected.logprobs and out.finish_reasons == expected.finish_reasons
+    assert [choice.tokens for choice in request.choices] == out.generated_token_ids
+    assert [(choice.text, choice.finish_reason) for choice in request.choices] == list(
+        zip(out.texts, out.finish_reasons)
+    )
+    assert request.done and all(choice.done for choice in request.choices)
+    for look in (lambda: request.tokens, lambda: request.text, lambda: request.finish_reason, lambda: iter(request)):
+        with pytest.raises(ValueError, match="has 3 continuations: look at `choices`"):
+            look()
+    check_idle(generator)
+
+
+@pytest.mark.parametrize("config", [SEVERAL, SamplingConfig(max_new_tokens=20), SamplingConfig(stop_strings=["q"])])
+def test_events_are_all_tokens_their_texts_and_log_probabilities(config: SamplingConfig) -> None:
+    generator = make_generator()
+    request = generator.add_request([1, 2, 3], config)
+    seen = list(request.events())
+    out = request.result(60)
+    for row, tokens in enumerate(out.generated_token_ids):
+        *told, end = [event for event in seen if event.row == row]
+        assert [event.token for event in told] == tokens and not any(event.finish_reason for event in told)
+        assert (end.token, end.finish_reason) == (None, out.finish_reasons[row])
+        assert "".join(event.text for event in (*told, end)) == out.texts[row]
+        assert [event.logprob for event in told] == (out.logprobs[row] if out.logprobs else [None] * len(tokens))
+    assert list(request.events()) == seen, "who reads again reads from the beginning"
+
+
+def test_a_continuation_that_fails_fails_the_request() -> None:
+    def refuse(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 9:
+            raise RuntimeError("the processor's own")
+        return logits
+
+    generator = make_generator()
+    config = SEVERAL.copy()
+    config.logits_processors = [refuse]
+    config.ignore_eos = True
+    request = generator.add_request([1, 2, 3], config)
+    with pytest.raises(RuntimeError, match="the processor's own"):
+        request.result(60)
+    with pytest.raises(RuntimeError, match="the processor's own"):
+        list(request.events())
+    assert [len(choice.tokens) for choice in request.choices] == [7, 7, 7]
+    check_idle(generator)
+
+
+def test_cancelling_ends_all_continuations() -> None:
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+    config = SEVERAL.copy()
+    config.max_new_tokens = 3000
+    request = generator.add_request([1] * 40, config)
+    events = request.events()
+    next(events)
+    request.cancel()
+    assert request.result(60).finish_reasons == ["cancelled"] * 3
+    assert [event.finish_reason for event in events if event.finish_reason] == ["cancelled"] * 3
+    check_idle(generator)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def test_a_warning_comes_once_for_a_call(caplog) -> None:
@@ -291,10 +312,12 @@ def test_what_a_request_cannot_be_is_told() -> None:
     ):
         with pytest.raises(error, match="priority must be an int from -100 to 100"):
             generator.add_request([1], priority=priority)
-    with pytest.raises(ValueError, match="add_request continues one prompt once, and this call makes 2 texts"):
+    with pytest.raises(ValueError, match="add_request continues one prompt, and was given 2"):
         generator.add_request([[1], [2]])
-    with pytest.raises(ValueError, match="this call makes 3 texts"):
-        generator.add_request([1], SamplingConfig(do_sample=True, num_return_sequences=3))
+    with pytest.raises(ValueError, match="stream gives the text of one continuation, and this call makes 3"):
+        generator.stream([1], SamplingConfig(do_sample=True, num_return_sequences=3))
+    with pytest.raises(ValueError, match="beam search knows none for certain"):
+        generator.add_request([1], SamplingConfig(num_beams=3))
     with pytest.raises(ValueError, match="token id 999"):
         generator.add_request([999])
     check_idle(generator)

@@ -11,8 +11,10 @@ import torch
 
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.session import Session, score
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.generator import Generator
 from tests.llm.fake_model import FakeModel, FakeTokenizer, greedy, make_engine
+from tests.llm.generators import check_idle
 from tests.support import backends
 
 BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
@@ -32,8 +34,9 @@ def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor
     ],
 )
 def test_rows_are_those_asked_for(limits: dict[str, int]) -> None:
-    engine = make_engine(**limits)
-    with Session(engine) as session:
+    driver = EngineDriver(make_engine(**limits))
+    engine = driver.engine
+    with Session(driver) as session:
         for ids, wanted, num_rows in [
             ([1, 2, 3], "last", 1),
             ([4] * 20, "all", 20),
@@ -43,8 +46,7 @@ def test_rows_are_those_asked_for(limits: dict[str, int]) -> None:
         ]:
             rows = session.append(ids, wanted)
             assert torch.equal(rows, expected(engine.model, session.tokens, num_rows))
-    engine.check_idle()
-    assert engine.cache.used_bytes == 0
+    check_idle(driver)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -52,7 +54,7 @@ def test_any_order_of_verbs_beside_generation_in_a_small_cache(seed: int) -> Non
     chance = random.Random(seed)
     engine = make_engine(num_blocks=14, max_tokens_per_step=chance.choice([4, 30]), max_logit_rows_per_step=5)
     generator = Generator(engine, FakeTokenizer())
-    sessions = [Session(engine)]
+    sessions = [Session(generator.driver)]
     for _ in range(60):
         session = chance.choice(sessions)
         verb = chance.choice(["append", "append", "append", "truncate", "fork", "generate", "close"])
@@ -75,16 +77,15 @@ def test_any_order_of_verbs_beside_generation_in_a_small_cache(seed: int) -> Non
         elif verb == "close" and len(sessions) > 1:
             sessions.remove(session)
             session.close()
-        engine.check_idle()
+        check_idle(generator, None)
     for session in sessions:
         session.close()
-    engine.check_idle()
-    assert engine.cache.used_bytes == 0
+    check_idle(generator)
 
 
 def test_a_fork_computes_only_what_is_new() -> None:
-    engine = make_engine()
-    session = Session(engine)
+    driver = EngineDriver(make_engine())
+    engine, session = driver.engine, Session(driver)
     session.append([1] * 100)
     computed = []
     engine.model.hook = lambda batch: computed.append(len(batch.tokens))
@@ -97,18 +98,17 @@ def test_a_fork_computes_only_what_is_new() -> None:
 
 
 def test_a_session_forgotten_gives_its_blocks_back() -> None:
-    engine = make_engine()
-    session = Session(engine)
+    driver = EngineDriver(make_engine())
+    session = Session(driver)
     session.append([1] * 40)
     del session
-    assert engine.cache.used_bytes == 0, "at once: nobody is at work"
-    engine.check_idle()
+    check_idle(driver)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_broken_append_leaves_the_session_as_it_was(error: type[BaseException]) -> None:
-    engine = make_engine(max_tokens_per_step=4)
-    session = Session(engine)
+    driver = EngineDriver(make_engine(max_tokens_per_step=4))
+    engine, session = driver.engine, Session(driver)
     session.append([1, 2, 3])
     calls = []
 
@@ -121,13 +121,13 @@ def test_a_broken_append_leaves_the_session_as_it_was(error: type[BaseException]
     with pytest.raises(error):
         session.append([4] * 20, "all")
     assert session.tokens == [1, 2, 3]
-    engine.check_idle()
+    check_idle(driver, None)
     assert torch.equal(session.append([9]), expected(engine.model, [1, 2, 3, 9], 1))
 
 
 def test_logits_that_are_not_finite_are_told_and_the_session_lives() -> None:
-    engine = make_engine()
-    session = Session(engine)
+    driver = EngineDriver(make_engine())
+    engine, session = driver.engine, Session(driver)
     honest = engine.model.logits_of
     engine.model.logits_of = lambda tokens: honest(tokens) * float("nan")
     with pytest.raises(ValueError, match="not finite"):
@@ -146,14 +146,14 @@ BAD = [
 
 @pytest.mark.parametrize("arguments, error, message", BAD)
 def test_bad_arguments_are_told(arguments: tuple, error: type[Exception], message: str) -> None:
-    session = Session(make_engine())
+    session = Session(EngineDriver(make_engine()))
     with pytest.raises(error, match=message):
         session.append(*arguments)
     assert session.tokens == []
 
 
 def test_ids_of_any_kind_are_the_same_tokens() -> None:
-    session = Session(make_engine())
+    session = Session(EngineDriver(make_engine()))
     expected = session.append([3, 4])
     for ids in (
         (3, 4),
@@ -168,7 +168,7 @@ def test_ids_of_any_kind_are_the_same_tokens() -> None:
 
 
 def test_truncate_and_close_are_told() -> None:
-    session = Session(make_engine())
+    session = Session(EngineDriver(make_engine()))
     for value, error in ((1, ValueError), (-1, ValueError), ("0", TypeError), (True, TypeError)):
         with pytest.raises(error, match="truncate"):
             session.truncate(value)
@@ -180,21 +180,21 @@ def test_truncate_and_close_are_told() -> None:
 
 
 def test_scores_are_log_probabilities_of_the_next_token() -> None:
-    engine = make_engine(max_logit_rows_per_step=7)
+    driver = EngineDriver(make_engine(max_logit_rows_per_step=7))
+    engine = driver.engine
     widest = []
     engine.model.hook = lambda batch: widest.append(len(batch.logit_rows))
     rows = [[1, 2, 3], [4], [5] * 60]
-    for row, scores in zip(rows, score(engine, rows), strict=True):
+    for row, scores in zip(rows, score(driver, rows), strict=True):
         wanted = [engine.model.logits_of(row[: end + 1]).log_softmax(-1)[row[end + 1]] for end in range(len(row) - 1)]
         torch.testing.assert_close(scores, torch.tensor(wanted))
     assert max(widest) <= 7, "never all logits of a text at once"
-    engine.check_idle()
-    assert engine.cache.used_bytes == 0
+    check_idle(driver)
 
 
 def test_a_text_too_long_to_score_is_told() -> None:
     with pytest.raises(ValueError, match="text 1 has 5000"):
-        score(make_engine(), [[1], [1] * 5000])
+        score(EngineDriver(make_engine()), [[1], [1] * 5000])
 
 
 @functools.cache

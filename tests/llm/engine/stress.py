@@ -41,6 +41,7 @@ from pace.llm.speculation.draft_length import FixedLength
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
+from tests.llm.generators import check_idle
 from tests.llm.speculation.drafters import make_source
 
 NUM_THREADS = 6
@@ -52,7 +53,7 @@ PATIENCE = 120.0
 
 
 class Planted(Exception):
-    """What the stress raises within steps: whoever steps gets it, and everything else must go on."""
+    """What the stress raises within steps: whoever's work it was gets it, and everything else must go on."""
 
 
 class Parity(LogitsProcessor):
@@ -121,6 +122,7 @@ class World:
     num_tokens: int = 0
     errors: list[str] = field(default_factory=list)
     fail_next: bool = False
+    """Has a step fail; never two in a row, of which the third would end the engine."""
 
     def __post_init__(self) -> None:
         chance = random.Random(0)
@@ -136,9 +138,12 @@ class World:
         self._lock = threading.Lock()
         build = self.engine.batches.build
 
+        has_failed = False
+
         def build_or_fail(*arguments):
-            if self.fail_next:
-                self.fail_next = False
+            nonlocal has_failed
+            has_failed, self.fail_next = self.fail_next and not has_failed, False
+            if has_failed:
                 raise Planted
             return build(*arguments)
 
@@ -168,7 +173,7 @@ class World:
         """`[V]`: what follows these tokens."""
         with self._lock:
             if tuple(tokens) not in self._known_logits:
-                with Session(self.alone.engine) as session:
+                with Session(self.alone.driver) as session:
                     self._known_logits[tuple(tokens)] = session.append(tokens)[0]
             return self._known_logits[tuple(tokens)]
 
@@ -296,8 +301,7 @@ def add_several_and_cancel_some(world: World, chance: random.Random) -> None:
         world.generator.add_request(world.prompts[prompt], with_length(CONFIGS[config], n), chance.randint(-1, 1))
         for prompt, config, n in drawn
     ]
-    for _ in range(chance.randint(0, 12)):
-        world.engine.step()
+    time.sleep(chance.choice([0.0, 0.001, 0.01]))
     for request in chance.sample(requests, len(requests) // 2):
         request.cancel()
     for request, (prompt, config, num_tokens) in zip(requests, drawn):
@@ -311,8 +315,7 @@ def add_and_drop(world: World, chance: random.Random) -> None:
     """Requests that go with the last reference to them, some in a cycle that the collector finds."""
     prompt, config, num_tokens = draw(world, chance, one_row=True)
     request = world.generator.add_request(world.prompts[prompt], with_length(CONFIGS[config], num_tokens))
-    for _ in range(chance.randint(0, 5)):
-        world.engine.step()
+    time.sleep(chance.choice([0.0, 0.001, 0.01]))
     if chance.random() < 0.5:
         cycle = [request]
         cycle.append(cycle)
@@ -339,7 +342,7 @@ def session(world: World, chance: random.Random) -> None:
     """Append, truncate and fork, with other things going on between; the caches of idle ones may be dropped at any
     time."""
     with contextlib.ExitStack() as stack:
-        sessions = [stack.enter_context(Session(world.engine))]
+        sessions = [stack.enter_context(Session(world.generator.driver))]
         for _ in range(chance.randint(2, 8)):
             one = chance.choice(sessions)
             what = chance.random()
@@ -366,23 +369,26 @@ def session(world: World, chance: random.Random) -> None:
 def score_texts(world: World, chance: random.Random) -> None:
     prompt = chance.randrange(len(world.prompts))
     tokens = world.prompts[prompt] + world.expected(prompt, 0).generated_token_ids[0]
-    assert torch.equal(score(world.engine, [tokens])[0], score_alone(world, tuple(tokens)))
+    assert torch.equal(score(world.generator.driver, [tokens])[0], score_alone(world, tuple(tokens)))
 
 
 def score_alone(world: World, tokens: tuple[int, ...]) -> torch.Tensor:
     with world._lock:
-        return score(world.alone.engine, [list(tokens)])[0]
+        return score(world.alone.driver, [list(tokens)])[0]
 
 
 def preempt(world: World, chance: random.Random) -> None:
     """Sends any running sequence back to the queue, with its blocks or without."""
-    scheduler = world.engine.scheduler
-    with world.engine.turn:
+
+    def give_way(engine: Engine) -> None:
+        scheduler = engine.scheduler
         if scheduler.running:
             sequence = chance.choice(list(scheduler.running))
             scheduler._preempt(sequence)
             if chance.random() < 0.5:
                 scheduler.cache.free(sequence)
+
+    world.generator.driver.call(give_way).result(60)
 
 
 def fail_a_step(world: World, chance: random.Random) -> None:
@@ -545,9 +551,8 @@ def run(name: str, seconds: float, seed: int) -> World:
     if any(thread.is_alive() for thread in threads):
         faulthandler.dump_traceback(all_threads=True)
         raise AssertionError("a thread does not come back: see the stacks above")
-    gc.collect()
-    world.engine.check_idle()
-    assert world.engine.cache.used_bytes == 0 and not list(world.engine.scheduler.sequences())
+    check_idle(world.generator)
+    assert not list(world.engine.scheduler.sequences())
     return world
 
 

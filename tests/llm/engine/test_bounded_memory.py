@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from pace.llm.clients import session
 from pace.llm.clients.session import Session, score
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.models.model_list import read_config
 from pace.llm.runners import make_runner
 from pace.llm.sequence import Sequence
 from pace.memory import resident_bytes
 from pace.ops import native
+from tests.llm.generators import check_idle
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, HEAD_DIM = 32000, 64, 4096, 2, 4, 16
 STEP_TOKENS, STEP_ROWS = 512, 128
@@ -59,6 +62,16 @@ def engine() -> Engine:
 
 def text(length: int) -> list[int]:
     return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+@contextmanager
+def driving() -> Iterator[EngineDriver]:
+    """Has a thread own the engine for a while, which the tests step by hand otherwise."""
+    driver = EngineDriver(engine())
+    try:
+        yield driver
+    finally:
+        driver.close()
 
 
 def generate(length: int) -> None:
@@ -106,17 +119,18 @@ def test_scores_and_all_logits_of_a_long_text_need_few_rows_at_once() -> None:
     bound = (
         3 * STEP_ROWS * row_bytes + engine().cache.bytes_for(length) + activation_bytes(STEP_TOKENS) + ALLOCATOR_BYTES
     )  # logits, their log-softmax, and a look for NaN
-    assert peak_growth(lambda: score(engine(), [text(length)])) <= bound < length * row_bytes / 4
-    with Session(engine()) as s:
-        result_bytes = 2000 * row_bytes
-        growth = peak_growth(lambda: s.append(text(2000), "all"))
-        assert result_bytes <= growth <= result_bytes + bound
-    engine().check_idle()
+    with driving() as driver:
+        assert peak_growth(lambda: score(driver, [text(length)])) <= bound < length * row_bytes / 4
+        with Session(driver) as s:
+            result_bytes = 2000 * row_bytes
+            growth = peak_growth(lambda: s.append(text(2000), "all"))
+            assert result_bytes <= growth <= result_bytes + bound
+        check_idle(driver)
 
 
 def test_logits_that_memory_does_not_hold_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(session, "available_memory_bytes", lambda: 100 << 20)
-    with Session(engine()) as s:
+    with driving() as driver, Session(driver) as s:
         with pytest.raises(
             MemoryError, match=r"1000 rows of logits take 122.1 MiB, and 100.0 MiB of memory are left; .* or use score"
         ):

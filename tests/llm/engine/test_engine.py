@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 
 import pytest
 import torch
 
-from pace.llm.clients.session import CollectLogits
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.sampler import Greedy
-from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
+from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.drafter import NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy, make_engine
-from tests.llm.generators import make_generator, random_prompts
-from tests.support import exit_code_in_fork, functions_in, interrupted_before_line
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
+from tests.llm.generators import check_idle, make_generator, random_prompts
 
 PLENTY = 1 << 22
 
@@ -50,8 +47,7 @@ def test_a_ragged_batch_gives_what_each_prompt_gives_alone(count: int, limits: d
     model = generator.engine.model
     assert out.generated_token_ids == [greedy(model, prompt, 20, (0,)) for prompt in prompts]
     assert out.finish_reasons == ["stop" if tokens[-1] == 0 else "length" for tokens in out.generated_token_ids]
-    generator.engine.check_idle()
-    assert generator.engine.cache.used_bytes == 0
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("num_blocks", [6, 7, 9, 14, 25])
@@ -60,7 +56,7 @@ def test_a_cache_too_small_for_all_preempts_and_changes_nothing(num_blocks: int)
     prompts = random_prompts(num_blocks, 9, longest=50)
     out = generator.generate(prompts, SamplingConfig(max_new_tokens=40, ignore_eos=True))
     assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40) for prompt in prompts]
-    generator.engine.check_idle()
+    check_idle(generator, None)
 
 
 def test_preemption_really_happens() -> None:
@@ -134,7 +130,7 @@ def test_several_threads_share_steps() -> None:
     model = generator.engine.model
     for index in range(len(prompts)):
         assert results[index] == [greedy(model, prompts[index], 30), greedy(model, prompts[-1 - index], 30)]
-    generator.engine.check_idle()
+    check_idle(generator, None)
     assert model.num_calls < 8 * 2 * 30, "steps were shared"
 
 
@@ -152,186 +148,6 @@ def test_a_short_call_returns_while_a_long_one_goes_on() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert order == [5, 400]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("after", [0, 1, 9])
-def test_an_error_inside_a_step_frees_this_call_and_spares_others(error: type[BaseException], after: int) -> None:
-    generator = make_generator(FakeModel(eos_bias=-50.0))
-    engine = generator.engine
-    other = make_sequence(engine.model, [9, 8, 7], 40)
-    engine.submit([other])
-    calls = []
-
-    def fail(batch: object) -> None:
-        calls.append(1)
-        if len(calls) == after + 1:
-            raise error
-
-    engine.model.hook = fail
-    with pytest.raises(error):
-        generator.generate([[1, 2, 3], [4]], SamplingConfig(max_new_tokens=30))
-    assert list(engine.scheduler.sequences()) == [other]
-    out = generator.generate([1, 2, 3], SamplingConfig(max_new_tokens=30))
-    assert out.generated_token_ids == [greedy(engine.model, [1, 2, 3], 30)]
-    while engine.step():
-        pass
-    assert_greedy(engine.model, other, 40)
-    engine.check_idle()
-
-
-def test_an_interrupt_after_any_line_of_a_step_leaves_every_sequence_right() -> None:
-    files = (
-        "engine.py",
-        "scheduler.py",
-        "cache.py",
-        "sampler.py",
-        "batching.py",
-        "sequence.py",
-        "stopping_criteria.py",
-    )
-    within = functions_in(*files, spared=("__enter__", "__exit__", "_recover"))
-    model = FakeModel()
-    for stop_at in range(5, 1500, 13):
-        generator = make_generator(model, num_blocks=8, max_tokens_per_step=20)
-        engine = generator.engine
-        others = [make_sequence(model, [9, 8, 7] * 8, 30), make_sequence(model, [3] * 20, 25)]
-        engine.submit(others)
-        # CPython looks for Ctrl-C at calls and jumps back: never at these two lines, which it counts to no `try` or
-        # `with` either.
-        assert interrupted_before_line(
-            stop_at, lambda: [engine.step() for _ in range(40)], within, lambda line: line in ("try:", "return True")
-        )
-        engine.cache.check_integrity(engine.scheduler.sequences())
-        while engine.step():
-            pass
-        for sequence, num_tokens in zip(others, (30, 25)):
-            assert_greedy(model, sequence, num_tokens)
-        engine.abort(others)
-        engine.check_idle()
-        assert engine.cache.used_bytes == 0
-
-
-def test_an_interrupt_within_a_move_leaves_every_sequence_in_one_queue() -> None:
-    """One in two of them would run, and give away its blocks as one that waits or idles."""
-    stop_at, was_interrupted = 0, True
-    while was_interrupted:
-        stop_at += 1
-        engine = make_engine(num_blocks=7)
-        model, queues = engine.model, engine.scheduler
-        early, late, urgent = (
-            make_sequence(model, [token] * 20, num_tokens) for token, num_tokens in ((9, 4), (3, 4), (7, 2))
-        )
-        idle = Sequence([5] * 20, CollectLogits(19, 1, model.vocab_size), NeverStops(), 20)
-        engine.submit([idle, early, late])
-
-        def work() -> None:
-            for _ in range(2):
-                engine.step()
-            engine.add_request(urgent, priority=1)
-            while not urgent.is_finished:
-                engine.step()
-
-        was_interrupted = interrupted_before_line(
-            stop_at, work, lambda code: code.co_name in ("_admit", "_preempt", "settle")
-        )
-        assert len(list(queues.sequences())) == len(set(queues.sequences())), f"line {stop_at}"
-        if not was_interrupted:
-            assert late.times.num_preemptions and idle in queues.parked, "every move was made"
-        if urgent.place is None and not urgent.is_finished:
-            engine.add_request(urgent, priority=1)
-        while engine.step():
-            pass
-        for sequence, num_tokens in ((early, 4), (late, 4), (urgent, 2)):
-            assert_greedy(model, sequence, num_tokens)
-        engine.abort([idle])
-        engine.check_idle()
-
-
-def test_an_interrupt_while_a_sequence_leaves_does_not_free_its_blocks_twice() -> None:
-    for stop_at in range(1, 60):
-        model = FakeModel()
-        generator = make_generator(model, num_blocks=30)
-        other, leaving = make_sequence(model, [3] * 20, 12), make_sequence(model, [9, 8, 7] * 8, 4)
-        generator.engine.submit([other, leaving])
-
-        def finish() -> None:
-            while not leaving.is_finished:
-                generator.engine.step()
-
-        was_interrupted = interrupted_before_line(
-            stop_at,
-            finish,
-            lambda code: code.co_name in ("settle", "remove", "free", "truncate", "give_back") and leaving.is_finished,
-        )
-        generator.engine.abort([leaving])
-        generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
-        while generator.engine.step():
-            pass
-        assert_greedy(model, other, 12)
-        generator.engine.check_idle()
-        if not was_interrupted:
-            break
-    assert not was_interrupted and stop_at > 10, "every line was struck"
-
-
-def test_a_model_called_by_its_own_processor_says_so() -> None:
-    generator = make_generator()
-    expected = generator.generate([1, 2]).generated_token_ids
-    config = SamplingConfig(logits_processors=[lambda ids, logits: generator.generate([3, 4]) and logits])
-    with pytest.raises(ValueError, match="within its own step"):
-        generator.generate([1, 2], config)
-    generator.engine.check_idle()
-    assert generator.generate([1, 2]).generated_token_ids == expected
-
-
-def test_a_stream_dropped_in_a_cycle_is_collected_inside_a_step() -> None:
-    """The collection closes the stream within a step of the same thread, which must neither wait for the lock nor lose
-    it."""
-    model = FakeModel(eos_bias=-50.0)
-    generator = make_generator(model)
-    engine, config = generator.engine, SamplingConfig(max_new_tokens=8)
-    expected = generator.generate([1, 2], config).generated_token_ids
-    cycle = [generator.stream([5] * 40)]
-    next(cycle[0])
-    cycle.append(cycle)
-    del cycle
-
-    def collect(batch) -> None:
-        gc.collect()
-        assert not engine.turn.call_if_free(lambda: None), "the step goes on without its lock"
-
-    model.hook = collect
-    assert generator.generate([1, 2], config).generated_token_ids == expected
-    engine.check_idle()
-
-
-def test_a_child_forked_during_a_step_of_another_thread_can_generate() -> None:
-    model = FakeModel()
-    generator = make_generator(model)
-    expected = generator.generate([1, 2]).generated_token_ids
-    is_inside, may_go_on = threading.Event(), threading.Event()
-
-    def hold(batch) -> None:
-        is_inside.set()
-        assert may_go_on.wait(60)
-
-    model.hook = hold
-    other = threading.Thread(target=generator.generate, args=([1, 2],))
-    other.start()
-    is_inside.wait(60)
-
-    def generates() -> bool:
-        model.hook = lambda batch: None
-        model._busy = threading.Lock()  # whose holder stayed behind
-        return generator.generate([1, 2]).generated_token_ids == expected
-
-    exit_code = exit_code_in_fork(generates)
-    may_go_on.set()
-    other.join(60)
-    assert exit_code == 0
-    model.hook = lambda batch: None
-    assert generator.generate([1, 2]).generated_token_ids == expected
 
 
 class ScriptedDrafter(NoDraft):
@@ -367,29 +183,122 @@ def test_drafts_change_nothing_but_the_number_of_steps(length: int, config: Samp
     engine = Engine.create(
         model, OPS, 30 * model.kv_spec.block_bytes, drafter=ScriptedDrafter(model, random.Random(1), length)
     )
-    drafted = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0)).generate(prompts, config)
+    generator = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
+    drafted = generator.generate(prompts, config)
     assert drafted.generated_token_ids == plain.generated_token_ids
     assert 0 < drafted.metrics.num_accepted_tokens < drafted.metrics.num_drafted_tokens
     assert plain.metrics.num_drafted_tokens == 0
-    engine.check_idle()
+    check_idle(generator)
 
 
 def test_logits_that_are_not_finite_fail_their_sequence_alone() -> None:
-    generator = make_generator(FakeModel(eos_bias=-50.0))
-    engine = generator.engine
-    good = make_sequence(engine.model, [1], 10)
-    engine.submit([good])
-    honest = engine.model.logits_of
-    engine.model.logits_of = lambda tokens: (
+    model = FakeModel(eos_bias=-50.0)
+    engine = Engine.create(model, OPS, PLENTY)
+    good, bad = make_sequence(model, [1], 10), make_sequence(model, [2], 10)
+    honest = model.logits_of
+    model.logits_of = lambda tokens: (
         honest(tokens) * float("nan") if tokens[0] == 2 and len(tokens) > 4 else honest(tokens)
     )
-    with pytest.raises(ValueError, match="not finite"):
-        generator.generate([2], SamplingConfig(max_new_tokens=10))
-    engine.model.logits_of = honest
+    engine.submit([good, bad])
     while engine.step():
         pass
-    assert_greedy(engine.model, good, 10)
+    assert bad.finish_reason == "error" and bad.num_generated == 4
+    with pytest.raises(ValueError, match="not finite"):
+        raise bad.error
+    assert_greedy(model, good, 10)
     engine.check_idle()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of order"), MemoryError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", [0, 1, 3, 9])
+def test_a_step_that_fails_ends_what_it_worked_on_and_nothing_else(step: int, error: BaseException) -> None:
+    model = FakeModel(eos_bias=-50.0)
+    engine = Engine.create(model, OPS, PLENTY, max_sequences_per_step=2)
+    sequences = [make_sequence(model, [token] * 20, 12) for token in (3, 4, 5, 6)]
+    engine.submit(sequences)
+    for _ in range(step):
+        engine.step()
+    model.hook = raising(error)
+    with pytest.raises(type(error)):
+        engine.step()
+    model.hook = lambda batch: None
+    while engine.step():
+        pass
+    first, second, *others = sequences
+    assert first.error is second.error is error and first.finish_reason == "error"
+    for sequence in others:
+        assert_greedy(model, sequence, 12)
+    engine.check_idle()
+    assert engine.cache.used_bytes == 0
+
+
+def test_samples_go_on_when_the_step_of_the_first_one_fails() -> None:
+    """They wait for its prompt, and read their own where it fails."""
+    model = FakeModel(eos_bias=-50.0)
+    engine = Engine.create(model, OPS, PLENTY, max_tokens_per_step=8)
+    first, *sharers = (make_sequence(model, [3] * 40, 5) for _ in range(3))
+    first.prompt_sharers = list(sharers)
+    for sharer in sharers:
+        sharer.waits_for_prompt = True
+    engine.submit([first, *sharers])
+    engine.step()
+    model.hook = raising(RuntimeError("out of order"))
+    with pytest.raises(RuntimeError):
+        engine.step()
+    model.hook = lambda batch: None
+    while engine.step():
+        pass
+    for sharer in sharers:
+        assert_greedy(model, sharer, 5)
+    engine.check_idle()
+
+
+def raising(error: BaseException):
+    def hook(batch: object) -> None:
+        raise error
+
+    return hook
+
+
+class Listener:
+    """A sink that writes down what it hears, and what it could see then."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple] = []
+
+    def token(self, sequence, token, logprob) -> None:
+        assert sequence.tokens[-1] == token
+        self.heard.append((token, logprob and logprob.logprob))
+
+    def end(self, sequence, reason, error) -> None:
+        assert not sequence.block_table, "its blocks are free by now"
+        self.heard.append((reason, error))
+
+
+@pytest.mark.parametrize("length", [0, 4])
+def test_a_sink_hears_of_every_token_and_once_of_the_end(length: int) -> None:
+    model = FakeModel()
+    engine = Engine.create(model, OPS, PLENTY, drafter=ScriptedDrafter(model, random.Random(1), length))
+    generator = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
+    sequences = []
+    for prompt in ([5, 6], [7], [8]):
+        prepared = generator.prepare_for_generate(prompt, SamplingConfig(max_new_tokens=30, logprobs=1))
+        sequences += generator._sequences_of(prepared, 0)
+    for sequence in sequences:
+        sequence.sink = Listener()
+    engine.submit(sequences)
+    for _ in range(3):
+        engine.step()
+    engine.abort(sequences[2:])
+    engine.abort(sequences[2:])
+    while engine.step():
+        pass
+    for sequence in sequences:
+        *tokens, end = sequence.sink.heard
+        assert tokens == [(entry.token, entry.logprob) for entry in sequence.logprobs]
+        assert [token for token, _ in tokens] == sequence.generated
+        assert end == (sequence.finish_reason, None)
+    assert sequences[2].finish_reason == "cancelled"
 
 
 def test_samples_of_one_prompt_compute_it_once() -> None:
@@ -404,7 +313,7 @@ def test_samples_of_one_prompt_compute_it_once() -> None:
     assert len(set(map(tuple, out.generated_token_ids))) > 1
     alone = generator.generate(prompt, SamplingConfig(do_sample=True, seed=1, max_new_tokens=20, ignore_eos=True))
     assert out.generated_token_ids[0] == alone.generated_token_ids[0]
-    generator.engine.check_idle()
+    check_idle(generator, None)
 
 
 @pytest.mark.parametrize("num_blocks", [5, 8, 12])
@@ -413,7 +322,7 @@ def test_samples_survive_a_small_cache(num_blocks: int) -> None:
     prompts = [[1, 2, 3] * 8, [4] * 17]
     small, large = make_generator(num_blocks=num_blocks), make_generator()
     assert small.generate(prompts, config).generated_token_ids == large.generate(prompts, config).generated_token_ids
-    small.engine.check_idle()
+    check_idle(small, None)
 
 
 def test_rows_that_stopped_cost_nothing() -> None:
@@ -435,7 +344,7 @@ def test_the_same_shape_does_not_hide_new_content() -> None:
 
 def test_check_idle_sees_a_leak() -> None:
     generator = make_generator()
-    generator.engine.check_idle()
+    check_idle(generator, None)
     stray = make_sequence(generator.engine.model, [1], 5)
     generator.engine.cache.reserve(stray, 20)
     with pytest.raises(AssertionError, match="holders"):

@@ -9,11 +9,13 @@ import torch
 from pace.llm.cache.manager import CacheManager
 from pace.llm.clients.session import Session
 from pace.llm.configs import SamplingConfig
+from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.generator import Generator
 from pace.ops import reference
 from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.generators import check_idle
 from tests.llm.models.variants import VARIANTS, save_tiny
 from tests.support import load_model
 
@@ -35,9 +37,10 @@ def spans_of(prompt_length, num_tokens, chunk=512, blocks=64):
     cache = CacheManager(model.kv_spec, blocks * model.kv_spec.block_bytes)
     engine = Engine(model, reference, cache, Scheduler(cache, max_tokens_per_step=chunk))
     prompt = list(range(1, prompt_length + 1))
-    out = Generator(engine).generate(prompt, SamplingConfig(max_new_tokens=num_tokens, do_sample=False))
+    generator = Generator(engine)
+    out = generator.generate(prompt, SamplingConfig(max_new_tokens=num_tokens, do_sample=False))
     assert out.generated_token_ids[0] == greedy(model, prompt, num_tokens)
-    engine.check_idle()
+    check_idle(generator)
     return seen
 
 
@@ -63,7 +66,7 @@ def test_a_session_keeps_what_it_has():
     model = FakeModel()
     model.recompute_length = LENGTH
     cache = CacheManager(model.kv_spec, 64 * model.kv_spec.block_bytes)
-    with Session(Engine(model, reference, cache, Scheduler(cache))) as session:
+    with Session(EngineDriver(Engine(model, reference, cache, Scheduler(cache)))) as session:
         session.append(list(range(1, 18)))
         calls = model.num_calls
         for token in range(5):

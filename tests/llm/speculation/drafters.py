@@ -81,22 +81,27 @@ def make_source(name: str, num_blocks: int = 400, vocab_size: int = 50):
     return ParallelDraftModel(MASK, *arguments) if name.startswith("pard-") else DraftModel(*arguments)
 
 
-def make_generator(
+def make_engine(
     source=None,
     length: int = 4,
     adaptive: bool = False,
     model: FakeModel | None = None,
     num_blocks: int = 400,
+    kind: type[Engine] = Engine,
     **limits,
-) -> Generator:
+) -> Engine:
     """Without a source, one that does not draft."""
     model = model or FakeModel()
     drafter = None
     if source is not None:
         lengths = AdaptiveLength(length) if adaptive else FixedLength(length)
         drafter = SpeculativeDrafter(source, lengths, length, model.recompute_length)
-    engine = Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, drafter=drafter, **limits)
-    return Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
+    return kind.create(model, OPS, num_blocks * model.kv_spec.block_bytes, drafter=drafter, **limits)
+
+
+def make_generator(*arguments, **options) -> Generator:
+    """On an engine of `make_engine`."""
+    return Generator(make_engine(*arguments, **options), FakeTokenizer(), SamplingConfig(eos_token_id=0))
 
 
 def repetitive_prompts(seed: int, count: int, longest: int = 40) -> list[list[int]]:
@@ -116,6 +121,7 @@ __all__ = [
     "NeverRight",
     "RandomDrafts",
     "greedy",
+    "make_engine",
     "make_generator",
     "make_source",
     "parallel",

@@ -9,6 +9,7 @@ import torch
 
 from pace.assets import TINY, TINY_DRAFT
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig, SamplingConfig
+from tests.llm.generators import check_idle
 from tests.llm.speculation.test_exactness import what_matters
 
 ENTRIES = [entry for entry in json.loads((TINY / "prompts.json").read_text(encoding="utf-8")) if "messages" in entry]
@@ -53,7 +54,7 @@ def test_the_same_text(plain, drafted, config: SamplingConfig) -> None:
     assert what_matters(drafted.generate(rows, config)) == what_matters(plain.generate(rows, config))
     for row in rows[::4]:
         assert what_matters(drafted.generate(row, config)) == what_matters(plain.generate(row, config))
-    drafted._engine.check_idle()
+    check_idle(drafted)
 
 
 def test_copying_by_looking_up(plain) -> None:

@@ -12,9 +12,19 @@ import torch
 from pace.llm.clients.session import Session, score
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
+from pace.llm.sequence import Sequence
+from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
+from tests.llm.engine.test_engine import make_sequence
 from tests.llm.fake_model import FakeModel, greedy
-from tests.llm.speculation.drafters import SOURCES, RandomDrafts, make_generator, make_source, repetitive_prompts
-from tests.support import functions_in, interrupted_before_line
+from tests.llm.generators import check_idle
+from tests.llm.speculation.drafters import (
+    SOURCES,
+    RandomDrafts,
+    make_engine,
+    make_generator,
+    make_source,
+    repetitive_prompts,
+)
 
 
 class Grammar(LogitsProcessor):
@@ -78,7 +88,7 @@ def test_drafts_on_or_off(name: str, length: int, config: str) -> None:
     out = drafted.generate(*asked(length, config))
     assert what_matters(out) == without_drafts(length, config)
     assert out.metrics.num_drafted_tokens > 0 or name in ("lookup", "random")
-    drafted.engine.check_idle()
+    check_idle(drafted)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -91,7 +101,7 @@ def test_alone_or_in_a_batch(name: str, count: int) -> None:
     assert out.generated_token_ids == [
         make_generator().generate(prompt, config).generated_token_ids[0] for prompt in prompts
     ]
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -102,8 +112,8 @@ def test_caches_too_small_for_all(name: str, num_blocks: int, num_draft_blocks: 
     generator = make_generator(make_source(name, num_draft_blocks), 5, num_blocks=num_blocks, max_tokens_per_step=24)
     out = generator.generate(prompts, config)
     assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40) for prompt in prompts]
-    generator.engine.check_idle()
-    assert generator.engine.cache.used_bytes == generator.engine.drafter.memory().cache_used == 0
+    check_idle(generator)
+    assert generator.engine.drafter.memory().cache_used == 0
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -125,7 +135,7 @@ def test_every_kind_of_cache(name: str, kind: dict, num_blocks: int) -> None:
     for _ in range(2):
         out = generator.generate(prompts, config)
         assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40, (0,)) for prompt in prompts]
-        generator.engine.check_idle()
+        check_idle(generator)
 
 
 @pytest.mark.parametrize("name", ["perfect", "pard-perfect"])
@@ -257,7 +267,7 @@ def test_samples_of_one_prompt(name: str) -> None:
         generator.generate(prompts, config).generated_token_ids
         == make_generator().generate(prompts, config).generated_token_ids
     )
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -269,7 +279,7 @@ def test_adaptive_lengths(name: str) -> None:
             generator.generate(prompts, config).generated_token_ids
             == make_generator().generate(prompts, config).generated_token_ids
         )
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -287,7 +297,7 @@ def test_a_text_computed_again_where_angles_change(name: str, prompt_length: int
     assert out.generated_token_ids == [greedy(model, prompt, 30)]
     assert not [(first, last) for first, last in rows if 0 < first < 19 <= last]
     assert prompt_length >= 20 or (0, 19) in rows
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -296,13 +306,13 @@ def test_sessions_and_scores_get_no_drafts(name: str) -> None:
     ids = repetitive_prompts(4, 1, 40)[0] * 2
     for generator in (plain, drafted):
         generator.generate(ids, SamplingConfig(max_new_tokens=5))
-    with Session(plain.engine) as ours, Session(drafted.engine) as theirs:
+    with Session(plain.driver) as ours, Session(drafted.driver) as theirs:
         for piece in (ids, [7], [8, 9]):
             assert torch.equal(ours.append(piece, logits="all"), theirs.append(piece, logits="all"))
         ours.truncate(5), theirs.truncate(5)
         assert torch.equal(ours.append([1]), theirs.append([1]))
-    assert torch.equal(score(plain.engine, [ids])[0], score(drafted.engine, [ids])[0])
-    drafted.engine.check_idle()
+    assert torch.equal(score(plain.driver, [ids])[0], score(drafted.driver, [ids])[0])
+    check_idle(drafted)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -324,7 +334,7 @@ def test_several_threads(name: str) -> None:
     assert [results[index] for index in range(len(prompts))] == [
         [greedy(generator.engine.model, prompt, 25)] for prompt in prompts
     ]
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -336,43 +346,42 @@ def test_streams_dropped_half_way_leave_nothing(name: str) -> None:
         for _ in range(chance.randint(0, 9)):
             next(stream)
         stream.close()
-    generator.engine.check_idle()
+    check_idle(generator)
     assert generator.engine.drafter.memory().cache_used == 0
 
 
+def failing_engine(name: str, adaptive: bool, num_tokens: int) -> tuple[WatchedEngine, list[Sequence]]:
+    """Two of three sequences run at a time."""
+    source = make_source(name, num_blocks=8)
+    engine = make_engine(source, 4, adaptive, kind=WatchedEngine, max_sequences_per_step=2)
+    sequences = [make_sequence(engine.model, prompt, num_tokens) for prompt in repetitive_prompts(6, 3)]
+    engine.submit(sequences)
+    return engine, sequences
+
+
 @pytest.mark.parametrize("name", ["lookup", "half", "pard-half"])
-@pytest.mark.parametrize("offset", range(5))
-def test_an_interrupt_after_any_line_of_drafting(name: str, offset: int) -> None:
-    within = functions_in(
-        "drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "cache.py", spared=("reset", "free")
-    )
-    num_struck = 0
-    expected = [greedy(FakeModel(), prompt, 30, (0,)) for prompt in repetitive_prompts(6, 3)]
-    for stop_at in range(10 + 37 * offset, 4000, 185):
-        generator = make_generator(make_source(name, num_blocks=8), 4, adaptive=stop_at % 2 == 0)
-        num_struck += interrupted_before_line(
-            stop_at, lambda: generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)), within
-        )
-        assert (
-            generator.generate(repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=30)).generated_token_ids
-            == expected
-        )
-        generator.engine.check_idle()
-    assert num_struck > 15
+def test_a_step_that_fails_at_any_line_of_drafting(name: str) -> None:
+    within = in_files("drafter.py", "draft_model.py", "prompt_lookup.py", "draft_length.py", "manager.py")
+    num_failed = 0
+    for number in range(10, 4000, 87):
+        engine, sequences = failing_engine(name, adaptive=number % 2 == 0, num_tokens=30)
+        is_reached = fails_before_line(number, engine, within)
+        engine.finish()
+        num_failed += len(engine.check_outcomes(sequences))
+        if not is_reached:
+            break
+    assert num_failed > 15
 
 
 @pytest.mark.parametrize("name", ["half", "pard-half"])
-def test_an_interrupt_while_a_shadow_is_found_cut_or_dropped_leaks_none(name: str) -> None:
-    prompts, config = repetitive_prompts(6, 3), SamplingConfig(max_new_tokens=6)
-    for stop_at in range(1, 1000):
-        generator = make_generator(make_source(name, num_blocks=8), 4)
-        was_interrupted = interrupted_before_line(
-            stop_at,
-            lambda: generator.generate(prompts, config),
-            lambda code: code.co_name in ("_make_room", "settle", "forget"),
+def test_a_step_that_fails_while_a_shadow_is_found_cut_or_dropped_leaks_none(name: str) -> None:
+    for number in range(1, 1000, 3):
+        engine, sequences = failing_engine(name, adaptive=False, num_tokens=6)
+        is_reached = fails_before_line(
+            number, engine, lambda code: code.co_name in ("_make_room", "settle", "forget", "_forget")
         )
-        generator.generate(prompts, config)
-        generator.engine.check_idle()
-        if not was_interrupted:
+        engine.finish()
+        engine.check_outcomes(sequences)
+        if not is_reached:
             break
-    assert not was_interrupted and stop_at > 50, "every line was struck"
+    assert not is_reached and number > 50, "every third line was struck"

@@ -1,0 +1,136 @@
+"""The rows of one call of `generate`: sequences made when there is room for them, and told of as they go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+from pace.llm.clients.streamer import Feed
+from pace.llm.engine.driver import EngineDriver
+from pace.llm.engine.engine import Engine
+from pace.llm.sequence import Sequence, TokenLogprob
+
+SPARE_SEQUENCES = 8
+"""Sequences of a batch that wait in the engine beside those that run, so that the next ones are there when rows end."""
+
+
+class Mail:
+    """The sink of a batch's sequences: a queue that the caller's thread empties. It wakes it once for each row, and for
+    each token where these are wanted."""
+
+    def __init__(self, wants_tokens: bool) -> None:
+        self.wants_tokens = wants_tokens
+        self.queue: SimpleQueue[tuple[Sequence, int | None, TokenLogprob | None]] = SimpleQueue()
+
+    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        if self.wants_tokens:
+            self.queue.put((sequence, token, logprob))
+
+    def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
+        self.queue.put((sequence, None, None))
+
+
+class Batch:
+    """Runs the rows of one call, of any number.
+
+    The engine has only about as many of them at a time as run in a step, so that neither what sequences keep beside their
+    tokens (processors' states, say) nor the wait of other calls' requests grows with the batch. The feed is told on the
+    caller's thread.
+    """
+
+    def __init__(
+        self, driver: EngineDriver, groups: Iterator[list[Sequence]], feed: Feed, cancel: threading.Event | None
+    ) -> None:
+        """`groups` makes the sequences of the next prompt when it is asked; the first of them shares its prompt with the
+        others. `cancel`, once set by whoever, ends the batch after the step under way."""
+        self.driver = driver
+        self.groups = groups
+        self.feed = feed
+        self.cancel = cancel
+        self.rows: list[Sequence] = []
+        """In order; those that have ended are their outcomes."""
+        self._mail = Mail(feed.wants_tokens)
+        self._live: dict[Sequence, int] = {}
+        self._cut: dict[Sequence, int] = {}
+        """Generated tokens with which a row ends that the feed wanted no more of."""
+        self._num_told: dict[Sequence, int] = {}
+
+    def run(self, prompts: list[list[int]]) -> None:
+        """Runs all rows to their ends; tells the feed the `prompts` of all and how they go. However it ends, nothing of
+        them stays in the engine."""
+        is_cancelled = self.feed.start(prompts) is False
+        if self.cancel is not None:
+            self.driver.call(lambda engine: engine.between_steps.append(self._look_at_cancel))
+        try:
+            while True:
+                is_cancelled = is_cancelled or (self.cancel is not None and self.cancel.is_set())
+                self._refill(is_cancelled)
+                if not self._live:
+                    return
+                self._read(*self._mail.queue.get())
+        finally:
+            self._leave()
+
+    def _refill(self, is_cancelled: bool) -> None:
+        """Makes and submits sequences while there is room for them; in a cancelled batch makes all that are left, which
+        end before they begin."""
+        while is_cancelled or self._has_room():
+            group = next(self.groups, None)
+            if group is None:
+                return
+            first = len(self.rows)
+            self.rows += group
+            for row, sequence in enumerate(group, first):
+                sequence.sink = self._mail
+                self._live[sequence] = row
+                self._num_told[sequence] = 0
+            if is_cancelled:
+                for sequence in group:
+                    sequence.finish_reason = "cancelled"
+                    self._mail.end(sequence, "cancelled", None)
+            else:
+                self._submit(group)
+
+    def _has_room(self) -> bool:
+        return len(self._live) < self.driver.engine.scheduler.max_sequences_per_step + SPARE_SEQUENCES
+
+    def _submit(self, group: list[Sequence]) -> None:
+        self.driver.submit(group)
+
+    def _read(self, sequence: Sequence, token: int | None, logprob: TokenLogprob | None) -> None:
+        """Takes one letter: a token to tell of, or the end of a row."""
+        row = self._live[sequence]
+        if token is None:
+            del self._live[sequence]
+            self._conclude(row, sequence)
+        elif sequence not in self._cut:
+            self._num_told[sequence] += 1
+            if self.feed.token(row, token, logprob) is False:
+                self._cut[sequence] = self._num_told[sequence]
+                self.driver.abort([sequence])
+
+    def _conclude(self, row: int, sequence: Sequence) -> None:
+        if sequence.error is not None:
+            raise sequence.error
+        del self._num_told[sequence]
+        num_generated = self._cut.pop(sequence, sequence.num_generated)
+        if num_generated < sequence.num_generated:  # it went on until it heard that this is enough
+            sequence.take_back(num_generated)
+            sequence.finish_reason = "cancelled"
+        self.rows[row] = sequence.outcome()
+        self.feed.finished(row, sequence.finish_reason, num_generated)
+
+    def _look_at_cancel(self) -> None:
+        """Runs between two steps, on the engine's thread."""
+        if self.cancel.is_set():
+            self._end_rows(self.driver.engine)
+
+    def _end_rows(self, engine: Engine) -> None:
+        engine.abort(list(self._live))
+
+    def _leave(self) -> None:
+        if self._live:
+            self.driver.tidy(self._end_rows)
+        if self.cancel is not None:
+            self.driver.tidy(lambda engine: engine.between_steps.remove(self._look_at_cancel))
