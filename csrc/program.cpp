@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <new>
-#include <stdexcept>
+#include <optional>
 #include <utility>
-
-#include "pace/attention_ops.h"
 
 namespace pace {
 
@@ -84,47 +82,62 @@ void Program::embedding(Value out, const void* weight, const int32_t* order, Ids
     });
 }
 
-void Program::gather_rows(Value out, Value x) {
+void Program::gather_rows(Value out, Columns x) {
     record<GatherRowsOp>("gather rows", true, [=](GatherRowsOp& op, const Frame& frame) {
         op.x = frame.at(x);
         op.indices = frame.step.rows;
-        op.x_rows = frame.rows_of(x);
+        op.x_stride = x.value.columns;
+        op.x_rows = frame.rows_of(x.value);
         op.count = frame.rows_of(out);
-        op.k = x.columns;
+        op.k = x.count;
         op.y = frame.at(out);
     });
 }
 
-void Program::add(Value out, Value a, Value b) {
+void Program::add(Value out, Columns a, Columns b) {
     record<AddOp>("add", false, [=](AddOp& op, const Frame& frame) {
         op.a = frame.at(a);
         op.b = frame.at(b);
+        op.a_stride = a.value.columns;
+        op.b_stride = b.value.columns;
+        op.rows = frame.rows_of(out);
+        op.k = out.columns;
         op.y = frame.at(out);
-        op.count = frame.rows_of(out) * out.columns;
     });
 }
 
-void Program::norm(Value out, Value x, const Norm& norm) {
+void Program::activation(Value out, Columns x, Activation activation) {
+    record<ActivationOp>("activation", false, [=](ActivationOp& op, const Frame& frame) {
+        op.activation = activation;
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(out);
+        op.k = x.count;
+        op.y = frame.at(out);
+    });
+}
+
+void Program::norm(Value out, Columns x, const Norm& norm) {
     record<NormOp>("norm", false, [=](NormOp& op, const Frame& frame) {
         op.norm = norm;
         op.x = frame.at(x);
-        op.x_stride = x.columns;
-        op.rows = frame.rows_of(x);
-        op.k = x.columns;
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(out);
+        op.k = x.count;
         op.y = frame.at(out);
     });
 }
 
-void Program::linear(Value out, Value x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
-                     Activation activation, const Value* residual) {
+void Program::linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order,
+                     const float* bias, Activation activation, const Value* residual) {
     const bool varies = out.buffer == Value::kLogits;
     const bool adds = residual != nullptr;
     const Value added = adds ? *residual : out;
-    const std::string name = "linear " + std::to_string(out.columns) + " x " + std::to_string(x.columns);
+    const std::string name = "linear " + std::to_string(out.columns) + " x " + std::to_string(x.count);
     record<LinearOp>(name, varies, [=](LinearOp& op, const Frame& frame) {
         op.x = frame.at(x);
-        op.x_stride = x.columns;
-        op.rows = frame.rows_of(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(out);
         op.norm = norm;
         op.weight = weight;
         op.order = order;
@@ -135,26 +148,62 @@ void Program::linear(Value out, Value x, const Norm& norm, const void* weight, c
     });
 }
 
-void Program::attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Preparation& preparation, int layer,
-                        float scale, int64_t window, float softcap) {
+void Program::norm_heads(HeadsOf heads, const Norm& norm) {
+    record<HeadNormOp>("head norm", false, [=](HeadNormOp& op, const Frame& frame) {
+        op.x = frame.at(heads);
+        op.tokens = frame.rows_of(heads.value);
+        op.heads = heads.count;
+        op.head_dim = heads.head_dim;
+        op.weight = norm.weight;
+        op.eps = norm.eps;
+    });
+}
+
+void Program::rotate_heads(HeadsOf heads, int64_t half, bool interleaved) {
+    record<RotaryOp>("rotary", true, [=](RotaryOp& op, const Frame& frame) {
+        op.x = frame.at(heads);
+        op.tokens = frame.step.tokens;
+        op.heads = heads.count;
+        op.cos = frame.step.cos;
+        op.sin = frame.step.sin;
+        op.half = half;
+        op.interleaved = interleaved;
+    });
+}
+
+void Program::store_kv(HeadsOf k, HeadsOf v, int layer) {
+    record<StoreKvOp>("store", true, [=](StoreKvOp& op, const Frame& frame) {
+        op.kv = frame.step.cache[layer];
+        op.k = frame.at(k);
+        op.v = frame.at(v);
+        op.slots = frame.step.slots;
+        op.tokens = frame.step.tokens;
+    });
+}
+
+void Program::attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
+                        float softcap) {
+    const std::optional<Preparation> before = preparation ? std::optional(*preparation) : std::nullopt;
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
         const Step& step = frame.step;
         const KvView& kv = step.cache[layer];
-        op.q = frame.at(q);
-        op.args = {q.value.columns, kv.head_dim, kv, q.count, scale, window, softcap, frame.at(out)};
-        op.heads = {frame.at(q),
-                    frame.at(k),
-                    frame.at(v),
-                    q.value.columns,
-                    q.count,
-                    preparation.query_norm,
-                    preparation.key_norm,
-                    step.cos,
-                    step.sin,
-                    preparation.half,
-                    preparation.interleaved,
-                    kv,
-                    step.slots};
+        const HeadsView queries = frame.at(q);
+        op.q = queries.data;
+        op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out)};
+        if (before) {
+            op.heads = {queries,
+                        frame.at(before->k),
+                        frame.at(before->v),
+                        q.count,
+                        before->query_norm,
+                        before->key_norm,
+                        step.cos,
+                        step.sin,
+                        before->half,
+                        before->interleaved,
+                        kv,
+                        step.slots};
+        }
         op.tokens = step.tokens;
         op.spans = step.spans;
         op.query_start = step.query_start;

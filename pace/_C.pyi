@@ -61,20 +61,18 @@ def gather_rows(weight: int, order: int, ids: int, count: int, out: int, widen: 
 def linear(
     x: int, x_stride: int, rows: int, weight: int, order: int, bias: int, activation: int, residual: int, out: int
 ) -> None: ...
-def activation(kind: int, x: int, y: int, count: int) -> None: ...
+def activation(kind: int, x: int, rows: int, k: int, y: int) -> None: ...
 
 # Norms and rows of logits.
 def norm(
     layer: bool,
     x: int,
     x_stride: int,
-    residual: int,
     weight: int,
     bias: int,
     eps: float,
     rows: int,
     k: int,
-    sum: int,
     y: int,
 ) -> None: ...
 def head_rms_norm(
@@ -144,14 +142,21 @@ def rotary(
 class Value:
     def __init__(self, buffer: int, columns: int, per_token: bool) -> None: ...
 
+class Columns:
+    """Columns `first .. first + count` of a value, as an input."""
+
+    def __init__(self, value: Value, first: int, count: int) -> None: ...
+
 class Heads:
-    def __init__(self, value: Value, column: int, count: int) -> None: ...
+    def __init__(self, value: Value, column: int, count: int, head_dim: int, stride: int) -> None: ...
 
 class Norm:
     def __init__(self, kind: str, weight: int, bias: int, eps: float) -> None: ...
 
 class Preparation:
-    def __init__(self, query_norm: Norm | None, key_norm: Norm | None, half: int, interleaved: bool) -> None: ...
+    def __init__(
+        self, k: Heads, v: Heads, query_norm: Norm | None, key_norm: Norm | None, half: int, interleaved: bool
+    ) -> None: ...
 
 class KvCache:
     """What the attention of a program reads and writes: a view for each layer."""
@@ -163,13 +168,14 @@ class Program:
 
     def __init__(self, widths: list[int]) -> None: ...
     def embedding(self, out: Value, weight: int, order: int, positions: bool, offset: int) -> None: ...
-    def gather_rows(self, out: Value, x: Value) -> None: ...
-    def add(self, out: Value, a: Value, b: Value) -> None: ...
-    def norm(self, out: Value, x: Value, norm: Norm) -> None: ...
+    def gather_rows(self, out: Value, x: Columns) -> None: ...
+    def add(self, out: Value, a: Columns, b: Columns) -> None: ...
+    def activation(self, out: Value, x: Columns, activation: int) -> None: ...
+    def norm(self, out: Value, x: Columns, norm: Norm) -> None: ...
     def linear(
         self,
         out: Value,
-        x: Value,
+        x: Columns,
         norm: Norm | None,
         weight: int,
         order: int,
@@ -177,13 +183,14 @@ class Program:
         activation: int,
         residual: Value | None,
     ) -> None: ...
+    def norm_heads(self, heads: Heads, norm: Norm) -> None: ...
+    def rotate_heads(self, heads: Heads, half: int, interleaved: bool) -> None: ...
+    def store_kv(self, k: Heads, v: Heads, layer: int) -> None: ...
     def attention(
         self,
         out: Value,
         q: Heads,
-        k: Heads,
-        v: Heads,
-        preparation: Preparation,
+        preparation: Preparation | None,
         layer: int,
         scale: float,
         window: int,

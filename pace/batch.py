@@ -133,7 +133,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """One step of a model over T tokens of S spans; `forward(ops, batch)` returns the logits of `logit_rows`."""
+    """One step of a model over T tokens of S spans; `forward(batch)` returns the logits of `logit_rows`."""
 
     tokens: torch.Tensor
     """int64 `[T]`, token ids of all spans, one span after the other."""

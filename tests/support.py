@@ -125,7 +125,7 @@ class Runner:
             torch.arange(starts[-1]),
             self.kv,
         )
-        logits = self.model.forward(self.ops, batch)
+        logits = self.model.forward(batch)
         return {s: logits[starts[i] : starts[i + 1]] for i, s in enumerate(chunks)}
 
 

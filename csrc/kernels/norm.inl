@@ -1,10 +1,9 @@
-// RMSNorm and LayerNorm of one row, with the residual addition that precedes them.
+// RMSNorm and LayerNorm of one row.
 //
-// SHAPES      x, residual, sum, y [k]; weight, bias [k]
-// DEFINITION  s = x + residual                       (s = x without a residual)
-//             rms:    y = s / sqrt(mean(s^2) + eps) * weight
-//             layer:  y = (s - mean(s)) / sqrt(mean((s - mean(s))^2) + eps) * weight + bias
-// LAYOUT      rows are contiguous; y may be x or sum itself
+// SHAPES      x, y [k]; weight, bias [k]
+// DEFINITION  rms:    y = x / sqrt(mean(x^2) + eps) * weight
+//             layer:  y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+// LAYOUT      rows are contiguous; y may be x itself
 // NUMERICS    fp32. Sums run in 4 * lanes running totals that are added in a fixed tree, an order that depends on k and on the
 //             instruction set alone. The variance is taken around the mean, in a second pass.
 //
@@ -36,44 +35,32 @@ PACE_INLINE float inverse_sqrt(float v) {
     return lanes[0];
 }
 
-// s = x + residual, written to `sum` on the way; plain x without a residual.
-PACE_INLINE F32 load_sum(const float* x, const float* residual, float* sum, int64_t i, int n) {
-    F32 s = load_lanes(x + i, n);
-    if (residual) {
-        s = s + load_lanes(residual + i, n);
-        store_lanes(sum + i, s, n);
-    }
-    return s;
-}
-
 static void rms_norm(const NormRow& row, int64_t k, float eps) {
     const float squares = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
-        const F32 s = load_sum(row.x, row.residual, row.sum, i, n);
-        return s * s;
+        const F32 x = load_lanes(row.x + i, n);
+        return x * x;
     });
-    const float* s = row.residual ? row.sum : row.x;
     const F32 scale = broadcast(inverse_sqrt(squares / float(k) + eps));
     for (int64_t i = 0; i < k; i += kLanes) {
         const int n = k - i < kLanes ? int(k - i) : kLanes;
-        store_lanes(row.y + i, load_lanes(s + i, n) * scale * load_lanes(row.weight + i, n), n);
+        store_lanes(row.y + i, load_lanes(row.x + i, n) * scale * load_lanes(row.weight + i, n), n);
     }
 }
 
 static void layer_norm(const NormRow& row, int64_t k, float eps) {
     const float total = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
-        return load_sum(row.x, row.residual, row.sum, i, n);
+        return load_lanes(row.x + i, n);
     });
-    const float* s = row.residual ? row.sum : row.x;
     const F32 mean = broadcast(total / float(k));
     const float squares = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
-        const F32 centred = load_lanes(s + i, n) - mean;
+        const F32 centred = load_lanes(row.x + i, n) - mean;
         const F32 inside = n == kLanes ? centred : select(less(lane_numbers(), broadcast(float(n))), centred, zero());
         return inside * inside;
     });
     const F32 scale = broadcast(inverse_sqrt(squares / float(k) + eps));
     for (int64_t i = 0; i < k; i += kLanes) {
         const int n = k - i < kLanes ? int(k - i) : kLanes;
-        F32 y = (load_lanes(s + i, n) - mean) * scale;
+        F32 y = (load_lanes(row.x + i, n) - mean) * scale;
         if (row.weight) y = y * load_lanes(row.weight + i, n);
         if (row.bias) y = y + load_lanes(row.bias + i, n);
         store_lanes(row.y + i, y, n);

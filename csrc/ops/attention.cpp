@@ -171,8 +171,7 @@ void StoreKvOp::run(int, int64_t chunk, int) const {
     const auto store = kernels().store_kv;
     const int64_t end = std::min(tokens, (chunk + 1) * kStoreTokens);
     for (int64_t t = chunk * kStoreTokens; t < end; ++t) {
-        store(k + t * k_token_stride, k_head_stride, v + t * v_token_stride, v_head_stride, kv, 0, kv.kv_heads,
-              slots[t]);
+        store(k.at(t, 0), k.head_stride, v.at(t, 0), v.head_stride, kv, 0, kv.kv_heads, slots[t]);
     }
 }
 

@@ -9,24 +9,36 @@
 namespace pace {
 
 namespace {
+
 constexpr int64_t kChunkElements = 16 * 1024;
+
+int64_t rows_of_chunk(int64_t k) { return std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, k)); }
+
 }  // namespace
 
 void ActivationOp::prepare(int) {
-    elements_per_chunk = kChunkElements;
-    chunk_count = divide_up(count, elements_per_chunk);
+    rows_per_chunk = rows_of_chunk(k);
+    chunk_count = divide_up(rows, rows_per_chunk);
 }
 
 void ActivationOp::run(int, int64_t chunk, int) const {
-    const int64_t begin = chunk * elements_per_chunk;
-    kernels().activation(activation, x + begin, y + begin, std::min(elements_per_chunk, count - begin));
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r)
+        kernels().activation(activation, x + r * x_stride, y + r * k, k);
 }
 
-void AddOp::prepare(int) { chunk_count = divide_up(count, kChunkElements); }
+void AddOp::prepare(int) {
+    rows_per_chunk = rows_of_chunk(k);
+    chunk_count = divide_up(rows, rows_per_chunk);
+}
 
 void AddOp::run(int, int64_t chunk, int) const {
-    const int64_t end = std::min(count, (chunk + 1) * kChunkElements);
-    for (int64_t i = chunk * kChunkElements; i < end; ++i) y[i] = a[i] + b[i];
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
+        const float *const left = a + r * a_stride, *const right = b + r * b_stride;
+        float* const sum = y + r * k;
+        for (int64_t i = 0; i < k; ++i) sum[i] = left[i] + right[i];
+    }
 }
 
 void GatherRowsOp::prepare(int) {
@@ -36,14 +48,14 @@ void GatherRowsOp::prepare(int) {
                                         std::to_string(x_rows));
         }
     }
-    rows_per_chunk = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, k));
+    rows_per_chunk = rows_of_chunk(k);
     chunk_count = divide_up(count, rows_per_chunk);
 }
 
 void GatherRowsOp::run(int, int64_t chunk, int) const {
     const int64_t end = std::min(count, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r)
-        std::memcpy(y + r * k, x + indices[r] * k, size_t(k) * sizeof(float));
+        std::memcpy(y + r * k, x + indices[r] * x_stride, size_t(k) * sizeof(float));
 }
 
 }  // namespace pace

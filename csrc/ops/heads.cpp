@@ -11,44 +11,45 @@ namespace {
 constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
 
 // Normalises and rotates `count` heads of one token in place.
-void prepare(const HeadsArgs& args, const Norm& norm, int64_t token, float* heads, int64_t count) {
+void prepare(const HeadsArgs& args, const Norm& norm, int64_t token, float* heads, int64_t stride, int64_t count) {
     const KernelTable& table = kernels();
     const int64_t dim = args.kv.head_dim;
     if (norm) {
         for (int64_t h = 0; h < count; ++h) {
-            float* const head = heads + h * dim;
-            table.rms_norm({head, nullptr, norm.weight, nullptr, nullptr, head}, dim, norm.eps);
+            float* const head = heads + h * stride;
+            table.rms_norm({head, norm.weight, nullptr, head}, dim, norm.eps);
         }
     }
     if (args.half > 0) {
         const int64_t angles = token * args.half;
-        table.rotary(heads, count, dim, args.cos + angles, args.sin + angles, args.half, args.interleaved);
+        table.rotary(heads, count, stride, args.cos + angles, args.sin + angles, args.half, args.interleaved);
     }
 }
 
 }  // namespace
 
 void prepare_heads(const HeadsArgs& args, int64_t first, int64_t count) {
-    const int64_t dim = args.kv.head_dim, kv_heads = args.kv.kv_heads;
+    const int64_t kv_heads = args.kv.kv_heads;
+    const HeadsView &k = args.k, &v = args.v;
     for (int64_t t = first; t < first + count; ++t) {
-        float *const queries = args.q + t * args.token_stride, *const keys = args.k + t * args.token_stride;
-        prepare(args, args.query_norm, t, queries, args.query_heads);
-        prepare(args, args.key_norm, t, keys, kv_heads);
-        kernels().store_kv(keys, dim, args.v + t * args.token_stride, dim, args.kv, 0, kv_heads, args.slots[t]);
+        prepare(args, args.query_norm, t, args.q.at(t, 0), args.q.head_stride, args.query_heads);
+        prepare(args, args.key_norm, t, k.at(t, 0), k.head_stride, kv_heads);
+        kernels().store_kv(k.at(t, 0), k.head_stride, v.at(t, 0), v.head_stride, args.kv, 0, kv_heads, args.slots[t]);
     }
 }
 
 void prepare_queries(const HeadsArgs& args, int64_t token, int64_t kv_head, float* queries) {
-    const int64_t group = args.query_heads / args.kv.kv_heads, floats = group * args.kv.head_dim;
-    std::memcpy(queries, args.q + token * args.token_stride + kv_head * floats, floats * sizeof(float));
-    prepare(args, args.query_norm, token, queries, group);
+    const int64_t group = args.query_heads / args.kv.kv_heads, dim = args.kv.head_dim;
+    for (int64_t h = 0; h < group; ++h)
+        std::memcpy(queries + h * dim, args.q.at(token, kv_head * group + h), dim * sizeof(float));
+    prepare(args, args.query_norm, token, queries, dim, group);
 }
 
 void store_key_value(const HeadsArgs& args, int64_t token, int64_t kv_head, float* key) {
-    const int64_t dim = args.kv.head_dim, head = token * args.token_stride + kv_head * dim;
-    std::memcpy(key, args.k + head, dim * sizeof(float));
-    prepare(args, args.key_norm, token, key, 1);
-    kernels().store_kv(key, dim, args.v + head, dim, args.kv, kv_head, 1, args.slots[token]);
+    const int64_t dim = args.kv.head_dim;
+    std::memcpy(key, args.k.at(token, kv_head), dim * sizeof(float));
+    prepare(args, args.key_norm, token, key, dim, 1);
+    kernels().store_kv(key, dim, args.v.at(token, kv_head), dim, args.kv, kv_head, 1, args.slots[token]);
 }
 
 int64_t prepared_tokens_per_chunk(const HeadsArgs& args) {

@@ -135,7 +135,7 @@ void LinearOp::prepare_inputs(int64_t first_row, int64_t end_row, char* copy) co
         float* const scratch = static_cast<float*>(thread_scratch(size_t(2 * k) * sizeof(float)));
         if (norm) {
             float* const y = converts || order ? scratch : reinterpret_cast<float*>(out);
-            normalise({source, nullptr, norm.weight, norm.bias, nullptr, y}, k, norm.eps);
+            normalise({source, norm.weight, norm.bias, y}, k, norm.eps);
             source = y;
         }
         if (order) {

@@ -18,9 +18,7 @@ void NormOp::run(int, int64_t chunk, int) const {
     const auto normalise = norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm;
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
-        const NormRow row = {x + r * x_stride, residual ? residual + r * k : nullptr, norm.weight,
-                             norm.bias,        residual ? sum + r * k : nullptr,      y + r * k};
-        normalise(row, k, norm.eps);
+        normalise({x + r * x_stride, norm.weight, norm.bias, y + r * k}, k, norm.eps);
     }
 }
 
@@ -34,8 +32,8 @@ void HeadNormOp::run(int, int64_t chunk, int) const {
     const int64_t end = std::min(tokens, (chunk + 1) * tokens_per_chunk);
     for (int64_t t = chunk * tokens_per_chunk; t < end; ++t) {
         for (int64_t h = 0; h < heads; ++h) {
-            float* const head = x + t * token_stride + h * head_stride;
-            norm({head, nullptr, weight, nullptr, nullptr, head}, head_dim, eps);
+            float* const head = x.at(t, h);
+            norm({head, weight, nullptr, head}, head_dim, eps);
         }
     }
 }

@@ -18,7 +18,7 @@ void RotaryOp::run(int, int64_t chunk, int) const {
     const auto rotate = kernels().rotary;
     const int64_t end = std::min(tokens, (chunk + 1) * tokens_per_chunk);
     for (int64_t t = chunk * tokens_per_chunk; t < end; ++t) {
-        rotate(x + t * token_stride, heads, head_stride, cos + t * half, sin + t * half, half, interleaved);
+        rotate(x.at(t, 0), heads, x.head_stride, cos + t * half, sin + t * half, half, interleaved);
     }
 }
 

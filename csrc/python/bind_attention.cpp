@@ -32,12 +32,8 @@ void attention(const pace::KvView& kv, Address q, int64_t q_token_stride, int64_
 void store_kv(const pace::KvView& kv, Address k, int64_t k_token_stride, int64_t k_head_stride, Address v,
               int64_t v_token_stride, int64_t v_head_stride, Address slots, int64_t tokens) {
     pace::StoreKvOp op = {kv,
-                          at<const float>(k),
-                          at<const float>(v),
-                          k_token_stride,
-                          k_head_stride,
-                          v_token_stride,
-                          v_head_stride,
+                          {at<float>(k), k_token_stride, k_head_stride},
+                          {at<float>(v), v_token_stride, v_head_stride},
                           at<const int64_t>(slots),
                           tokens};
     pace::execute(op);
@@ -46,11 +42,9 @@ void store_kv(const pace::KvView& kv, Address k, int64_t k_token_stride, int64_t
 void rotary(Address x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride, Address cos,
             Address sin, int64_t half, bool interleaved) {
     pace::RotaryOp op = {};
-    op.x = at<float>(x);
+    op.x = {at<float>(x), token_stride, head_stride};
     op.tokens = tokens;
     op.heads = heads;
-    op.token_stride = token_stride;
-    op.head_stride = head_stride;
     op.cos = at<const float>(cos);
     op.sin = at<const float>(sin);
     op.half = half;

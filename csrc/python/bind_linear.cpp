@@ -101,8 +101,8 @@ void gather_rows(Address weight, Address order, Address ids, int64_t count, Addr
     pace::execute(op);
 }
 
-void activation(int kind, Address x, Address y, int64_t count) {
-    pace::ActivationOp op = {pace::Activation(kind), at<const float>(x), at<float>(y), count, 0, 0};
+void activation(int kind, Address x, int64_t rows, int64_t k, Address y) {
+    pace::ActivationOp op = {pace::Activation(kind), at<const float>(x), k, rows, k, at<float>(y), 0, 0};
     pace::execute(op);
 }
 

@@ -4,6 +4,7 @@
 
 namespace {
 
+using pace::Columns;
 using pace::HeadsOf;
 using pace::Norm;
 using pace::Program;
@@ -13,19 +14,20 @@ Norm make_norm(const std::string& kind, Address weight, Address bias, float eps)
     return {kind == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms, at<const float>(weight), at<const float>(bias), eps};
 }
 
-void linear(Program& program, Value out, Value x, const Norm* norm, Address weight, Address order, Address bias,
+void linear(Program& program, Value out, Columns x, const Norm* norm, Address weight, Address order, Address bias,
             int activation, const Value* residual) {
     program.linear(out, x, norm ? *norm : Norm{}, at<const void>(weight), at<const int32_t>(order),
                    at<const float>(bias), pace::Activation(activation), residual);
 }
 
-pace::Preparation make_preparation(const Norm* query_norm, const Norm* key_norm, int64_t half, bool interleaved) {
-    return {query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved};
+pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm, int64_t half,
+                                   bool interleaved) {
+    return {k, v, query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved};
 }
 
-void attention(Program& program, Value out, HeadsOf q, HeadsOf k, HeadsOf v, const pace::Preparation& preparation,
-               int layer, float scale, int64_t window, float softcap) {
-    program.attention(out, q, k, v, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
+void attention(Program& program, Value out, HeadsOf q, const pace::Preparation* preparation, int layer, float scale,
+               int64_t window, float softcap) {
+    program.attention(out, q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
 }
 
 // The views of all layers, made once for the many steps that run on them.
@@ -55,13 +57,16 @@ void bind_program(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     py::class_<Value>(m, "Value")
         .def(py::init<int, int64_t, bool>(), py::arg("buffer"), py::arg("columns"), py::arg("per_token"));
+    py::class_<Columns>(m, "Columns")
+        .def(py::init<Value, int64_t, int64_t>(), py::arg("value"), py::arg("first"), py::arg("count"));
     py::class_<HeadsOf>(m, "Heads")
-        .def(py::init<Value, int64_t, int64_t>(), py::arg("value"), py::arg("column"), py::arg("count"));
+        .def(py::init<Value, int64_t, int64_t, int64_t, int64_t>(), py::arg("value"), py::arg("column"),
+             py::arg("count"), py::arg("head_dim"), py::arg("stride"));
     py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"),
                                     py::arg("eps"));
     py::class_<pace::Preparation>(m, "Preparation")
-        .def(py::init(&make_preparation), py::arg("query_norm"), py::arg("key_norm"), py::arg("half"),
-             py::arg("interleaved"));
+        .def(py::init(&make_preparation), py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"),
+             py::arg("half"), py::arg("interleaved"));
     py::class_<KvCache>(m, "KvCache").def(py::init<std::vector<pace::KvView>>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
@@ -72,8 +77,13 @@ void bind_program(py::module_& m) {
              })
         .def("gather_rows", &Program::gather_rows)
         .def("add", &Program::add)
+        .def("activation", [](Program& program, Value out, Columns x,
+                              int kind) { program.activation(out, x, pace::Activation(kind)); })
         .def("norm", &Program::norm)
         .def("linear", linear)
+        .def("norm_heads", &Program::norm_heads)
+        .def("rotate_heads", &Program::rotate_heads)
+        .def("store_kv", &Program::store_kv)
         .def("attention", attention)
         .def("run", run, release)
         .def("set_profiling", &Program::set_profiling)

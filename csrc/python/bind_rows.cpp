@@ -5,17 +5,15 @@
 
 namespace {
 
-void norm(bool layer, Address x, int64_t x_stride, Address residual, Address weight, Address bias, float eps,
-          int64_t rows, int64_t k, Address sum, Address y) {
+void norm(bool layer, Address x, int64_t x_stride, Address weight, Address bias, float eps, int64_t rows, int64_t k,
+          Address y) {
     pace::NormOp op = {};
     op.norm = {layer ? pace::Norm::Kind::Layer : pace::Norm::Kind::Rms, at<const float>(weight), at<const float>(bias),
                eps};
     op.x = at<const float>(x);
     op.x_stride = x_stride;
-    op.residual = at<const float>(residual);
     op.rows = rows;
     op.k = k;
-    op.sum = at<float>(sum);
     op.y = at<float>(y);
     pace::execute(op);
 }
@@ -23,12 +21,10 @@ void norm(bool layer, Address x, int64_t x_stride, Address residual, Address wei
 void head_rms_norm(Address x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t token_stride,
                    int64_t head_stride, Address weight, float eps) {
     pace::HeadNormOp op = {};
-    op.x = at<float>(x);
+    op.x = {at<float>(x), token_stride, head_stride};
     op.tokens = tokens;
     op.heads = heads;
     op.head_dim = head_dim;
-    op.token_stride = token_stride;
-    op.head_stride = head_stride;
     op.weight = at<const float>(weight);
     op.eps = eps;
     pace::execute(op);

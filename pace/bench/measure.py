@@ -20,7 +20,8 @@ from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.prediction import Prediction, efficiency, predict
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape
-from pace.graph.instructions import Attention, Instruction, Linear
+from pace.graph.instructions import Instruction
+from pace.graph.recorded import Attention, Linear
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine

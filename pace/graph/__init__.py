@@ -1,4 +1,4 @@
-"""Graph compilation: a model's forward pass recorded once (`Tracer`), rewritten (`passes`), and run in C++, one call
+"""Graph compilation: a model's forward pass recorded once (`recorded`), rewritten (`passes`), and run in C++, one call
 per step (`Program`)."""
 
 from pace.graph.program import Program

@@ -1,18 +1,23 @@
 """What a recorded forward pass is made of: values, and instructions that read and write them.
 
-A `Value` is written by one instruction, except that instructions on heads change theirs in place. Fields named in
-`outputs` are written; every other field that holds values is read.
+A `Value` is written by one instruction, except that instructions on heads change theirs in place. The instructions are
+in `pace.graph.recorded`, beside the operations that record them; what models do to symbols outside of `pace.ops` is in
+`pace.graph.symbols`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from pace.ops.weight import PackedWeight
+from pace import _C
+
+LOGITS = -1
+"""The buffer that stands for the result."""
 
 
 @dataclass(eq=False)
@@ -22,151 +27,117 @@ class Value:
     columns: int
     per_token: bool = True
 
+    @property
+    def whole(self) -> Columns:
+        return Columns(self, 0, self.columns)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns `first .. first + count` of a value: a matrix whose rows are strided."""
+
+    value: Value
+    first: int
+    count: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == self.value.columns
+
+    def ranges(self) -> Iterator[range]:
+        """The columns of the value that this covers."""
+        yield range(self.first, self.first + self.count)
+
 
 @dataclass(frozen=True)
 class Heads:
-    """A view `[T, count, head_dim]` into the columns of a value, from `column` on."""
+    """A view `[T, count, head_dim]` into the columns of a value: heads from `column` on, every `stride` columns."""
 
     value: Value
     column: int
     count: int
     head_dim: int
+    stride: int
+
+    def ranges(self) -> Iterator[range]:
+        """The columns of the value that this covers."""
+        if self.stride == self.head_dim:
+            yield range(self.column, self.column + self.count * self.head_dim)
+            return
+        for head in range(self.count):
+            first = self.column + head * self.stride
+            yield range(first, first + self.head_dim)
 
 
-@dataclass(frozen=True)
-class NormParameters:
-    kind: str
-    """"rms" or "layer"."""
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
+def overlap(a: Columns | Heads, b: Columns | Heads) -> bool:
+    """Whether a column of one is a column of the other."""
+    return a.value is b.value and any(
+        mine.start < other.stop and other.start < mine.stop for mine in a.ranges() for other in b.ranges()
+    )
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """By the step's angles: `half` pairs of each head."""
+class Places:
+    """Where the values of a program live, as C++ names them: what `Instruction.lower` asks for."""
 
-    half: int
-    interleaved: bool
+    def __init__(self, buffers: Mapping[Value, int], result: Value):
+        """`buffers`: value -> number of its buffer (`plan_buffers`); `result` is written to the caller's logits."""
+        self._buffers = buffers
+        self._result = result
+
+    def value(self, value: Value) -> _C.Value:
+        buffer = LOGITS if value is self._result else self._buffers[value]
+        return _C.Value(buffer, value.columns, value.per_token)
+
+    def columns(self, columns: Columns) -> _C.Columns:
+        return _C.Columns(self.value(columns.value), columns.first, columns.count)
+
+    def heads(self, heads: Heads) -> _C.Heads:
+        return _C.Heads(self.value(heads.value), heads.column, heads.count, heads.head_dim, heads.stride)
 
 
 @dataclass(eq=False)
-class Instruction:
-    outputs: ClassVar[tuple[str, ...]] = ("out",)
+class Instruction(ABC):
+    """One op of csrc/ops with its operands. What it makes is `out`, a `Value`; fields that hold `Columns` or `Heads` are
+    read."""
 
-    def reads(self) -> Iterator[Value]:
+    changed: ClassVar[str | None] = None
+    """The field that is read and written, of an operation in place."""
+    operations: ClassVar[tuple[str, ...]] = ()
+    """The functions of `pace.ops` that record it; none for what models do to tensors outside of them."""
+    operator: ClassVar[str | None] = None
+    """Which of `OperatorConfig` these functions belong to; None: that of their weight, or, without `operations`,
+    none."""
+
+    @abstractmethod
+    def lower(self, program: _C.Program, places: Places) -> None:
+        """Appends this instruction to the program."""
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        """The operator of each operation that this instruction does, the main one first. `of_weight`: id of a weight ->
+        the operator of the products with it."""
+        if self.operator:
+            yield self.operator
+
+    def reads(self) -> Iterator[Columns | Heads]:
         for field in fields(self):
-            if field.name not in self.outputs:
-                yield from _values(getattr(self, field.name))
+            operand = getattr(self, field.name)
+            if isinstance(operand, (Columns, Heads)):
+                yield operand
 
-    def writes(self) -> Iterator[Value]:
-        for name in self.outputs:
-            yield from _values(getattr(self, name))
+    def changes(self) -> Columns | Heads | None:
+        """What it writes of a value that was there before."""
+        return getattr(self, self.changed) if self.changed else None
 
+    def makes(self) -> Value | None:
+        """The value that is there from now on."""
+        return getattr(self, "out", None)
 
-def _values(operand: Any) -> Iterator[Value]:
-    if isinstance(operand, Value):
-        yield operand
-    elif isinstance(operand, Heads):
-        yield operand.value
-    elif isinstance(operand, Preparation):
-        yield operand.k.value
-        yield operand.v.value
-
-
-@dataclass(eq=False)
-class Embedding(Instruction):
-    """out = rows `ids + offset` of the weight; `ids` are the step's tokens or its positions."""
-
-    out: Value
-    weight: PackedWeight
-    positions: bool
-    offset: int
+    def values(self) -> list[Value]:
+        """All that it reads or writes, each once."""
+        made = self.makes()
+        return list(dict.fromkeys([*(operand.value for operand in self.reads()), *([made] if made else [])]))
 
 
-@dataclass(eq=False)
-class GatherRows(Instruction):
-    """out `[R]` = the rows of x `[T]` whose logits are wanted."""
-
-    out: Value
-    x: Value
-
-
-@dataclass(eq=False)
-class Add(Instruction):
-    out: Value
-    a: Value
-    b: Value
-
-
-@dataclass(eq=False)
-class Norm(Instruction):
-    out: Value
-    x: Value
-    parameters: NormParameters
-
-
-@dataclass(eq=False)
-class Linear(Instruction):
-    """out = residual + activation(norm(x) W' + bias); with a glu weight act(gate) * up."""
-
-    out: Value
-    x: Value
-    weight: PackedWeight
-    bias: Tensor | None
-    activation: str | None
-    residual: Value | None
-    norm: NormParameters | None = None
-
-
-@dataclass(eq=False)
-class NormHeads(Instruction):
-    outputs = ("heads",)
-    heads: Heads
-    parameters: NormParameters
-
-    def reads(self) -> Iterator[Value]:
-        yield self.heads.value
-
-
-@dataclass(eq=False)
-class RotateHeads(Instruction):
-    outputs = ("heads",)
-    heads: Heads
-    rotation: Rotation
-
-    def reads(self) -> Iterator[Value]:
-        yield self.heads.value
-
-
-@dataclass(eq=False)
-class StoreKv(Instruction):
-    """Keys and values of the step's tokens into the cache of a layer."""
-
-    outputs = ()
-    k: Heads
-    v: Heads
-    layer: int
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What attention does before: normalises and rotates queries and keys, each where asked, and stores keys and
-    values."""
-
-    k: Heads
-    v: Heads
-    query_norm: NormParameters | None = None
-    key_norm: NormParameters | None = None
-    rotation: Rotation | None = None
-
-
-@dataclass(eq=False)
-class Attention(Instruction):
-    out: Value
-    q: Heads
-    layer: int
-    scale: float
-    window: int | None
-    softcap: float | None
-    preparation: Preparation | None = None
+def address(tensor: Tensor | None) -> int:
+    """Of a parameter as C++ takes it; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()

@@ -6,21 +6,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from pace.graph.instructions import (
-    Attention,
-    Heads,
-    Instruction,
-    Linear,
-    Norm,
-    NormHeads,
-    Preparation,
-    RotateHeads,
-    StoreKv,
-    Value,
-)
+from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
+from pace.graph.recorded import Attention, Linear, Norm, NormHeads, Preparation, RotateHeads, StoreKv
 
 
-def optimise(instructions: list[Instruction]) -> list[Instruction]:
+def fuse(instructions: list[Instruction]) -> list[Instruction]:
+    """All of the rewrites."""
     return fuse_norms(fuse_heads(instructions))
 
 
@@ -29,17 +20,15 @@ def fuse_norms(instructions: list[Instruction]) -> list[Instruction]:
 
     Where two linears read it (the attention and the MLP of a parallel block), it is computed twice, which costs less
     than waiting for it once."""
-    readers = defaultdict(list)
-    for instruction in instructions:
-        for value in instruction.reads():
-            readers[value].append(instruction)
-    fused: dict[Value, Norm] = {}
+    readers: dict[Value, list[int]] = defaultdict(list)
+    for index, instruction in enumerate(instructions):
+        for value in instruction.values():
+            readers[value].append(index)
+    fused: dict[Columns, Norm] = {}
     result: list[Instruction] = []
-    for instruction in instructions:
-        if isinstance(instruction, Norm) and all(
-            _is_input(reader, instruction.out) for reader in readers[instruction.out]
-        ):
-            fused[instruction.out] = instruction
+    for index, instruction in enumerate(instructions):
+        if isinstance(instruction, Norm) and _can_wait(instructions, index, readers[instruction.out][1:]):
+            fused[instruction.out.whole] = instruction
         elif isinstance(instruction, Linear) and instruction.x in fused:
             norm = fused[instruction.x]
             result.append(replace(instruction, x=norm.x, norm=norm.parameters))
@@ -48,8 +37,24 @@ def fuse_norms(instructions: list[Instruction]) -> list[Instruction]:
     return result
 
 
-def _is_input(reader: Instruction, value: Value) -> bool:
-    return isinstance(reader, Linear) and reader.x is value and reader.residual is not value and reader.norm is None
+def _can_wait(instructions: list[Instruction], index: int, readers: list[int]) -> bool:
+    """Whether the norm at `index` can be computed by those that read it: linears with no norm yet, and nothing changes
+    what it reads before they do."""
+    norm = instructions[index]
+    if not all(_multiplies(instructions[reader], norm.out) for reader in readers):
+        return False
+    between = instructions[index + 1 : max(readers, default=index)]
+    return not any(changed and overlap(changed, norm.x) for changed in (other.changes() for other in between))
+
+
+def _multiplies(reader: Instruction, value: Value) -> bool:
+    """Whether it is a linear whose x is the whole value, which it reads for nothing else."""
+    return (
+        isinstance(reader, Linear)
+        and reader.norm is None
+        and reader.x == value.whole
+        and (reader.residual is None or reader.residual.value is not value)
+    )
 
 
 def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
@@ -57,9 +62,10 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
     barrier less.
 
     Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, in this order, each
-    optional."""
+    optional. What is prepared may be left unwritten, so that queries and keys must not be read by anything else
+    afterwards, nor share columns with each other or the values."""
     result: list[Instruction] = []
-    for instruction in instructions:
+    for index, instruction in enumerate(instructions):
         if not isinstance(instruction, Attention) or not result or not isinstance(result[-1], StoreKv):
             result.append(instruction)
             continue
@@ -70,7 +76,11 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
         ):
             before.insert(0, result.pop())
         preparation = _preparation(instruction.q, store, before)
-        if preparation and store.layer == instruction.layer:
+        if (
+            preparation
+            and store.layer == instruction.layer
+            and _are_private(instruction.q, store, instructions[index + 1 :])
+        ):
             result.append(replace(instruction, preparation=preparation))
         else:
             result += [*before, store, instruction]
@@ -96,6 +106,14 @@ def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]
     )
 
 
+def _are_private(q: Heads, store: StoreKv, later: list[Instruction]) -> bool:
+    """Whether queries, keys and values are apart, and nothing later reads queries or keys."""
+    k, v = store.k, store.v
+    if overlap(q, k) or overlap(q, v) or overlap(k, v):
+        return False
+    return not any(overlap(read, heads) for other in later for read in other.reads() for heads in (q, k))
+
+
 @dataclass(frozen=True)
 class BufferPlan:
     """Where values live: `number[value]` is a buffer of `widths[number]` floats per token, which several values use in
@@ -111,24 +129,23 @@ def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
     A linear's output may take the place of its residual, which it reads element by element just before it writes."""
     last_use: dict[Value, int] = {}
     for index, instruction in enumerate(instructions):
-        for value in (*instruction.reads(), *instruction.writes()):
+        for value in instruction.values():
             last_use[value] = index
     widths: list[int] = []
     number: dict[Value, int] = {}
     free: list[int] = []
 
     def release(index: int, instruction: Instruction) -> None:
-        for value in dict.fromkeys((*instruction.reads(), *instruction.writes())):
+        for value in instruction.values():
             if last_use[value] == index and value in number and number[value] not in free:
                 free.append(number[value])
 
     for index, instruction in enumerate(instructions):
-        for value in instruction.writes():
-            if value in number or value is result:
-                continue
+        value = instruction.makes()
+        if value and value is not result:
             if isinstance(instruction, Linear) and _may_replace_residual(instruction, index, last_use):
-                number[value] = number[instruction.residual]
-                last_use[instruction.residual] = -1  # its buffer has a new owner
+                number[value] = number[instruction.residual.value]
+                last_use[instruction.residual.value] = -1  # its buffer has a new owner
             elif free:
                 number[value] = free.pop(max(range(len(free)), key=lambda i: widths[free[i]]))
             else:
@@ -140,10 +157,7 @@ def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
 
 
 def _may_replace_residual(linear: Linear, index: int, last_use: dict[Value, int]) -> bool:
-    residual = linear.residual
-    return (
-        residual is not None
-        and last_use[residual] == index
-        and residual is not linear.x
-        and residual.per_token == linear.out.per_token
-    )
+    if linear.residual is None:
+        return False
+    residual = linear.residual.value
+    return last_use[residual] == index and residual is not linear.x.value and residual.per_token == linear.out.per_token

@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.graph import instructions as ir
-from pace.graph.passes import optimise, plan_buffers
-from pace.graph.tracer import SymbolicAngles, SymbolicBatch, Tracer
+from pace.graph import recorded
+from pace.graph.instructions import Instruction, Places, Value
+from pace.graph.passes import fuse, plan_buffers
+from pace.graph.symbols import Recording, SymbolicAngles
 from pace.ops.native_attention import kv_view
-from pace.ops.native_linear import ACTIVATION_CODES
 
 if TYPE_CHECKING:
     from pace.batch import ForwardBatch, KVBlocks
-
-LOGITS = -1
-"""The buffer that stands for the result."""
 
 
 class Recordable(Protocol):
@@ -34,14 +31,16 @@ class Program:
     Recorded for the instruction set in use and for the weights' memory as it is: a model is recorded after it is
     loaded, and kept alive by the program. May be called from several threads, which take turns."""
 
-    def __init__(self, model: Recordable, num_layers: int, angles_half: int):
-        """`angles_half`: pairs of each head that the model rotates; 0 for none."""
+    def __init__(self, model: Recordable, num_layers: int, angles_half: int, optimise: bool = True):
+        """`angles_half`: pairs of each head that the model rotates; 0 for none. Without `optimise`, every instruction is
+        that of one operation: the same bits, with more barriers."""
         self._model = model
-        tracer = Tracer()
-        angles = SymbolicAngles(angles_half)
-        logits = model.compute(tracer, SymbolicBatch(range(num_layers)), (angles, angles))
-        self.instructions = optimise(tracer.instructions)
-        self._result = logits.value
+        recording, angles = Recording(), SymbolicAngles(angles_half)
+        logits = model.compute(recorded, recording.batch(num_layers), (angles, angles))
+        self.instructions = fuse(recording.instructions) if optimise else recording.instructions
+        if not logits.columns.is_whole:
+            raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
+        self._result = logits.columns.value
         self._program = _lower(self.instructions, self._result)
         self._last_cache: tuple[list[KVBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
 
@@ -94,64 +93,10 @@ class Program:
         return self._program.buffer_bytes
 
 
-def _lower(instructions: list[ir.Instruction], result: ir.Value) -> _C.Program:
+def _lower(instructions: list[Instruction], result: Value) -> _C.Program:
     """The instructions as C++ knows them."""
     plan = plan_buffers(instructions, result)
-    program = _C.Program(plan.widths)
-
-    def value(v: ir.Value) -> _C.Value:
-        return _C.Value(LOGITS if v is result else plan.number[v], v.columns, v.per_token)
-
-    def heads(h: ir.Heads) -> _C.Heads:
-        return _C.Heads(value(h.value), h.column, h.count)
-
-    def norm(parameters: ir.NormParameters | None) -> _C.Norm | None:
-        if parameters is None:
-            return None
-        return _C.Norm(parameters.kind, _address(parameters.weight), _address(parameters.bias), parameters.eps)
-
-    def preparation(p: ir.Preparation) -> _C.Preparation:
-        half, interleaved = (p.rotation.half, p.rotation.interleaved) if p.rotation else (0, False)
-        return _C.Preparation(norm(p.query_norm), norm(p.key_norm), half, interleaved)
-
+    program, places = _C.Program(plan.widths), Places(plan.number, result)
     for instruction in instructions:
-        match instruction:
-            case ir.Embedding(out, weight, positions, offset):
-                program.embedding(value(out), weight.address, weight.order_address, positions, offset)
-            case ir.GatherRows(out, x):
-                program.gather_rows(value(out), value(x))
-            case ir.Add(out, a, b):
-                program.add(value(out), value(a), value(b))
-            case ir.Norm(out, x, parameters):
-                program.norm(value(out), value(x), norm(parameters))
-            case ir.Linear(out, x, weight, bias, activation, residual, parameters):
-                code, added = ACTIVATION_CODES[activation], None if residual is None else value(residual)
-                program.linear(
-                    value(out),
-                    value(x),
-                    norm(parameters),
-                    weight.address,
-                    weight.order_address,
-                    _address(bias),
-                    code,
-                    added,
-                )
-            case ir.Attention(out, q, layer, scale, window, softcap, ir.Preparation(k, v) as before):
-                program.attention(
-                    value(out),
-                    heads(q),
-                    heads(k),
-                    heads(v),
-                    preparation(before),
-                    layer,
-                    scale,
-                    window or 0,
-                    softcap or 0.0,
-                )
-            case _:
-                raise NotImplementedError(f"a program cannot do {instruction}")
+        instruction.lower(program, places)
     return program
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

@@ -37,13 +37,6 @@ def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype = to
     return tensor.data_ptr()
 
 
-def check_same_shape(name: str, tensor: Tensor, other: Tensor) -> int:
-    """The address of a contiguous float32 tensor of the shape of `other`."""
-    if tensor.dtype != torch.float32 or tensor.shape != other.shape or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous float32 of shape {tuple(other.shape)}; got {describe(tensor)}")
-    return tensor.data_ptr()
-
-
 def check_order(order: Tensor, k: int, layout: torch.dtype | WeightLayout | None) -> None:
     """Raises unless `order` is a permutation that a quantised weight with k columns may have."""
     if not isinstance(layout, WeightLayout):

@@ -39,14 +39,7 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
     """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounded to nearest even in the cache's
-    dtype.
-
-    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0
-    where the scale is
-    0. A head with an element that is not finite is stored as zeros times NaN, and spoils all that sees it.
-
-    k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError for a slot
-    outside."""
+    dtype, in int8 with their scales (`ForwardOps.store_kv`). Raises ValueError for a slot outside."""
     view, kv_heads, head_dim = kv_view(kv)
     for name, tensor in (("k", k), ("v", v)):
         if check_heads(name, tensor)[1:] != (kv_heads, head_dim):
@@ -65,10 +58,7 @@ def attention(
 ) -> Tensor:
     """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and blocks
-    that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become `c tanh(score / c)`.
-    What lies at or beyond `kv_len` is never read into a result, whatever it holds. q may be a strided view with
-    contiguous heads.
+    `ForwardOps.attention` says what groups, window and softcap are, and what is never read.
 
     Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it
     came in, the other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own

@@ -90,7 +90,8 @@ def activation(x: Tensor, name: str) -> Tensor:
         raise TypeError(f"activations are float32; got {x.dtype}")
     x = x.contiguous()
     out = torch.empty_like(x)
-    _C.activation(_activation_code(name), x.data_ptr(), out.data_ptr(), x.numel())
+    k = x.shape[-1] if x.ndim else 1
+    _C.activation(_activation_code(name), x.data_ptr(), x.numel() // max(1, k), k, out.data_ptr())
     return out
 
 

@@ -167,22 +167,14 @@ def activation(x: Tensor, name: str) -> Tensor:
 # norms
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """`y [T, K] = s / sqrt(mean(s^2) + eps) * weight [K]` with `s = x`; given a residual, `s = x + residual` and
-    `(y, s)`."""
-    total = x if residual is None else x + residual
-    y = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
-    return y if residual is None else (y, total)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
 
 
-def layer_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`y [T, K] = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias`, population variance; residual as in
-    `rms_norm`."""
-    total = x if residual is None else x + residual
-    y = functional.layer_norm(total, total.shape[-1:], _like(weight, x), _like(bias, x), eps)
-    return y if residual is None else (y, total)
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """`[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`, population variance."""
+    return functional.layer_norm(x, x.shape[-1:], _like(weight, x), _like(bias, x), eps)
 
 
 def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
@@ -210,11 +202,8 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounding to the cache's dtype.
-
-    In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0
-    where the scale is
-    0. A head with an element that is not finite is stored as zeros times NaN, and spoils all that sees it."""
+    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounding to the cache's dtype, in int8
+    with their scales (`ForwardOps.store_kv`)."""
     block_size = kv.k.shape[-1]
     block, offset = slots // block_size, slots % block_size
     if kv.k_scales is not None:
@@ -238,9 +227,7 @@ def attention(
 ) -> Tensor:
     """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`. With
-    `softcap = c`, scores become `c tanh(score / c)`. What lies at or beyond `kv_len` is never read into a result,
-    whatever it holds."""
+    `ForwardOps.attention` says what groups, window and softcap are, and what is never read."""
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
     starts = spans.query_start.tolist()

@@ -101,9 +101,7 @@ def test_decode_at_a_context_that_nobody_computed(subject, monkeypatch):
     monkeypatch.setattr(
         type(subject.engine.model),
         "forward",
-        lambda self, ops, batch: (
-            steps.append((len(batch.tokens), batch.spans.kv_len.tolist())) or forward(self, ops, batch)
-        ),
+        lambda self, batch: steps.append((len(batch.tokens), batch.spans.kv_len.tolist())) or forward(self, batch),
     )
     result = measure.measure(subject, prompt=20, generated=4, batch=2, repeats=1, depth=700)
     assert result.context == 702 and result.decode_mbu > 0 and result.decode.instructions["attention"][1] > 0

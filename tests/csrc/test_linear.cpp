@@ -252,7 +252,7 @@ TEST_TABLES(activations_of_the_whole_range) {
     for (const float large : {-1e30f, -90.0f, -50.0f, 50.0f, 90.0f, 1e30f}) x.push_back(large);
     for (uint32_t kind = 0; kind < uint32_t(Activation::kCount); ++kind) {
         std::vector<float> y(x.size(), check::kPoison);
-        ActivationOp op = {Activation(kind), x.data(), y.data(), int64_t(x.size()), 0, 0};
+        ActivationOp op = {Activation(kind), x.data(), int64_t(x.size()), 1, int64_t(x.size()), y.data(), 0, 0};
         execute(op);
         std::vector<double> expected(x.size()), tolerance(x.size());
         for (size_t i = 0; i < x.size(); ++i) {

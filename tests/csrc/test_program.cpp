@@ -31,6 +31,8 @@ Weight make_weight(int64_t n, int64_t k, DType dtype, bool glu = false) {
     return weight;
 }
 
+Columns whole(Value value) { return {value, 0, value.columns}; }
+
 struct Layer {
     const Weight embedding, qkv, out, gate_up, down;
     const std::vector<float> gain = check::heavy_tailed(kHidden, 1);
@@ -53,16 +55,18 @@ struct Layer {
         const Norm none = {}, norm = {Norm::Kind::Rms, gain.data(), nullptr, 1e-5f};
         const Value x = {0, kHidden, true}, heads = {1, (kHeads + 2 * kKvHeads) * kHeadDim, true};
         const Value mixed = {2, kHeads * kHeadDim, true}, inner = {3, kInner, true}, last = {4, kHidden, false};
-        const HeadsOf q = {heads, 0, kHeads}, k = {heads, kHeads * kHeadDim, kKvHeads};
-        const HeadsOf v = {heads, (kHeads + kKvHeads) * kHeadDim, kKvHeads};
+        const HeadsOf q = {heads, 0, kHeads, kHeadDim, kHeadDim};
+        const HeadsOf k = {heads, kHeads * kHeadDim, kKvHeads, kHeadDim, kHeadDim};
+        const HeadsOf v = {heads, (kHeads + kKvHeads) * kHeadDim, kKvHeads, kHeadDim, kHeadDim};
+        const Preparation preparation = {k, v, none, none, kHalf, false};
         program.embedding(x, embedding.get(), nullptr, Program::Ids::Tokens, 0);
-        program.linear(heads, x, norm, qkv.get(), nullptr, nullptr, Activation::None, nullptr);
-        program.attention(mixed, q, k, v, {none, none, kHalf, false}, 0, 0.35f, kNoWindow, 0);
-        program.linear(x, mixed, none, out.get(), nullptr, nullptr, Activation::None, &x);
-        program.linear(inner, x, norm, gate_up.get(), nullptr, nullptr, Activation::Silu, nullptr);
-        program.linear(x, inner, none, down.get(), nullptr, nullptr, Activation::None, &x);
-        program.gather_rows(last, x);
-        program.linear({Value::kLogits, kVocabulary, false}, last, norm, embedding.get(), nullptr, nullptr,
+        program.linear(heads, whole(x), norm, qkv.get(), nullptr, nullptr, Activation::None, nullptr);
+        program.attention(mixed, q, &preparation, 0, 0.35f, kNoWindow, 0);
+        program.linear(x, whole(mixed), none, out.get(), nullptr, nullptr, Activation::None, &x);
+        program.linear(inner, whole(x), norm, gate_up.get(), nullptr, nullptr, Activation::Silu, nullptr);
+        program.linear(x, whole(inner), none, down.get(), nullptr, nullptr, Activation::None, &x);
+        program.gather_rows(last, whole(x));
+        program.linear({Value::kLogits, kVocabulary, false}, whole(last), norm, embedding.get(), nullptr, nullptr,
                        Activation::None, nullptr);
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
         cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim};

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from pace.graph.instructions import (
-    Add,
+from pace.graph.instructions import Columns, Heads, Value, overlap
+from pace.graph.passes import fuse_heads, fuse_norms, plan_buffers
+from pace.graph.recorded import (
     Attention,
     Embedding,
-    Heads,
     Linear,
     Norm,
     NormHeads,
@@ -20,10 +20,8 @@ from pace.graph.instructions import (
     RotateHeads,
     Rotation,
     StoreKv,
-    Value,
 )
-from pace.graph.passes import fuse_heads, fuse_norms, plan_buffers
-from pace.graph.tracer import LogitRows, SymbolicAngles, Tracer
+from pace.graph.symbols import Add
 from pace.ops.weight import PackedWeight
 
 RMS = NormParameters("rms", torch.ones(8), None, 1e-5)
@@ -35,38 +33,41 @@ def weight(n=8, k=8):
 
 
 def linear(x, residual=None, columns=8):
-    return Linear(Value(columns), x, weight(columns, x.columns), None, None, residual)
+    return Linear(Value(columns), x.whole, weight(columns, x.columns), None, None, residual and residual.whole)
 
 
 def test_a_norm_that_only_linears_read_becomes_part_of_them():
     x = Value(8)
-    norm = Norm(Value(8), x, RMS)
+    norm = Norm(Value(8), x.whole, RMS)
     first, second = linear(norm.out), linear(norm.out, residual=x)
     fused = fuse_norms([norm, first, second])
-    assert [(i.x, i.norm, i.residual, i.out) for i in fused] == [(x, RMS, None, first.out), (x, RMS, x, second.out)]
+    assert [(i.x, i.norm, i.residual, i.out) for i in fused] == [
+        (x.whole, RMS, None, first.out),
+        (x.whole, RMS, x.whole, second.out),
+    ]
 
 
 @pytest.mark.parametrize("also", ["residual", "add", "attention"])
 def test_a_norm_that_others_read_too_stays(also):
-    norm = Norm(Value(8), Value(8), RMS)
+    norm = Norm(Value(8), Value(8).whole, RMS)
     other = {
         "residual": linear(Value(8), residual=norm.out),
-        "add": Add(Value(8), norm.out, Value(8)),
-        "attention": Attention(Value(8), Heads(norm.out, 0, 2, 4), 0, 1.0, None, None),
+        "add": Add(Value(8), norm.out.whole, Value(8).whole),
+        "attention": Attention(Value(8), Heads(norm.out, 0, 2, 4, 4), 0, 1.0, None, None),
     }[also]
     instructions = [norm, linear(norm.out), other]
     assert fuse_norms(instructions) == instructions
 
 
 def test_norms_of_norms_are_not_fused_twice():
-    inner = Norm(Value(8), Value(8), RMS)
-    outer = Norm(Value(8), inner.out, RMS)
+    inner = Norm(Value(8), Value(8).whole, RMS)
+    outer = Norm(Value(8), inner.out.whole, RMS)
     fused = fuse_norms([inner, outer, linear(outer.out)])
-    assert fused[0] is inner and fused[1].x is inner.out and len(fused) == 2
+    assert fused[0] is inner and fused[1].x == inner.out.whole and len(fused) == 2
 
 
 def heads_of(value):
-    return Heads(value, 0, 2, 4), Heads(value, 8, 1, 4), Heads(value, 12, 1, 4)
+    return Heads(value, 0, 2, 4, 4), Heads(value, 8, 1, 4, 4), Heads(value, 12, 1, 4, 4)
 
 
 def attention(value, layer=0):
@@ -84,7 +85,7 @@ def test_what_happens_to_heads_becomes_part_of_attention(norms, rotates):
     assert fused.preparation == Preparation(
         k, v, norms and RMS or None, norms and RMS or None, rotates and TURN or None
     )
-    assert fused.q == q and list(fused.reads()) == [value] * 3
+    assert fused.q == q and list(fused.reads()) == [q, k, v]
 
 
 def test_heads_in_another_order_stay_as_they_are():
@@ -108,17 +109,48 @@ def test_heads_in_another_order_stay_as_they_are():
     assert fuse_heads(elsewhere) == elsewhere
 
 
+def test_a_norm_does_not_wait_until_what_it_reads_is_changed():
+    value = Value(16)
+    part = Norm(Value(8), Columns(value, 4, 8), RMS)
+    reader = linear(part.out)
+    for column, fuses in ((0, True), (2, False), (8, False), (12, True)):
+        turn = RotateHeads(Heads(value, column, 1, 4, 4), TURN)
+        fused = fuse_norms([part, turn, reader])
+        assert len(fused) == 2 if fuses else fused == [part, turn, reader], column
+        assert len(fuse_norms([part, reader, turn])) == 2  # changed afterwards
+
+
+def test_queries_and_keys_that_others_read_or_share_stay_as_they_are():
+    value = Value(16)
+    q, k, v = heads_of(value)
+    before = [RotateHeads(q, TURN), RotateHeads(k, TURN)]
+    assert len(fuse_heads([*before, *attention(value), Norm(Value(4), Columns(value, 12, 4), RMS)])) == 2
+    for read in (Columns(value, 0, 4), Columns(value, 6, 4), value.whole):
+        instructions = [*before, *attention(value), Norm(Value(read.count), read, RMS)]
+        assert fuse_heads(instructions) == instructions
+    values_are_keys = [*before, StoreKv(k, k, 0), Attention(Value(8), q, 0, 1.0, None, None)]
+    assert fuse_heads(values_are_keys) == values_are_keys
+
+
+def test_views_overlap_where_they_share_a_column():
+    value = Value(24)
+    first, second = Heads(value, 0, 3, 4, 8), Heads(value, 4, 3, 4, 8)  # the halves of heads of 8
+    assert not overlap(first, second) and overlap(first, first)
+    assert overlap(first, Columns(value, 3, 3)) and not overlap(first, Columns(value, 4, 4))
+    assert not overlap(first, Heads(Value(24), 0, 3, 4, 8))
+
+
 def check_plan(instructions, result):
     """Runs the plan on names instead of numbers: each read must find what was last written to that value."""
     plan = plan_buffers(instructions, result)
     content = {}
     for instruction in instructions:
-        for value in instruction.reads():
+        for value in (operand.value for operand in instruction.reads()):
             assert value is result or content[plan.number[value]] is value, "overwritten while it was needed"
-        for value in instruction.writes():
-            if value is not result:
-                assert plan.widths[plan.number[value]] >= value.columns
-                content[plan.number[value]] = value
+        value = instruction.makes()
+        if value is not result:
+            assert plan.widths[plan.number[value]] >= value.columns
+            content[plan.number[value]] = value
     return plan
 
 
@@ -134,7 +166,7 @@ def test_no_living_values_share_a_buffer():
             values = [instruction.out for instruction in instructions]
             x, residual = rng.choice(values), rng.choice([None, *values])
             columns = residual.columns if residual else rng.choice([4, 8, 32])
-            instructions.append(rng.choice([linear(x, residual, columns), Add(Value(x.columns), x, x)]))
+            instructions.append(rng.choice([linear(x, residual, columns), Add(Value(x.columns), x.whole, x.whole)]))
         check_plan(instructions, instructions[-1].out)
 
 
@@ -150,17 +182,3 @@ def test_a_chain_needs_two_buffers_and_a_residual_none():
     end = linear(last.out)
     plan = check_plan([start, inner, last, end], end.out)
     assert plan.number[last.out] == plan.number[start.out] and plan.widths == [8, 32]
-
-
-def test_a_tracer_refuses_what_it_cannot_record():
-    tracer = Tracer()
-    rows = tracer.rms_norm(tracer.linear(tracer.record(linear(Value(8))), weight()), torch.ones(8), 1e-5)
-    with pytest.raises(NotImplementedError, match="'softmax' cannot be recorded"):
-        tracer.softmax(rows)
-    with pytest.raises(NotImplementedError, match="logit_rows alone"):
-        rows[3]
-    with pytest.raises(NotImplementedError, match="cut into heads only"):
-        rows.unflatten(1, (3, 4))
-    with pytest.raises(NotImplementedError, match="without gaps"):
-        rows.unflatten(1, (4, 2))[:, ::2]
-    assert not rows[LogitRows()].value.per_token and SymbolicAngles(2).half == 2

@@ -40,7 +40,7 @@ class FakeModel:
         logits[0] += self.eos_bias
         return torch.from_numpy(logits)
 
-    def forward(self, ops: object, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
         assert self._busy.acquire(blocking=False), "two threads in one step"
         try:
             self.hook(batch)

@@ -11,9 +11,7 @@ namespace pace {
 // What is done to the heads of new tokens between the product that makes them and attention: query and key heads are
 // normalised (where the norms are not None) and rotated (where half > 0), keys and values are stored.
 struct HeadsArgs {
-    float *q, *k;  // [tokens][heads][head_dim], heads contiguous
-    const float* v;
-    int64_t token_stride;  // of all three, in floats
+    HeadsView q, k, v;  // v is only read
     int64_t query_heads;
     Norm query_norm, key_norm;
     const float *cos, *sin;  // [tokens][half]
@@ -93,8 +91,7 @@ struct AttentionOp {
 struct StoreKvOp {
     static constexpr int kPhases = 1;
     KvView kv;
-    const float *k, *v;  // [tokens][kv_heads][head_dim], strides in floats
-    int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
+    HeadsView k, v;  // [tokens][kv_heads][head_dim]; only read
     const int64_t* slots;
     int64_t tokens;
 

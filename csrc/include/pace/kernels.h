@@ -96,14 +96,12 @@ struct QuantizeRow {
     static int64_t stage_floats(int64_t group) { return 2 * round_up(group, 16); }
 };
 
-// One row of a norm. With a residual, x + residual is normalised and also written to `sum`.
+// One row of a norm.
 struct NormRow {
     const float* x;
-    const float* residual;  // or null
-    const float* weight;    // may be null for layer_norm
-    const float* bias;      // layer_norm only; or null
-    float* sum;             // written where there is a residual
-    float* y;               // may be x
+    const float* weight;  // may be null for layer_norm
+    const float* bias;    // layer_norm only; or null
+    float* y;             // may be x
 };
 
 // max(x) and the sum of exp(x - max) of a row.

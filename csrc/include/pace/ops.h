@@ -207,15 +207,15 @@ std::pair<int64_t, int64_t> panels_of_thread(int64_t panels, int thread, int thr
 struct ActivationOp {
     static constexpr int kPhases = 1;
     Activation activation;
-    const float* x;
-    float* y;
-    int64_t count;
+    const float* x;  // [rows][k], x_stride floats between rows
+    int64_t x_stride, rows, k;
+    float* y;  // [rows][k]
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
     void run(int phase, int64_t chunk, int thread) const;
 
-    int64_t chunk_count, elements_per_chunk;
+    int64_t chunk_count, rows_per_chunk;
 };
 
 }  // namespace pace

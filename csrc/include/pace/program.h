@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "pace/attention.h"
+#include "pace/attention_ops.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"
 #include "pace/threading.h"
@@ -48,14 +48,21 @@ struct Value {
     bool per_token;
 };
 
-// Heads [rows][count][head_dim] within the rows of a value, from `column` on.
-struct HeadsOf {
+// Columns [first, first + count) of a value, as an input.
+struct Columns {
     Value value;
-    int64_t column, count;
+    int64_t first, count;
 };
 
-// What is done to queries and keys before attention.
+// Heads [rows][count][head_dim] within the rows of a value, from `column` on, `stride` columns apart.
+struct HeadsOf {
+    Value value;
+    int64_t column, count, head_dim, stride;
+};
+
+// What attention does before it looks at the cache: prepares queries and keys, and stores keys and values.
 struct Preparation {
+    HeadsOf k, v;
     Norm query_norm, key_norm;  // each may be None
     int64_t half;               // pairs that the step's angles rotate; 0 = no rotation
     bool interleaved;
@@ -72,13 +79,17 @@ class Program {
 
     // -- recording; weights and parameters must outlive the program
     void embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset);
-    void gather_rows(Value out, Value x);
-    void add(Value out, Value a, Value b);
-    void norm(Value out, Value x, const Norm& norm);
-    void linear(Value out, Value x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
+    void gather_rows(Value out, Columns x);
+    void add(Value out, Columns a, Columns b);
+    void activation(Value out, Columns x, Activation activation);
+    void norm(Value out, Columns x, const Norm& norm);
+    void linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
                 Activation activation, const Value* residual);
-    void attention(Value out, HeadsOf q, HeadsOf k, HeadsOf v, const Preparation& preparation, int layer, float scale,
-                   int64_t window, float softcap);
+    void norm_heads(HeadsOf heads, const Norm& norm);                  // in place; an rms norm
+    void rotate_heads(HeadsOf heads, int64_t half, bool interleaved);  // in place
+    void store_kv(HeadsOf k, HeadsOf v, int layer);
+    void attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
+                   float softcap);
 
     // -- running
     // Computes one step. Callers from several threads take turns. Throws std::invalid_argument, before anything is
@@ -114,7 +125,10 @@ class Program {
         const Program& program;
         const Step& step;
         float* at(Value value) const;
-        float* at(HeadsOf heads) const { return at(heads.value) + heads.column; }
+        float* at(Columns columns) const { return at(columns.value) + columns.first; }
+        HeadsView at(HeadsOf heads) const {
+            return {at(heads.value) + heads.column, heads.value.columns, heads.stride};
+        }
         int64_t rows_of(Value value) const { return value.per_token ? step.tokens : step.logit_rows; }
     };
 

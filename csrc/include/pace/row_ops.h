@@ -6,6 +6,13 @@
 
 namespace pace {
 
+// Heads [tokens][heads][head_dim] in memory: the elements of a head are neighbours, strides are in floats.
+struct HeadsView {
+    float* data;
+    int64_t token_stride, head_stride;
+    float* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
 // A norm of rows and its parameters; see kernels/norm.inl.
 struct Norm {
     enum class Kind : int { None, Rms, Layer } kind;
@@ -16,16 +23,14 @@ struct Norm {
     explicit operator bool() const { return kind != Kind::None; }
 };
 
-// csrc/ops/norm.cpp. y = norm(x + residual), sum = x + residual.
+// csrc/ops/norm.cpp. y = norm(x).
 struct NormOp {
     static constexpr int kPhases = 1;
     Norm norm;
     const float* x;  // [rows][k], x_stride floats between rows
     int64_t x_stride;
-    const float* residual;  // [rows][k], or null
     int64_t rows, k;
-    float* sum;  // [rows][k], where there is a residual
-    float* y;    // [rows][k]
+    float* y;  // [rows][k]
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -37,8 +42,8 @@ struct NormOp {
 // csrc/ops/norm.cpp. rms_norm of every head of x [tokens][heads][head_dim] with one weight, in place.
 struct HeadNormOp {
     static constexpr int kPhases = 1;
-    float* x;
-    int64_t tokens, heads, head_dim, token_stride, head_stride;
+    HeadsView x;
+    int64_t tokens, heads, head_dim;
     const float* weight;  // [head_dim]
     float eps;
 
@@ -52,8 +57,8 @@ struct HeadNormOp {
 // csrc/ops/rotary.cpp. Rotates the first 2 * half elements of every head of x [tokens][heads][..] in place.
 struct RotaryOp {
     static constexpr int kPhases = 1;
-    float* x;
-    int64_t tokens, heads, token_stride, head_stride;
+    HeadsView x;
+    int64_t tokens, heads;
     const float *cos, *sin;  // [tokens][half]
     int64_t half;
     bool interleaved;
@@ -65,26 +70,26 @@ struct RotaryOp {
     int64_t chunk_count, tokens_per_chunk;
 };
 
-// csrc/ops/elementwise.cpp. y = a + b, all [count].
+// csrc/ops/elementwise.cpp. y = a + b.
 struct AddOp {
     static constexpr int kPhases = 1;
-    const float *a, *b;
-    float* y;  // may be a or b
-    int64_t count;
+    const float *a, *b;  // [rows][k], strides in floats between rows
+    int64_t a_stride, b_stride, rows, k;
+    float* y;  // [rows][k]; may be a or b
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
     void run(int phase, int64_t chunk, int thread) const;
 
-    int64_t chunk_count;
+    int64_t chunk_count, rows_per_chunk;
 };
 
 // csrc/ops/elementwise.cpp. y [count][k] = rows `indices` of x [..][k].
 struct GatherRowsOp {
     static constexpr int kPhases = 1;
-    const float* x;
+    const float* x;  // x_stride floats between rows
     const int64_t* indices;
-    int64_t x_rows, count, k;
+    int64_t x_stride, x_rows, count, k;
     float* y;
 
     void prepare(int threads);  // throws std::invalid_argument for an index outside of x

@@ -33,7 +33,7 @@ class Engine:
         drafter: Drafter | None = None,
         max_seq_len: int | None = None,
     ) -> None:
-        """`model` has `forward(ops, batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and
+        """`model` has `forward(batch)`, `vocab_size`, `max_position_embeddings`, `recompute_length` and
         `rope_regime`; `scheduler` works on `cache`; `max_seq_len` is at most the model's."""
         self.model = model
         self.ops = ops
@@ -103,7 +103,7 @@ class Engine:
             return False
         self.drafter.extend(spans, self.cache)
         batch = self.batches.build(spans, self.cache.kv)
-        logits = self.model.forward(self.ops, batch)
+        logits = self.model.forward(batch)
         outcomes = self.sampler.sample(logits, spans)
         for span, tokens in zip(spans, outcomes):
             self._advance(span, tokens)

@@ -111,9 +111,9 @@ class BaseModelForCausalLM(Layer):
         config = self.config
         return KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.kv_dtype)
 
-    def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
-        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
-        return self.compute(ops, batch, self.angles(batch))
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's slots of the cache."""
+        return self.compute(self.ops, batch, self.angles(batch))
 
     def angles(self, batch: ForwardBatch) -> Angles:
         """Of every token of the step; plain torch, the same for all layers."""

@@ -5,31 +5,18 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from pace.batch import ForwardBatch
+from pace.graph.recorded import OPERATOR_OF
 from pace.llm.layers import Embedding, Layer, Linear, TiedLMHead
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.operators import OPERATORS, OperatorConfig, OperatorReport, OperatorRun
 from pace.llm.runners.runner import ModelRunner
 from pace.ops import native, reference
 from pace.ops.weight import PackedWeight
-
-OPERATOR_OF = {
-    "embedding": "embedding",
-    "rms_norm": "norm",
-    "layer_norm": "norm",
-    "head_rms_norm_": "norm",
-    "rotary_": "rotary",
-    "store_kv": "attention",
-    "attention": "attention",
-    "activation": "mlp",
-}
-"""Operation of `pace.ops` -> operator. The products, `linear` and `linear_glu`, are told apart by their weights."""
-PRODUCTS = ("linear", "linear_glu")
 
 
 class EagerRunner(ModelRunner):
@@ -45,36 +32,44 @@ class EagerRunner(ModelRunner):
         }
         self._ops = RoutedOps(chosen, product_operators(model))
 
-    def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
-        return self.model.forward(self._ops, batch)
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.model.compute(self._ops, batch, self.model.angles(batch))
 
     def operator_report(self) -> OperatorReport:
         return OperatorReport("op by op", self._ops.runs())
 
 
 class RoutedOps:
-    """Has the functions of `pace.ops` that models call, and gives each call to the implementation of the operator it
-    belongs to."""
+    """`ForwardOps` that give each call to the implementation of the operator it belongs to, and count and time it."""
 
     def __init__(self, implementations: Mapping[str, Any], product_operators: Mapping[int, str]):
-        """`implementations`: operator -> what has the functions of `pace.ops`; `product_operators` as
+        """`implementations`: operator -> what has the functions of `ForwardOps`; `product_operators` as
         `product_operators()` makes it."""
-        self._implementations = implementations
-        self._product_operators = product_operators
         self._totals: dict[tuple[str, str], list] = {}
         for operation, operator in OPERATOR_OF.items():
-            function = getattr(implementations[operator], operation)
-            setattr(self, operation, functools.partial(self._run, operator, function))
+            functions = {name: getattr(chosen, operation) for name, chosen in implementations.items()}
+            setattr(
+                self,
+                operation,
+                self._routed(operator, functions[operator])
+                if operator
+                else self._routed_by_weight(functions, product_operators),
+            )
 
-    def linear(self, x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
-        return self._product("linear", x, weight, *arguments, **more)
+    def _routed(self, operator: str, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def call(*arguments: Any, **more: Any) -> Any:
+            return self._run(operator, function, *arguments, **more)
 
-    def linear_glu(self, x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
-        return self._product("linear_glu", x, weight, *arguments, **more)
+        return call
 
-    def _product(self, operation: str, x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
-        operator = self._product_operators[id(weight)]
-        return self._run(operator, getattr(self._implementations[operator], operation), x, weight, *arguments, **more)
+    def _routed_by_weight(self, functions: Mapping[str, Callable], product_operators: Mapping[int, str]) -> Callable:
+        @functools.wraps(next(iter(functions.values())))
+        def call(x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
+            operator = product_operators[id(weight)]
+            return self._run(operator, functions[operator], x, weight, *arguments, **more)
+
+        return call
 
     def _run(self, operator: str, function: Callable, *arguments: Any, **more: Any) -> Any:
         started = time.perf_counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import ModuleType
 
 from torch import Tensor
 
@@ -20,9 +19,8 @@ class ModelRunner(ABC):
         self.model = model
 
     @abstractmethod
-    def forward(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
-        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache. `ops` are those the model was
-        loaded with."""
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache."""
 
     @abstractmethod
     def operator_report(self) -> OperatorReport:

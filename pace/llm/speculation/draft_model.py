@@ -210,7 +210,7 @@ class DraftModel:
         """Logits of the wanted rows, of the tokens that the model to draft for has; what the spans hold is then
         computed."""
         begin = self._clock()
-        logits = self.model.forward(self.ops, self._batches.build(spans, self.cache.kv))
+        logits = self.model.forward(self._batches.build(spans, self.cache.kv))
         self._spent += self.costs.add(sum(span.num_tokens for span in spans), self._clock() - begin)
         for span in spans:
             self.cache.commit(span.sequence, span.start + span.num_tokens)

@@ -438,7 +438,7 @@ def test_the_second_turn_of_a_chat_computes_only_what_is_new(plain: LLMModel) ->
     with LLMModel(TINY, progress=False) as model:
         computed, runner = [], model._engine.model
         forward = runner.forward
-        runner.forward = lambda ops, batch: computed.append(len(batch.tokens)) or forward(ops, batch)
+        runner.forward = lambda batch: computed.append(len(batch.tokens)) or forward(batch)
         messages, config = [], SamplingConfig(max_new_tokens=200)
         known: list[int] = []
         for question in ("Tell me a story about a little fox.", "Tell me a story about a dog.", "What is 7 + 8?"):

@@ -42,7 +42,7 @@ def steps_of(model: LLMModel, monkeypatch) -> list[int]:
     """The numbers of tokens of each step from now on."""
     steps, runner = [], model._engine.model
     forward = runner.forward
-    monkeypatch.setattr(runner, "forward", lambda ops, batch: steps.append(len(batch.tokens)) or forward(ops, batch))
+    monkeypatch.setattr(runner, "forward", lambda batch: steps.append(len(batch.tokens)) or forward(batch))
     return steps
 
 

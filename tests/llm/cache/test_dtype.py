@@ -75,7 +75,7 @@ def test_preemption_changes_no_token(sampling: dict) -> None:
     with LLMModel(TINY, kv_cache_dtype="int8", kv_cache_bytes=8 * block_bytes, progress=False) as small:
         assert small.memory_report().cache_tokens == 128
         computed, forward = [], small._engine.model.forward
-        small._engine.model.forward = lambda ops, batch: computed.append(len(batch.tokens)) or forward(ops, batch)
+        small._engine.model.forward = lambda batch: computed.append(len(batch.tokens)) or forward(batch)
         assert small.generate(rows, config).generated_token_ids == model().generate(rows, config).generated_token_ids
         assert sum(computed) > sum(len(row) + 39 for row in rows), "something was computed twice"
         check_idle(small)

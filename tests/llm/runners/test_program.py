@@ -136,7 +136,7 @@ def test_only_the_wanted_rows_get_logits(models):
     tokens = torch.arange(2, 40)
     for rows in ([], [0], [37], [3, 4, 30], list(range(38))):
         batch = batch_of(model, tokens, rows)
-        ours, expected = compiled.forward(native, batch), model.forward(native, batch)
+        ours, expected = compiled.forward(batch), model.forward(batch)
         assert ours.shape == (len(rows), model.vocab_size) and torch.equal(ours, expected)
 
 
@@ -145,7 +145,7 @@ def test_threads_may_change_between_steps(models):
     results = []
     for threads in (1, 3, 2, 1):
         _C.set_num_threads(threads)
-        results += [compiled.forward(native, batch_of(model, torch.arange(2, 2 + n), [0, n - 1])) for n in (5, 30)]
+        results += [compiled.forward(batch_of(model, torch.arange(2, 2 + n), [0, n - 1])) for n in (5, 30)]
     for result in results[2:]:
         assert any(torch.equal(result, first) for first in results[:2])
 
@@ -153,14 +153,14 @@ def test_threads_may_change_between_steps(models):
 def test_a_refused_step_harms_nothing(models):
     model, compiled = models
     good = batch_of(model, torch.arange(2, 7), [4])
-    expected = compiled.forward(native, good)
+    expected = compiled.forward(good)
     with pytest.raises(ValueError, match="ids must be in 0..98; got 99 at index 2"):
-        compiled.forward(native, batch_of(model, torch.tensor([2, 3, 99, 5, 6]), [4]))
+        compiled.forward(batch_of(model, torch.tensor([2, 3, 99, 5, 6]), [4]))
     with pytest.raises(ValueError, match="slot 160 of token 4 is outside of the cache of 1 blocks"):
-        compiled.forward(native, batch_of(model, torch.arange(2, 7), [4], torch.tensor([0, 1, 2, 3, 160])))
+        compiled.forward(batch_of(model, torch.arange(2, 7), [4], torch.tensor([0, 1, 2, 3, 160])))
     with pytest.raises(ValueError, match="row 5 is wanted of 5"):
-        compiled.forward(native, batch_of(model, torch.arange(2, 7), [5]))
-    assert torch.equal(compiled.forward(native, good), expected)
+        compiled.forward(batch_of(model, torch.arange(2, 7), [5]))
+    assert torch.equal(compiled.forward(good), expected)
 
 
 def test_threads_with_a_cache_each_do_not_mix_them_up(models):
@@ -169,11 +169,11 @@ def test_threads_with_a_cache_each_do_not_mix_them_up(models):
 
     def run(count):
         batch = batch_of(model, torch.arange(2, 2 + count), [count - 1])
-        expected = model.forward(native, batch)
+        expected = model.forward(batch)
         for _ in range(1000):
             for layer in batch.kv:
                 layer.k.fill_(torch.nan)
-            if not torch.equal(compiled.forward(native, batch), expected):
+            if not torch.equal(compiled.forward(batch), expected):
                 wrong.append(count)
 
     threads = [threading.Thread(target=run, args=(count,)) for count in (5, 6, 7)]
@@ -192,18 +192,18 @@ def test_threads_with_a_cache_each_do_not_mix_them_up(models):
 def test_children_forked_in_the_middle_of_a_step_can_run_it(models):
     model, compiled = models
     batch = batch_of(model, torch.arange(2, 40), [37])
-    expected, stop = compiled.forward(native, batch), threading.Event()
+    expected, stop = compiled.forward(batch), threading.Event()
 
     def run_on():
         own = batch_of(model, torch.arange(2, 40), [37])
         while not stop.is_set():
-            compiled.forward(native, own)
+            compiled.forward(own)
 
     runner = threading.Thread(target=run_on)
     runner.start()
     try:
         for _ in range(10):
-            assert exit_code_in_fork(lambda: torch.equal(compiled.forward(native, batch), expected)) == 0
+            assert exit_code_in_fork(lambda: torch.equal(compiled.forward(batch), expected)) == 0
     finally:
         stop.set()
         runner.join()
@@ -211,7 +211,7 @@ def test_children_forked_in_the_middle_of_a_step_can_run_it(models):
 
 def test_a_layer_of_a_decode_step_has_five_barriers(models):
     model, compiled = models
-    compiled.forward(native, batch_of(model, torch.tensor([5]), [0]))
+    compiled.forward(batch_of(model, torch.tensor([5]), [0]))
     per_layer = ["qkv with its norm", "heads, cache and attention", "output", "gate and up with their norm", "down"]
     assert compiled.program.num_barriers == len(per_layer) * model.config.num_hidden_layers + len(
         ["embedding", "row", "head"]
@@ -222,12 +222,12 @@ def test_timings_name_every_instruction_and_add_up(models):
     model, compiled = models
     compiled.program.set_profiling(True)
     for _ in range(3):
-        compiled.forward(native, batch_of(model, torch.arange(2, 20), [17]))
+        compiled.forward(batch_of(model, torch.arange(2, 20), [17]))
     timings = compiled.program.timings()
     assert len(timings) == len(compiled.program.instructions)
     assert (
         all(runs == 3 and seconds >= 0 for _, runs, seconds in timings) and sum(seconds for *_, seconds in timings) > 0
     )
     compiled.program.set_profiling(False)
-    compiled.forward(native, batch_of(model, torch.arange(2, 20), [17]))
+    compiled.forward(batch_of(model, torch.arange(2, 20), [17]))
     assert {runs for _, runs, _ in compiled.program.timings()} == {0}

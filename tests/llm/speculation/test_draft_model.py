@@ -120,7 +120,7 @@ def test_long_texts_are_read_in_pieces(drafter) -> None:
     ]
     sizes = []
     forward = source.model.forward
-    source.model.forward = lambda ops, batch: (sizes.append(len(batch.tokens)), forward(ops, batch))[1]
+    source.model.forward = lambda batch: (sizes.append(len(batch.tokens)), forward(batch))[1]
     drafts = source.propose(sequences, [2, 2, 2])
     assert [len(tokens) for tokens in drafts] == [2, 2, 0] and sizes == [512, 2, 2]
     assert source.propose(sequences[2:], [2]) == [
@@ -134,9 +134,9 @@ def test_reading_what_was_missed_makes_no_logits(drafter, parallel: bool) -> Non
     source = make_source(folder, parallel)
     rows = []
     forward = source.model.forward
-    source.model.forward = lambda ops, batch: (
+    source.model.forward = lambda batch: (
         rows.append((len(batch.tokens), len(batch.logit_rows))),
-        forward(ops, batch),
+        forward(batch),
     )[1]
     sequence = make_sequence([1, 2, 3])
     drafts = source.propose([sequence], [3])[0]

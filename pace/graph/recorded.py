@@ -1,0 +1,315 @@
+"""The forward pass's functions of `pace.ops` on symbols: each appends an instruction, which says everything else that a
+program has to know about the operation.
+
+A model's code runs on these as it does on `pace.ops.native`. An operation is described here and nowhere else in
+`pace.graph`: the class of its instruction says which functions record it, what it computes, which operator it belongs
+to and how it is lowered to csrc/program.cpp, and the functions stand beside the class. `pace/ops/protocol.py` says what
+they promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pace import _C
+from pace.graph.instructions import Columns, Heads, Instruction, Places, Value, address
+from pace.graph.symbols import HeadRows, Ids, Rows, Slots, Spans, SymbolicAngles
+from pace.ops.checks import check_vector
+from pace.ops.native_linear import ACTIVATION_CODES
+from pace.ops.weight import PackedWeight
+
+# -- rows of a table
+
+
+@dataclass(eq=False)
+class Embedding(Instruction):
+    """out = rows `ids + offset` of the weight; `ids` are the step's tokens or its positions."""
+
+    operations = ("embedding",)
+    operator = "embedding"
+    out: Value
+    weight: PackedWeight
+    positions: bool
+    offset: int
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        weight = self.weight
+        program.embedding(places.value(self.out), weight.address, weight.order_address, self.positions, self.offset)
+
+
+def embedding(ids: Ids, weight: PackedWeight) -> Rows:
+    return ids.recording.rows(Embedding(Value(weight.k), weight, ids.positions, ids.offset))
+
+
+# -- norms
+
+
+@dataclass(frozen=True)
+class NormParameters:
+    kind: str
+    """"rms" or "layer"."""
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def lower(self) -> _C.Norm:
+        return _C.Norm(self.kind, address(self.weight), address(self.bias), self.eps)
+
+
+@dataclass(eq=False)
+class Norm(Instruction):
+    """out = norm(x)."""
+
+    operations = ("rms_norm", "layer_norm")
+    operator = "norm"
+    out: Value
+    x: Columns
+    parameters: NormParameters
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.norm(places.value(self.out), places.columns(self.x), self.parameters.lower())
+
+
+def rms_norm(x: Rows, weight: Tensor, eps: float) -> Rows:
+    check_vector("weight", weight, x.columns.count)
+    return x.recording.rows(Norm(x.like(), x.columns, NormParameters("rms", weight, None, eps)))
+
+
+def layer_norm(x: Rows, weight: Tensor | None, bias: Tensor | None, eps: float) -> Rows:
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None:
+            check_vector(name, vector, x.columns.count)
+    return x.recording.rows(Norm(x.like(), x.columns, NormParameters("layer", weight, bias, eps)))
+
+
+# -- products
+
+
+@dataclass(eq=False)
+class Linear(Instruction):
+    """out = residual + activation(norm(x) W' + bias); with a glu weight act(gate) * up. The residual is a whole
+    value."""
+
+    operations = ("linear", "linear_glu")
+    out: Value
+    x: Columns
+    weight: PackedWeight
+    bias: Tensor | None
+    activation: str | None
+    residual: Columns | None
+    norm: NormParameters | None = None
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.linear(
+            places.value(self.out),
+            places.columns(self.x),
+            self.norm and self.norm.lower(),
+            self.weight.address,
+            self.weight.order_address,
+            address(self.bias),
+            ACTIVATION_CODES[self.activation],
+            self.residual and places.value(self.residual.value),
+        )
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield of_weight[id(self.weight)]
+        if self.norm:
+            yield "norm"
+
+
+def linear(
+    x: Rows,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Rows | None = None,
+) -> Rows:
+    added = residual and residual.columns
+    if added and added.count != weight.n:
+        raise ValueError(f"residual must be float32 [T, {weight.n}]; got {added.count} columns")
+    if added and not added.is_whole:
+        raise NotImplementedError("the residual of a recorded product is a whole matrix; add columns of one by +")
+    return _product(x, weight, bias, activation, added)
+
+
+def linear_glu(x: Rows, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Rows:
+    return _product(x, weight, bias, activation, None)
+
+
+def _product(
+    x: Rows, weight: PackedWeight, bias: Tensor | None, activation: str | None, residual: Columns | None
+) -> Rows:
+    if x.columns.count != weight.k:
+        raise ValueError(f"x must be float32 [T, {weight.k}]; got {x.columns.count} columns")
+    return x.recording.rows(Linear(x.like(weight.n_out), x.columns, weight, bias, activation, residual))
+
+
+# -- elementwise
+
+
+@dataclass(eq=False)
+class Activation(Instruction):
+    """out = the function `name` of every element of x."""
+
+    operations = ("activation",)
+    operator = "mlp"
+    out: Value
+    x: Columns
+    name: str
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.activation(places.value(self.out), places.columns(self.x), ACTIVATION_CODES[self.name])
+
+
+def activation(x: Rows, name: str) -> Rows:
+    return x.recording.rows(Activation(x.like(), x.columns, name))
+
+
+# -- heads and attention
+
+
+@dataclass(eq=False)
+class NormHeads(Instruction):
+    """Each head of `heads` is normalised in place."""
+
+    operations = ("head_rms_norm_",)
+    operator = "norm"
+    changed = "heads"
+    heads: Heads
+    parameters: NormParameters
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.norm_heads(places.heads(self.heads), self.parameters.lower())
+
+
+def head_rms_norm_(x: HeadRows, weight: Tensor, eps: float) -> None:
+    check_vector("weight", weight, x.heads.head_dim)
+    x.recording.append(NormHeads(x.heads, NormParameters("rms", weight, None, eps)))
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """By the step's angles: `half` pairs of each head."""
+
+    half: int
+    interleaved: bool
+
+
+@dataclass(eq=False)
+class RotateHeads(Instruction):
+    """Each head of `heads` is rotated in place."""
+
+    operations = ("rotary_",)
+    operator = "rotary"
+    changed = "heads"
+    heads: Heads
+    rotation: Rotation
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.rotate_heads(places.heads(self.heads), self.rotation.half, self.rotation.interleaved)
+
+
+def rotary_(x: HeadRows, cos: SymbolicAngles, sin: SymbolicAngles, interleaved: bool) -> None:
+    if 2 * cos.half > x.heads.head_dim:
+        raise ValueError(f"cos and sin rotate {2 * cos.half} elements of a head, but x has heads of {x.heads.head_dim}")
+    x.recording.append(RotateHeads(x.heads, Rotation(cos.half, interleaved)))
+
+
+@dataclass(eq=False)
+class StoreKv(Instruction):
+    """Keys and values of the step's tokens into the cache of a layer."""
+
+    operations = ("store_kv",)
+    operator = "attention"
+    k: Heads
+    v: Heads
+    layer: int
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.store_kv(places.heads(self.k), places.heads(self.v), self.layer)
+
+
+def store_kv(k: HeadRows, v: HeadRows, kv: int, slots: Slots) -> None:
+    k.recording.append(StoreKv(k.heads, v.heads, kv))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What attention does before: normalises and rotates queries and keys, each where asked, and stores keys and
+    values."""
+
+    k: Heads
+    v: Heads
+    query_norm: NormParameters | None = None
+    key_norm: NormParameters | None = None
+    rotation: Rotation | None = None
+
+    def lower(self, places: Places) -> _C.Preparation:
+        return _C.Preparation(
+            places.heads(self.k),
+            places.heads(self.v),
+            self.query_norm and self.query_norm.lower(),
+            self.key_norm and self.key_norm.lower(),
+            self.rotation.half if self.rotation else 0,
+            self.rotation.interleaved if self.rotation else False,
+        )
+
+    def operators(self) -> Iterator[str]:
+        yield "attention"  # stores keys and values
+        yield from ["norm" for norm in (self.query_norm, self.key_norm) if norm]
+        yield from ["rotary", "rotary"] if self.rotation else []
+
+
+@dataclass(eq=False)
+class Attention(Instruction):
+    """out = softmax(scale * q k') v over the cache of a layer, after what `preparation` says."""
+
+    operations = ("attention",)
+    operator = "attention"
+    out: Value
+    q: Heads
+    layer: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    preparation: Preparation | None = None
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.attention(
+            places.value(self.out),
+            places.heads(self.q),
+            self.preparation and self.preparation.lower(places),
+            self.layer,
+            self.scale,
+            self.window or 0,
+            self.softcap or 0.0,
+        )
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield "attention"
+        if self.preparation:
+            yield from self.preparation.operators()
+
+    def reads(self) -> Iterator[Columns | Heads]:
+        yield self.q
+        if self.preparation:
+            yield from (self.preparation.k, self.preparation.v)
+
+
+def attention(
+    q: HeadRows,
+    kv: int,
+    spans: Spans,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Rows:
+    out = Value(q.heads.count * q.heads.head_dim)
+    return q.recording.rows(Attention(out, q.heads, kv, scale, window, softcap))
+
+
+OPERATOR_OF = {name: kind.operator for kind in Instruction.__subclasses__() for name in kind.operations}
+"""Function of `ForwardOps` -> the operator it belongs to; None for products, which belong to that of their weight."""

@@ -1,0 +1,169 @@
+"""What a model's code sees instead of tensors while its forward pass is recorded.
+
+Symbols can do what models do to tensors outside of `ops`: be viewed by columns, cut into heads, indexed by the rows
+whose logits are wanted, and added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pace import _C
+from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The instructions so far; every symbol knows the recording that it belongs to."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+
+    def append(self, instruction: Instruction) -> None:
+        self.instructions.append(instruction)
+
+    def rows(self, instruction: Instruction) -> Rows:
+        """Appends an instruction; returns the symbol of its output."""
+        self.append(instruction)
+        return Rows(self, instruction.out.whole)
+
+    def batch(self, num_layers: int) -> SymbolicBatch:
+        """A `ForwardBatch` of no particular step."""
+        return SymbolicBatch(range(num_layers), Ids(self, positions=False), Ids(self, positions=True))
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The step's tokens, or its positions, plus a number."""
+
+    recording: Recording
+    positions: bool
+    offset: int = 0
+
+    def __add__(self, number: int) -> Ids:
+        return Ids(self.recording, self.positions, self.offset + number)
+
+
+class LogitRows:
+    """The rows whose logits are wanted."""
+
+
+class Slots:
+    """Where keys and values go."""
+
+
+class Spans:
+    """What belongs together."""
+
+
+@dataclass(frozen=True)
+class SymbolicBatch:
+    """Symbols under the names of `ForwardBatch`. `kv` holds the number of each layer."""
+
+    kv: range
+    tokens: Ids
+    positions: Ids
+    slots: Slots = Slots()
+    spans: Spans = Spans()
+    logit_rows: LogitRows = LogitRows()
+
+
+@dataclass(frozen=True)
+class SymbolicAngles:
+    """Cosines or sines `[T, half]` of the step."""
+
+    half: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The symbol of a float32 matrix, which may be a view of some columns of another."""
+
+    recording: Recording
+    columns: Columns
+
+    def __getitem__(self, index: LogitRows | tuple[slice, slice]) -> Rows:
+        """`x[batch.logit_rows]`, a new matrix, or `x[:, first:last]`, a view."""
+        if isinstance(index, LogitRows):
+            return self.recording.rows(GatherRows(Value(self.columns.count, per_token=False), self.columns))
+        chosen = _slice_of_all_tokens(index, 2)
+        if chosen is None:
+            raise NotImplementedError(
+                f"a recorded matrix can be indexed by the batch's logit_rows, or by neighbouring columns of all rows; not by {index!r}"
+            )
+        start, stop, _ = chosen[0].indices(self.columns.count)
+        view = Columns(self.columns.value, self.columns.first + start, max(0, stop - start))
+        return Rows(self.recording, view)
+
+    def __add__(self, other: Rows) -> Rows:
+        if other.columns.count != self.columns.count:
+            raise ValueError(f"matrices of {self.columns.count} columns and {other.columns.count} cannot be added")
+        return self.recording.rows(Add(self.like(), self.columns, other.columns))
+
+    def like(self, columns: int | None = None) -> Value:
+        """A new value with the rows of this matrix."""
+        return Value(columns or self.columns.count, self.columns.value.per_token)
+
+    def unflatten(self, dim: int, sizes: tuple[int, int]) -> HeadRows:
+        """A view `[T, H, D]`."""
+        columns = self.columns
+        if dim != 1 or sizes[0] * sizes[1] != columns.count or not columns.value.per_token:
+            raise NotImplementedError(
+                f"{columns.count} columns of all tokens can be cut into heads, and nothing else; not along {dim} into {sizes}"
+            )
+        count, head_dim = sizes
+        return HeadRows(self.recording, Heads(columns.value, columns.first, count, head_dim, head_dim))
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The symbol of a view `[T, H, D]` of a matrix."""
+
+    recording: Recording
+    heads: Heads
+
+    def __getitem__(self, index: tuple[slice, ...]) -> HeadRows:
+        """`x[:, first:last]`, some of the heads, or `x[:, :, first:last]`, a part of each."""
+        chosen = _slice_of_all_tokens(index, 3)
+        if chosen is None:
+            raise NotImplementedError(f"recorded heads can be sliced without gaps, for all tokens; not by {index}")
+        heads, elements = (chosen + [slice(None)])[:2]
+        first_head, last_head, _ = heads.indices(self.heads.count)
+        first, last, _ = elements.indices(self.heads.head_dim)
+        part = replace(
+            self.heads,
+            column=self.heads.column + first_head * self.heads.stride + first,
+            count=max(0, last_head - first_head),
+            head_dim=max(0, last - first),
+        )
+        return HeadRows(self.recording, part)
+
+
+def _slice_of_all_tokens(index: object, most: int) -> list[slice] | None:
+    """What is chosen of the dimensions after the first; None where that is not a slice without gaps in each."""
+    if not isinstance(index, tuple) or not 2 <= len(index) <= most or index[0] != slice(None):
+        return None
+    chosen = list(index[1:])
+    return chosen if all(isinstance(part, slice) and part.step in (None, 1) for part in chosen) else None
+
+
+@dataclass(eq=False)
+class GatherRows(Instruction):
+    """out `[R]` = the rows of x `[T]` whose logits are wanted."""
+
+    out: Value
+    x: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.gather_rows(places.value(self.out), places.columns(self.x))
+
+
+@dataclass(eq=False)
+class Add(Instruction):
+    """out = a + b."""
+
+    out: Value
+    a: Columns
+    b: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.add(places.value(self.out), places.columns(self.a), places.columns(self.b))

@@ -1,0 +1,198 @@
+"""`Ops`: what the operations that models are made of promise, whoever computes them.
+
+`pace.ops.native` (C++ kernels) and `pace.ops.reference` (plain torch) have all of these functions. `pace.graph.recorded`
+(on symbols) and `RoutedOps` of the eager runner have those of `ForwardOps`. `tests/ops/test_protocol.py` holds each to
+these names, parameters and defaults.
+
+Shapes use T tokens, N outputs, K inputs, H heads of D elements, R rows of logits over V words. Activations are float32
+in `native`; in `reference` they have the dtype of what they are computed from, float32 or float64. A function whose
+name ends in `_` works in place, and no other changes its arguments, but for `store_kv`, which writes the cache. Results
+are new tensors.
+
+`native` raises ValueError for a wrong shape, dtype or stride, and TypeError for a dtype that is supported nowhere. A
+recorded program raises the same for what varies from step to step (ids, slots, spans), before anything is computed.
+`reference` raises what torch does, unless "Raises" says more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from pace.ops.quantizer import Quantizer
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
+
+if TYPE_CHECKING:
+    from pace.batch import KVBlocks, Spans
+
+
+class Weight(Protocol):
+    """A matrix `[n, k]` as an implementer stores it. With `glu`, its rows are `[gate; up]`, n / 2 each."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def layout(self) -> torch.dtype | WeightLayout:
+        """How it is stored."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what `unpack` gives: the layout itself, or float32 of a quantised weight."""
+
+    @property
+    def glu(self) -> bool: ...
+    @property
+    def order(self) -> Tensor | None:
+        """int64 `[k]`: column j of the codes belongs to column `order[j]` of the input; None: each to its own."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class ForwardOps(Protocol):
+    """What the forward pass of a model calls.
+
+    A row of a result depends on the same row of the arguments (or on the same token's span) alone: not on the number
+    of rows, on its neighbours, or on threads."""
+
+    def embedding(self, ids: Tensor, weight: Weight) -> Tensor:
+        """`[T, K]`: row `ids[t]` of the weight, widened to float32, of int64 `ids [T]`.
+
+        Raises ValueError for an id outside of the weight, TypeError (`native`) for ids of another dtype."""
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """`[T, N]`: `residual [T, N] + activation(x [T, K] W' + bias [N])`, each part optional.
+
+        x may have any row stride; the residual is contiguous. The weight is one without `glu`. Raises ValueError
+        (`native`) for an unknown activation."""
+
+    def linear_glu(self, x: Tensor, weight: Weight, activation: str, bias: Tensor | None = None) -> Tensor:
+        """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
+        `[gate; up]`.
+
+        x may have any row stride. The weight is one with `glu`."""
+
+    def activation(self, x: Tensor, name: str) -> Tensor:
+        """`name` of every element of x, in the shape of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu or
+        relu. gelu_new, gelu_tanh and gelu_fast are one function."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """`[T, K]`: `(x - mean(x)) / sqrt(var(x) + eps) * weight [K] + bias [K]`, population variance; x may have any
+        row stride."""
+
+    def head_rms_norm_(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """Replaces every head of `x [T, H, D]` by its `rms_norm` with one `weight [D]`; x may be a strided view with
+        contiguous heads."""
+
+    def rotary_(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+        """Rotates the first R of the D elements of every head of `x [T, H, D]`, with `cos, sin [T, R / 2]`.
+
+        Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`.
+        x may be a strided view with contiguous heads."""
+
+    def store_kv(self, k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
+        """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, of int64 `slots [T]`, rounded to
+        nearest even in the cache's dtype.
+
+        In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0
+        where the scale is 0. A head with an element that is not finite is stored as zeros times NaN, and spoils all
+        that sees it.
+
+        k and v may be strided views with contiguous heads. Slots of one call must differ. Raises ValueError
+        (`native`) for a slot outside of the cache."""
+
+    def attention(
+        self,
+        q: Tensor,
+        kv: KVBlocks,
+        spans: Spans,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
+        blocks.
+
+        Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and
+        blocks that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become
+        `c tanh(score / c)`. What lies at or beyond `kv_len` is never read into a result, whatever it holds. q may be a
+        strided view with contiguous heads.
+
+        Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache."""
+
+
+class WeightOps(Protocol):
+    """How weights are made."""
+
+    def weight_nbytes(self, n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False) -> int:
+        """Bytes of such a weight, padding included."""
+
+    def empty_weight(
+        self, n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
+    ) -> Weight:
+        """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
+
+        `order` is that of all its rows (`QuantizedRows`). Raises ValueError for an odd number of gate and up rows, and
+        for an order that is no permutation or that of a weight of floats."""
+
+    def pack_rows_(self, weight: Weight, source: Tensor, row: int) -> None:
+        """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]` of any float dtype, rounding as
+        `.to()` does.
+
+        Disjoint rows may be written from several threads. Raises ValueError for rows or columns that the weight does
+        not have, and for a quantised weight."""
+
+    def pack_quantized_(self, weight: Weight, rows: QuantizedRows, row: int) -> None:
+        """Writes `rows` as logical rows from `row` on.
+
+        Disjoint rows may be written from several threads. Raises ValueError unless the weight is quantised, in their
+        layout and order, and has such rows."""
+
+    def quantize(self, rows: Tensor, format: Quantizer, name: str = "the matrix") -> QuantizedRows:
+        """`rows [R, K]` of any float dtype in a format: the values of `format.quantize`, bit for bit.
+
+        Raises ValueError that says `name` where an element is NaN or infinite."""
+
+    def unpack(self, weight: Weight) -> Tensor:
+        """The logical matrix `[N, K]` in `weight.dtype`, columns in the order of the input; of a quantised weight what
+        products multiply, in float32."""
+
+
+class SamplingOps(Protocol):
+    """What the choice of tokens needs of rows of logits, float32 `[R, V]`."""
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """int64 `[R]`: where each row is largest, the lowest index among equals; -1 for a row that holds NaN or +inf,
+        so that whoever chooses from it can refuse without looking at the row once more."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """`[R, V]`, over the last dimension."""
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """`[R, V]`, over the last dimension: `(x - max) - log(sum(exp(x - max)))`."""
+
+    def top_k_top_p_(self, logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+        """Sets to -inf all but the `top_k[r]` largest of each row, then all but the nucleus of mass `top_p[r]` among
+        those.
+
+        `k = 0` and `p >= 1` are off; `top_k` is int64 `[R]`, `top_p` float32 `[R]`. Values equal to the k-th largest
+        stay. The nucleus is the words, by falling logit and then by rising index, before which less than p of the
+        probability lies; the first is always in it."""
+
+
+class Ops(ForwardOps, WeightOps, SamplingOps, Protocol):
+    """All of them: what a model is loaded with."""
