@@ -1,5 +1,5 @@
-"""A recorded model gives the bits of the same model run op by op: logits and cache, for every architecture and
-variant."""
+"""A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache, for every
+architecture and variant."""
 
 from __future__ import annotations
 
@@ -47,14 +47,17 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def assert_same(folder, ids, dtype, kv_dtype=None):
     model = load_model(folder, dtype, native)
     model.kv_dtype = kv_dtype or dtype
-    eager, compiled = (Runner(m, native, 4, PROMPT) for m in (model, ProgramRunner(model)))
+    eager, compiled, plain = (
+        Runner(m, native, 4, PROMPT) for m in (model, ProgramRunner(model), ProgramRunner(model, optimise=False))
+    )
     for chunks in STEPS:
         step = {s: ids[part] for s, part in chunks.items()}
-        ours, expected = compiled.step(step), eager.step(step)
+        ours, unfused, expected = compiled.step(step), plain.step(step), eager.step(step)
         for s in step:
             assert torch.isfinite(expected[s]).all()
-            assert torch.equal(ours[s], expected[s]), chunks
+            assert torch.equal(ours[s], expected[s]) and torch.equal(unfused[s], expected[s]), chunks
     assert_same_cache(compiled.kv, eager.kv)
+    assert_same_cache(plain.kv, eager.kv)
 
 
 def assert_same_cache(ours, expected):
@@ -216,6 +219,16 @@ def test_a_layer_of_a_decode_step_has_five_barriers(models):
     assert compiled.program.num_barriers == len(per_layer) * model.config.num_hidden_layers + len(
         ["embedding", "row", "head"]
     )
+
+
+def test_without_fusions_every_operation_has_a_barrier(models):
+    model, _ = models
+    plain = ProgramRunner(model, optimise=False)
+    plain.forward(batch_of(model, torch.tensor([5]), [0]))
+    per_layer = ["norm", "qkv", "turn q", "turn k", "store", "attention", "output", "norm", "gate and up", "down"]
+    outside = ["embedding", "row", "norm", "head"]
+    assert plain.program.num_barriers == len(per_layer) * model.config.num_hidden_layers + len(outside)
+    assert not any(getattr(i, "norm", None) or getattr(i, "preparation", None) for i in plain.program.instructions)
 
 
 def test_timings_name_every_instruction_and_add_up(models):
