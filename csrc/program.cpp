@@ -35,41 +35,6 @@ float* Program::Frame::at(Value value) const {
 
 // ---- Recording
 
-template <class Op, class Bind>
-class Program::Recorded final : public Instruction {
-  public:
-    Recorded(std::string name, bool varies, Bind bind) : Instruction(std::move(name), varies), bind_(std::move(bind)) {
-        for (int p = 0; p < Op::kPhases; ++p) bodies_[p] = {&op_, p};
-    }
-    void bind(const Frame& frame, int threads) override {
-        bind_(op_, frame);
-        op_.prepare(threads);
-    }
-    size_t workspace_bytes() const override {
-        if constexpr (HasWorkspace<Op>) return op_.workspace_bytes();
-        return 0;
-    }
-    void set_workspace(void* memory) override {
-        if constexpr (HasWorkspace<Op>) op_.set_workspace(memory);
-    }
-    void append_phases(std::vector<Phase>& phases) const override {
-        for (int p = 0; p < Op::kPhases; ++p) {
-            if (op_.chunks(p) > 0) phases.push_back(make_phase(op_.chunks(p), bodies_[p]));
-        }
-    }
-
-  private:
-    Op op_ = {};
-    PhaseBody<Op> bodies_[Op::kPhases];
-    const Bind bind_;
-};
-
-template <class Op, class Bind>
-void Program::record(std::string name, bool varies, Bind bind) {
-    instructions_.push_back(std::make_unique<Recorded<Op, Bind>>(std::move(name), varies, std::move(bind)));
-    bound_ = {};
-}
-
 void Program::embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset) {
     record<GatherOp>("embedding", true, [=](GatherOp& op, const Frame& frame) {
         op.weight = weight;

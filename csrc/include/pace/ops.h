@@ -6,6 +6,20 @@
 // in a workspace, which the executor provides before every run and which ops that run one after the other share.
 // execute() runs an op on the thread pool; Program (pace/program.h) runs the same structs, a whole step of a model at
 // once.
+//
+// Work that depends on data (which expert a row goes to) keeps to that: nobody learns of the data before they are
+// computed, so that
+//   - prepare() fixes a bound: as many chunks and as much workspace as the data can ask for at most. A chunk that turns
+//     out empty is claimed and nothing more. A bound that depends on threads is allowed, for it changes no result;
+//   - an early phase writes into the op's own workspace what there is to do, and a chunk of a later phase looks up its
+//     part there, or returns. The workspace holds anything before: what is looked up was written in this run;
+//   - Program runs an op again with other data and without prepare(): a run leaves nothing in the op itself that
+//     set_workspace() does not reset;
+//   - a choice cannot be refused, for half of the step is done: every input gets one, NaN too;
+//   - rows that the choice brings together share memory traffic and no arithmetic: the bits of a row depend on the row,
+//     its choice, and an order fixed by numbers (experts ascending), not on its place in a list;
+//   - what another op has to know of a choice is a value of the program like any other. Python sees none of it.
+// tests/csrc/test_routed.cpp is such an op, with a serial phase of one chunk that sorts.
 #pragma once
 
 #include <atomic>

@@ -91,6 +91,26 @@ class Program {
     void attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
                    float softcap);
 
+    // Where this step's values are.
+    struct Frame {
+        const Program& program;
+        const Step& step;
+        float* at(Value value) const;
+        float* at(Columns columns) const { return at(columns.value) + columns.first; }
+        HeadsView at(HeadsOf heads) const {
+            return {at(heads.value) + heads.column, heads.value.columns, heads.stride};
+        }
+        int64_t rows_of(Value value) const { return value.per_token ? step.tokens : step.logit_rows; }
+    };
+
+    // Any op (pace/ops.h): bind(op, frame) points it at a step's memory, and prepare() follows. An op that `varies` is
+    // bound for every step; others only when the number of rows, the threads or the table change.
+    template <class Op, class Bind>
+    void record(std::string name, bool varies, Bind bind) {
+        instructions_.push_back(std::make_unique<Recorded<Op, Bind>>(std::move(name), varies, std::move(bind)));
+        bound_ = {};
+    }
+
     // -- running
     // Computes one step. Callers from several threads take turns. Throws std::invalid_argument, before anything is
     // computed, for what an instruction refuses: an id outside of the vocabulary, a slot outside of the cache, ...
@@ -120,18 +140,6 @@ class Program {
         ~Memory();
     };
 
-    // Where this step's values are.
-    struct Frame {
-        const Program& program;
-        const Step& step;
-        float* at(Value value) const;
-        float* at(Columns columns) const { return at(columns.value) + columns.first; }
-        HeadsView at(HeadsOf heads) const {
-            return {at(heads.value) + heads.column, heads.value.columns, heads.stride};
-        }
-        int64_t rows_of(Value value) const { return value.per_token ? step.tokens : step.logit_rows; }
-    };
-
     // One op, and how a step's memory becomes its arguments.
     class Instruction {
       public:
@@ -147,9 +155,34 @@ class Program {
         int64_t runs = 0, nanoseconds = 0;
     };
     template <class Op, class Bind>
-    class Recorded;
-    template <class Op, class Bind>
-    void record(std::string name, bool varies, Bind bind);
+    class Recorded final : public Instruction {
+      public:
+        Recorded(std::string name, bool varies, Bind bind)
+            : Instruction(std::move(name), varies), bind_(std::move(bind)) {
+            for (int p = 0; p < Op::kPhases; ++p) bodies_[p] = {&op_, p};
+        }
+        void bind(const Frame& frame, int threads) override {
+            bind_(op_, frame);
+            op_.prepare(threads);
+        }
+        size_t workspace_bytes() const override {
+            if constexpr (HasWorkspace<Op>) return op_.workspace_bytes();
+            return 0;
+        }
+        void set_workspace(void* memory) override {
+            if constexpr (HasWorkspace<Op>) op_.set_workspace(memory);
+        }
+        void append_phases(std::vector<Phase>& phases) const override {
+            for (int p = 0; p < Op::kPhases; ++p) {
+                if (op_.chunks(p) > 0) phases.push_back(make_phase(op_.chunks(p), bodies_[p]));
+            }
+        }
+
+      private:
+        Op op_ = {};
+        PhaseBody<Op> bodies_[Op::kPhases];
+        const Bind bind_;
+    };
 
     // What instructions that do not vary were bound for.
     struct Shape {
