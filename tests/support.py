@@ -90,9 +90,8 @@ class Runner:
 
     The blocks of a sequence are scattered over the cache, which starts as NaN: what is read but not written shows."""
 
-    def __init__(self, model: BaseModelForCausalLM, ops: ModuleType, num_sequences: int, max_length: int):
+    def __init__(self, model: BaseModelForCausalLM, num_sequences: int, max_length: int):
         self.model = model
-        self.ops = ops
         blocks_each = -(-max_length // BLOCK_SIZE)
         self.kv = model.kv_spec.allocate(num_sequences * blocks_each)
         for layer in self.kv:
@@ -129,9 +128,9 @@ class Runner:
         return {s: logits[starts[i] : starts[i + 1]] for i, s in enumerate(chunks)}
 
 
-def prefill(model: BaseModelForCausalLM, ops: ModuleType, ids: Tensor, chunk: int | None = None) -> Tensor:
+def prefill(model: BaseModelForCausalLM, ids: Tensor, chunk: int | None = None) -> Tensor:
     """Logits `[T, V]` of one sequence `ids [T]`, at once or in chunks; the whole text is the prompt."""
-    runner = Runner(model, ops, 1, len(ids))
+    runner = Runner(model, 1, len(ids))
     chunks = ids.split(chunk or len(ids))
     return torch.cat([runner.step({0: part}, {0: len(ids)})[0] for part in chunks])
 

@@ -9,7 +9,6 @@ from pace.calibrate.migration import KINDS, apply, centred, choose, migrations, 
 from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import fit_scales, round_to_nearest
 from pace.llm.models.model_utils import load_model as load_layers
-from pace.ops import reference
 from pace.ops.weight_layout import WeightLayout
 from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import prefill
@@ -29,7 +28,7 @@ def test_the_float_model_stays_what_it_is(variant, tmp_path):
     save_tiny(tmp_path, model_type, fields)
     model = load_layers(tmp_path, dtype="float32", backend="torch", progress=False)
     ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(0))
-    before = prefill(model, reference, ids)
+    before = prefill(model, ids)
     generator, found = torch.Generator().manual_seed(1), 0
     for layer in model.layers:
         for place in migrations(layer):
@@ -37,7 +36,7 @@ def test_the_float_model_stays_what_it_is(variant, tmp_path):
             apply(place, place.channels(s))
             found += 1
     assert found == len(model.layers) * FEWER.get(f"{model_type}-{special}", PLACES[model_type])
-    after = prefill(model, reference, ids)
+    after = prefill(model, ids)
     assert not torch.equal(after, before), "something was scaled"
     # Sums of 56 products at most, in float32 and with terms that differ in size: far below what a forgotten scale would
     # do.

@@ -19,7 +19,6 @@ from pace.cli import main
 from pace.eval import read_texts
 from pace.llm import LLMModel, QuantizationConfig, SamplingConfig
 from pace.llm.models.model_utils import load_model as load_layers
-from pace.ops import reference
 from pace.ops.weight_layout import WeightLayout
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.support import prefill
@@ -77,9 +76,9 @@ def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
         for part, rows in quantize.part_rows(matrix):
             assert torch.equal(matrix.weight.matrix[rows], written[part])
     ids = torch.tensor(tokens(1, 30, seed=1)[0])
-    logits = prefill(loaded, reference, ids)
+    logits = prefill(loaded, ids)
     float_model = load_layers(tmp_path / "float", dtype="float32", backend="torch", progress=False)
-    exact = prefill(float_model, reference, ids)
+    exact = prefill(float_model, ids)
     assert (
         0 < (logits - exact).norm() < (0.05 if code == "int8" else 0.5) * exact.norm()
     )  # a scale that is forgotten moves them further
@@ -162,9 +161,7 @@ def test_transformers_reads_it(config, tied, tolerance, tmp_path, monkeypatch):
     monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
     quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, method="rtn")
     [ids] = tokens(1, 30)
-    ours = prefill(
-        load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False), reference, torch.tensor(ids)
-    )
+    ours = prefill(load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False), torch.tensor(ids))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         assert (theirs(torch.tensor([ids])).logits[0] - ours).norm() <= tolerance * ours.norm()

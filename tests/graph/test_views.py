@@ -123,8 +123,7 @@ def assert_same_bits(model: Model, steps: list[dict[int, int]]) -> None:
     """`steps`: how many tokens each sequence gets."""
     ids = torch.randint(0, VOCABULARY, (MAX_LENGTH,), generator=torch.Generator().manual_seed(1))
     runners = [
-        Runner(runnable, native, 2, MAX_LENGTH)
-        for runnable in (OneByOne(model), Recorded(model, False), Recorded(model, True))
+        Runner(runnable, 2, MAX_LENGTH) for runnable in (OneByOne(model), Recorded(model, False), Recorded(model, True))
     ]
     for step in steps:
         expected, *others = (

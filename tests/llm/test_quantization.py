@@ -85,10 +85,10 @@ def test_logits_are_those_of_the_dequantised_weights(quantization) -> None:
     config = QuantizationConfig(**quantization) if isinstance(quantization, dict) else QuantizationConfig(quantization)
     config_json, state = read(TINY)
     ids = torch.tensor(prompts(50)[0])
-    expected = prefill(load(config_json, dequantized(config_json, state, config)), reference, ids)
-    found = prefill(load(config_json, state, dtype=torch.bfloat16, quantization=config), reference, ids)
+    expected = prefill(load(config_json, dequantized(config_json, state, config)), ids)
+    found = prefill(load(config_json, state, dtype=torch.bfloat16, quantization=config), ids)
     assert torch.equal(found, expected)
-    assert not torch.equal(found, prefill(load(config_json, state), reference, ids))
+    assert not torch.equal(found, prefill(load(config_json, state), ids))
 
 
 @pytest.mark.parametrize("quantization", FORMATS_AND_MORE, ids=str)
@@ -99,8 +99,8 @@ def test_kernels_are_as_near_as_quantised_inputs_allow(quantization) -> None:
     config = QuantizationConfig(**quantization) if isinstance(quantization, dict) else QuantizationConfig(quantization)
     config_json, state = read(TINY)
     ids = torch.tensor(prompts(50)[0])
-    expected = prefill(load(config_json, dequantized(config_json, state, config)), reference, ids)
-    found = prefill(load(config_json, state, ops=native, quantization=config), native, ids)
+    expected = prefill(load(config_json, dequantized(config_json, state, config)), ids)
+    found = prefill(load(config_json, state, ops=native, quantization=config), ids)
     relative = ((found - expected).norm() / expected.norm()).item()
     products = 4 * config_json["num_hidden_layers"] + 1
     bound = 4 / (127 * math.sqrt(12)) * math.sqrt(products) if config.format.layout.code != "float8" else 1e-5
@@ -117,7 +117,7 @@ def test_every_architecture(variant: int, tmp_path) -> None:
     for config in (QuantizationConfig("int4", group=16), QuantizationConfig("int8")):
         expected = load(config_json, dequantized(config_json, state, config))
         found = load(config_json, state, quantization=config)
-        assert torch.equal(prefill(found, reference, ids), prefill(expected, reference, ids))
+        assert torch.equal(prefill(found, ids), prefill(expected, ids))
         assert all(matrix.weight.layout in (Int4(16).layout, Int8().layout) for matrix in found.matrices())
 
 
@@ -153,8 +153,8 @@ def test_what_is_said_of_modules_is_done() -> None:
     ), "one matrix, in what holds all its parts"
     ids = torch.tensor(prompts(30)[0])
     assert torch.equal(
-        prefill(model, reference, ids),
-        prefill(load(config_json, dequantized(config_json, state, config)), reference, ids),
+        prefill(model, ids),
+        prefill(load(config_json, dequantized(config_json, state, config)), ids),
     )
 
 
@@ -171,8 +171,8 @@ def test_parts_that_no_layout_holds_become_floats(caplog) -> None:
     assert layouts(model)["model.layers.2.self_attn.q_proj"] == torch.float32
     ids = torch.tensor(prompts(30)[0])
     assert torch.equal(
-        prefill(model, reference, ids),
-        prefill(load(config_json, dequantized(config_json, state, config)), reference, ids),
+        prefill(model, ids),
+        prefill(load(config_json, dequantized(config_json, state, config)), ids),
     )
 
 
@@ -244,7 +244,7 @@ def test_what_comes_quantised_stays_as_it_is() -> None:
         if name.startswith("model.layers.2.self_attn") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
             values[name] = values[name].bfloat16()
     ids = torch.tensor(prompts(30)[0])
-    assert torch.equal(prefill(model, reference, ids), prefill(load(config_json, values), reference, ids))
+    assert torch.equal(prefill(model, ids), prefill(load(config_json, values), ids))
 
 
 def test_what_is_quantised_already_is_not_quantised_again(caplog) -> None:

@@ -36,7 +36,7 @@ def random_state(model, dtype=torch.float32):
 def logits(state, architecture="LlamaForCausalLM", **fields):
     model = make(architecture, **fields)
     model.load_weights(TensorDict(state))
-    return prefill(model, reference, IDS)
+    return prefill(model, IDS)
 
 
 def test_a_model_costs_nothing_before_its_checkpoint_fits():
@@ -99,7 +99,7 @@ def test_tied_weights_exist_once():
     tied.load_weights(TensorDict(state))
     untied.load_weights(TensorDict({**state, "lm_head.weight": state["model.embed_tokens.weight"]}))
     assert untied.nbytes - tied.nbytes == 40 * 16 * 4
-    assert torch.equal(prefill(tied, reference, IDS), prefill(untied, reference, IDS))
+    assert torch.equal(prefill(tied, IDS), prefill(untied, IDS))
     assert sum(tied.resident_bytes().values()) == tied.nbytes
     assert tied.resident_bytes()["TiedLMHead"] == 0
 
@@ -164,7 +164,7 @@ def test_any_dtype_loads_as_any(source, dtype):
     weight = reference.unpack(model.layers[0].mlp.down.weight)
     assert torch.equal(weight, state["model.layers.0.mlp.down_proj.weight"].to(dtype))
     assert torch.equal(model.final_norm.weight.values, state["model.norm.weight"].float())
-    assert prefill(model, reference, IDS).dtype == torch.float32
+    assert prefill(model, IDS).dtype == torch.float32
 
 
 def test_reading_is_parallel_reports_progress_and_releases():

@@ -64,7 +64,7 @@ def test_float32_logits(tiny, ops, variant):
     folder, theirs, ids = tiny(variant)
     ours = load_model(folder, torch.float32, ops)
     expected = oracle(theirs, ids)
-    logits = prefill(ours, ops, ids)
+    logits = prefill(ours, ids)
     assert logits.dtype == torch.float32
     assert expected.std() > 0.1  # the oracle says something
     assert relative_error(logits, expected) < TOLERANCE
@@ -74,13 +74,13 @@ def test_float32_logits(tiny, ops, variant):
 def test_chunks_and_ragged_batches_change_nothing(tiny, ops, variant):
     folder, _, ids = tiny(variant)
     model = load_model(folder, torch.float32, ops)
-    whole = prefill(model, ops, ids)
+    whole = prefill(model, ids)
     for chunk in (1, 19):
-        assert agree(ops, prefill(model, ops, ids, chunk), whole)
+        assert agree(ops, prefill(model, ids, chunk), whole)
 
     prompts = {0: ids[:7], 1: ids, 2: ids[5:6], 3: ids[3:36]}
-    alone = {s: prefill(model, ops, prompt) for s, prompt in prompts.items()}
-    runner = Runner(model, ops, len(prompts), PROMPT)
+    alone = {s: prefill(model, prompt) for s, prompt in prompts.items()}
+    runner = Runner(model, len(prompts), PROMPT)
     lengths = {s: len(prompt) for s, prompt in prompts.items()}
     # prompt 1 is prefilled in two chunks, the second in the company of the others, in another order
     first = runner.step({1: ids[:20]}, lengths)[1]
@@ -97,7 +97,7 @@ def test_cached_decode_matches_transformers(tiny, ops, variant):
     folder, theirs, ids = tiny(variant)
     ours = load_model(folder, torch.float32, ops)
     start = 12
-    runner = Runner(ours, ops, 1, PROMPT)
+    runner = Runner(ours, 1, PROMPT)
     runner.step({0: ids[:start]}, {0: start})
     with torch.no_grad():
         past = theirs(ids[None, :start], use_cache=True).past_key_values
@@ -111,7 +111,7 @@ def test_cached_decode_matches_transformers(tiny, ops, variant):
 def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
     folder, theirs, ids = tiny(variant)
     exact = oracle(theirs, ids)
-    ours = prefill(load_model(folder, torch.bfloat16, ops), ops, ids)
+    ours = prefill(load_model(folder, torch.bfloat16, ops), ids)
 
     def error(logits):
         return float((logits - exact).square().mean().sqrt())
@@ -172,7 +172,7 @@ class TestKernelsOfEveryKind:
         for isa in isas_of_floats():
             _C.select_isa(isa)
             native = backend("native")
-            assert relative_error(prefill(load_model(folder, dtype, native), native, ids), expected) < tolerance, isa
+            assert relative_error(prefill(load_model(folder, dtype, native), ids), expected) < tolerance, isa
 
     @pytest.mark.parametrize("variant", FIRST_OF_EACH, ids=BASE)
     def test_the_number_of_threads_changes_nothing(self, tiny, variant):
@@ -184,5 +184,5 @@ class TestKernelsOfEveryKind:
         results = []
         for threads in (1, 2, 3):
             _C.set_num_threads(threads)
-            results.append(prefill(model, native, ids))
+            results.append(prefill(model, ids))
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

@@ -46,7 +46,7 @@ def loaded(request, tmp_path):
 
 def logits_of(runnable):
     """A prompt in two chunks, then one token."""
-    runner, ids = Runner(runnable, native, 1, PROMPT), torch.arange(3, 3 + PROMPT) % 97
+    runner, ids = Runner(runnable, 1, PROMPT), torch.arange(3, 3 + PROMPT) % 97
     return torch.cat([runner.step({0: ids[part]})[0] for part in (slice(0, 30), slice(30, 44), slice(44, 45))])
 
 

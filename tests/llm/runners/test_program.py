@@ -48,7 +48,7 @@ def assert_same(folder, ids, dtype, kv_dtype=None):
     model = load_model(folder, dtype, native)
     model.kv_dtype = kv_dtype or dtype
     eager, compiled, plain = (
-        Runner(m, native, 4, PROMPT) for m in (model, ProgramRunner(model), ProgramRunner(model, optimise=False))
+        Runner(m, 4, PROMPT) for m in (model, ProgramRunner(model), ProgramRunner(model, optimise=False))
     )
     for chunks in STEPS:
         step = {s: ids[part] for s, part in chunks.items()}
@@ -95,7 +95,7 @@ def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dty
     model.kv_dtype = kv_dtype
     ids = torch.randint(2, 99, (2400,), generator=torch.Generator().manual_seed(0))
     _C.set_num_threads(threads)
-    eager, compiled = (Runner(m, native, 3, len(ids)) for m in (model, ProgramRunner(model)))
+    eager, compiled = (Runner(m, 3, len(ids)) for m in (model, ProgramRunner(model)))
     steps = [{0: 2046, 1: 5}, {0: 1, 2: 300}, {0: 5, 1: 1}, {0: 1}, {0: 20}, {0: 1, 1: 1, 2: 1}]
     done = {s: 0 for s in range(3)}
     for counts in steps:
