@@ -214,33 +214,48 @@ class BeamSearch:
     # -- what the engine does, between two steps -----------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Once everything that may follow the beams is known, decides which texts go on, and lets them. An exception
-        ends this search alone."""
-        if self.is_over:  # cancelled by who was called just before, between the same two steps
-            return
+        """Once everything that may follow the beams is known, decides which texts go on, and lets them. What goes wrong
+        ends this search; while beams are moved it fails the step as well, for nothing about the cache is believed then.
+        """
+        if not self.is_over:
+            try:
+                self._choose()
+            except Exception as error:
+                self._fail_rows(error)
         try:
-            self._advance()
+            self._move()
         except Exception as error:
-            self.fail(error)
+            if not self.is_over:
+                self._fail_rows(error)
+            raise
 
     def fail(self, error: Exception) -> None:
         """Ends the search with an error."""
-        for row in self.rows:
-            row.fail(error)
+        self._fail_rows(error)
         self._leave()
 
-    def _advance(self) -> None:
+    def _fail_rows(self, error: Exception) -> None:
+        for row in self.rows:
+            row.fail(error)
+
+    def _choose(self) -> None:
+        """Settles what comes next, or how the rows end. Moves nothing."""
         for beam in self._state.beams:
             if beam.error is not None:
                 raise beam.error
         if self._state.next is None and all(map(self._is_ranked, self._state.beams)):
             self._note_times(self._state.beams[0])
             self._state = State(self._state.beams, self._state.now, self._decide())
-        if self._state.next is not None:
-            if self._is_decided(self._state.next):
-                self._finish(self._state.next.finished)
+        if self._state.next is not None and self._is_decided(self._state.next):
+            self._finish(self._state.next.finished)
+
+    def _move(self) -> None:
+        """Does what was settled. Does nothing for a search that has left, which another move may have had it do."""
+        if self.is_over:
+            if self._sequences:
                 self._leave()
-                return
+            return
+        if self._state.next is not None:
             self._go_on(self._state.next)
         for beam in self._state.beams:
             if not self._is_ranked(beam):
