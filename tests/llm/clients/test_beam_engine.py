@@ -4,6 +4,8 @@ share."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from types import CodeType
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ import torch
 
 from pace.llm import SamplingConfig
 from pace.llm.cache.block_pool import BlockPool
-from pace.llm.cache.manager import CacheManager
+from pace.llm.clients.beam_search import BeamSearch
 from pace.llm.clients.session import Session
 from tests.llm.clients.beams import BACKENDS, BEAMS, load, make_generator, rows_found, rows_of, searches_of
+from tests.llm.engine.test_engine import Listener
 from tests.llm.fake_model import FakeModel, greedy
-from tests.llm.generators import random_prompts
+from tests.llm.generators import ByHand, by_hand, check_idle, random_prompts
+from tests.support import raises_before_line
 
 # -- the engine around it
 # -------------------------------------------------------------------------------------------------
@@ -35,8 +39,8 @@ def test_a_ragged_batch_gives_what_each_prompt_gives_alone(limits: dict) -> None
     alone = [row for prompt in prompts for row in rows_of(make_generator().generate(prompt, BEAMS))]
     generator = make_generator(**limits)
     assert rows_of(generator.generate(prompts, BEAMS)) == alone
-    generator.engine.check_idle()
-    assert generator.engine.cache.used_bytes == 0 and not generator.engine.between_steps
+    check_idle(generator)
+    assert not generator.engine.between_steps
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -67,7 +71,7 @@ def test_a_cache_of_any_kind_too_small_for_all_changes_nothing(num_blocks: int, 
     generator.engine.model.hook = lambda batch: check(generator.engine.scheduler.sequences())
     out = generator.generate(prompts, config)
     assert rows_of(out) == expected and (out.metrics.num_preemptions > 0 or num_blocks > 9)
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 def test_beams_share_blocks(monkeypatch) -> None:
@@ -123,7 +127,7 @@ def test_beside_other_requests_and_sessions() -> None:
         results[index] = generator.generate(prompts[index], SamplingConfig(max_new_tokens=40)).generated_token_ids[0]
 
     def session(index: int) -> None:
-        with Session(generator.engine) as s:
+        with Session(generator.driver) as s:
             results[index] = [int(s.append([token]).argmax()) for token in prompts[index]]
 
     threads = [
@@ -138,21 +142,22 @@ def test_beside_other_requests_and_sessions() -> None:
     assert [results[index] for index in range(3)] == expected
     assert [results[index] for index in (3, 4)] == [greedy(model, prompts[index], 40) for index in (3, 4)]
     assert results[5] == [int(model.logits_of(prompts[5][: end + 1]).argmax()) for end in range(len(prompts[5]))]
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
-def test_anyone_who_steps_moves_a_search() -> None:
+def test_stepping_moves_searches() -> None:
     generator = make_generator()
     prompts = random_prompts(2, 2)
     expected = rows_of(generator.generate(prompts, BEAMS))
     searches = searches_of(generator, prompts)
-    for search in searches:
-        search.start(generator.engine)
-    while generator.engine.step():
-        generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
+    with by_hand(generator) as hand:
+        for search in searches:
+            search.start(hand.engine)
+        while hand.step():
+            hand.engine.cache.check_integrity(hand.engine.scheduler.sequences())
+        hand.engine.check_idle()
     assert all(search.is_over for search in searches)
     assert rows_found(searches) == expected
-    generator.engine.check_idle()
 
 
 def test_no_more_beams_at_once_than_there_are_places() -> None:
@@ -191,8 +196,7 @@ def test_many_prompts_in_few_sequences() -> None:
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 5, 11])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_search_leaves_nothing(fail_at: int, error: type[BaseException]) -> None:
+def test_a_search_whose_step_fails_leaves_nothing(fail_at: int) -> None:
     generator = make_generator(20)
     prompts = random_prompts(3, 3)
     config = SamplingConfig(num_beams=4, num_return_sequences=3, max_new_tokens=20, ignore_eos=True)
@@ -201,66 +205,88 @@ def test_an_interrupted_search_leaves_nothing(fail_at: int, error: type[BaseExce
 
     def strike(batch: object) -> None:
         if model.num_calls == fail_at:
-            raise error
+            raise RuntimeError("planted")
 
     model.num_calls, model.hook = 0, strike
-    with pytest.raises(error):
+    with pytest.raises(RuntimeError, match="planted"):
         generator.generate(prompts, config)
-    generator.engine.check_idle()
-    assert generator.engine.cache.used_bytes == 0 and not generator.engine.between_steps
+    check_idle(generator)
+    assert not generator.engine.between_steps
     model.hook = lambda batch: None
     assert rows_of(generator.generate(prompts, config)) == expected
 
 
-@pytest.mark.parametrize("where", ["fork", "free"])
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
-def test_a_search_goes_on_after_another_thread_was_interrupted_within_it(where: str, count: int, monkeypatch) -> None:
-    """Ctrl-C in the middle of moving beams, in a thread that only happened to step: the owner notices nothing."""
-    generator = make_generator()
+@pytest.mark.parametrize("offset", range(3))
+def test_an_error_at_any_line_of_moving_beams_ends_one_search_and_leaves_the_other_right(offset: int) -> None:
     prompts = random_prompts(6, 2)
-    config = SamplingConfig(num_beams=4, num_return_sequences=3, max_new_tokens=20, ignore_eos=True)
-    expected = rows_of(generator.generate(prompts, config))
-    searches = searches_of(generator, prompts, config)
+    config = SamplingConfig(num_beams=4, num_return_sequences=3, max_new_tokens=8, ignore_eos=True)
+    expected = rows_of(make_generator().generate(prompts, config))
+    within = in_functions("fork", "free", "truncate", "share", "give_back", "resume", "remove")
+    for number in range(1 + 7 * offset, 600, 21):
+        generator = make_generator()
+        searches, error = searches_of(generator, prompts, config), RuntimeError("planted")
+        with by_hand(generator) as hand:
+            is_reached = raises_before_line(number, error, lambda: run(hand, searches), within)
+            run(hand, searches)
+            hand.engine.check_idle()
+            assert not hand.engine.between_steps and hand.engine.cache.used_bytes == 0
+        assert is_reached
+        failed = [search for search in searches if search.rows[0].error is not None]
+        assert all(row.error is error for search in failed for row in search.rows)
+        assert len(failed) <= 1
+        for search, rows in zip(searches, (expected[:3], expected[3:])):
+            assert search in failed or rows_found([search]) == rows
+
+
+def run(hand: ByHand, searches: list[BeamSearch]) -> None:
+    """Starts what has not started, and steps until all are over."""
     for search in searches:
-        search.start(generator.engine)
-    original, calls = getattr(CacheManager, where), 0
-
-    def strike(self, *args):
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            raise KeyboardInterrupt
-        original(self, *args)
-
-    monkeypatch.setattr(CacheManager, where, strike)
-    is_struck = False
+        if search.advance not in hand.engine.between_steps:
+            search.start(hand.engine)
     while not all(search.is_over for search in searches):
-        try:
-            generator.engine.step()
-        except KeyboardInterrupt:
-            is_struck = True
-        generator.engine.cache.check_integrity(generator.engine.scheduler.sequences())
-    assert is_struck
-    assert rows_found(searches) == expected
-    generator.engine.check_idle()
+        hand.step()
+
+
+def in_functions(*names: str) -> Callable[[CodeType], bool]:
+    """The code of functions of these names."""
+    return lambda code: code.co_name in names
 
 
 def test_a_cancelled_search_tells_the_best_so_far() -> None:
     generator = make_generator(model=FakeModel(eos_bias=-50.0))
     (search,) = searches_of(generator, [[5, 6, 7]])
-    search.start(generator.engine)
-    for _ in range(6):
-        generator.engine.step()
-    search.cancel()
+    with by_hand(generator) as hand:
+        search.start(hand.engine)
+        for _ in range(6):
+            hand.step()
+        search.cancel()
+        hand.engine.check_idle()
+        search.cancel()
     assert [row.finish_reason for row in search.rows] == ["cancelled"] * 3
     assert [row.num_generated for row in search.rows] == [5] * 3
     scores = [row.score for row in search.rows]
     assert scores == sorted(scores, reverse=True) and len({tuple(row.tokens) for row in search.rows}) == 3
-    generator.engine.check_idle()
-    search.cancel()
     (early,) = searches_of(generator, [[5, 6, 7]])
     early.cancel()
     assert [row.finish_reason for row in early.rows] == ["cancelled"] * 3 and early.rows[0].num_generated == 0
+
+
+def test_a_search_that_another_move_of_the_same_step_cancels_ends_once() -> None:
+    generator = make_generator()
+    (search,) = searches_of(generator, [[5, 6, 7]])
+    listener = Listener()
+    for row in search.rows:
+        row.sink = listener
+    with by_hand(generator) as hand:
+        hand.engine.between_steps.append(lambda: search.cancel() if hand.engine.model.num_calls == 4 else None)
+        search.start(hand.engine)
+        while not search.is_over:
+            hand.step()
+        assert not hand.step()
+        hand.engine.check_idle()
+        hand.engine.between_steps.clear()
+    assert listener.heard == [("cancelled", None)] * 3
+    assert [row.num_generated for row in search.rows] == [4] * 3
 
 
 @pytest.mark.parametrize("when", [0, 1, 5, 30])
@@ -283,14 +309,18 @@ def test_a_call_is_cancelled_from_another_thread(when: int) -> None:
     assert all(
         len(tokens) == 20 for tokens, reason in zip(out.generated_token_ids, out.finish_reasons) if reason == "length"
     )
-    generator.engine.check_idle()
-    assert generator.engine.cache.used_bytes == 0 and not generator.engine.between_steps
+    check_idle(generator)
+    assert not generator.engine.between_steps
 
 
 def test_an_error_of_one_search_is_told_and_ends_it_alone() -> None:
     generator = make_generator()
-    other = searches_of(generator, [[9, 8]])[0]
-    other.start(generator.engine)
+    (other,) = searches_of(generator, [[9, 8]])
+    rows = Listener()
+    for row in other.rows:
+        row.sink = rows
+    with by_hand(generator) as hand:
+        other.start(hand.engine)
 
     def broken(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if ids.shape[1] > 6:
@@ -300,10 +330,11 @@ def test_an_error_of_one_search_is_told_and_ends_it_alone() -> None:
     config = SamplingConfig(num_beams=3, max_new_tokens=20, logits_processors=[broken], ignore_eos=True)
     with pytest.raises(RuntimeError, match="processor's own"):
         generator.generate([[5], [6, 7]], config)
-    while not other.is_over:
-        generator.engine.step()
-    assert other.rows[0].error is None
-    generator.engine.check_idle()
+    generator.driver.call(lambda engine: [engine.step() for _ in range(60)]).result(60)
+    assert other.is_over and other.rows[0].error is None
+    assert [error for _, error in rows.heard] == [None] * 3, "each row heard of its end once"
+    assert rows_found([other]) == rows_of(make_generator().generate([9, 8], BEAMS))
+    check_idle(generator)
 
 
 def test_bans_may_leave_less_texts_than_beams() -> None:
