@@ -109,6 +109,9 @@ class Engine:
             self._advance(span, tokens)
         self.drafter.learn(spans, outcomes)
         self._under_way = []
+        for span in spans:  # now that nothing of them is left, in the drafter neither
+            if span.sequence.is_finished:
+                self._end(span.sequence)
         return True
 
     def _advance(self, span: Span, tokens: list[int]) -> None:
@@ -127,8 +130,6 @@ class Engine:
         self.cache.publish(sequence)
         self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)
-        if sequence.is_finished:
-            self._end(sequence)
 
     def _append(self, sequence: Sequence, token: int) -> None:
         """Adds a generated token, asks whether it is the last, and tells of it. Stopping criteria that raise fail the
@@ -158,8 +159,8 @@ class Engine:
 
     def _recover(self, error: BaseException) -> None:
         """After a failed step nothing about the cache is believed: all is dropped, and computed again when needed."""
-        failed = {span.sequence for span in self._under_way}
-        for sequence in self._start_afresh():
+        failed = [span.sequence for span in self._under_way]
+        for sequence in dict.fromkeys((*failed, *self._start_afresh())):
             if sequence in failed and not sequence.is_finished:
                 sequence.fail(error)
             if sequence.is_finished:

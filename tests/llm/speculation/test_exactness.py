@@ -12,7 +12,7 @@ import torch
 from pace.llm.clients.session import Session, score
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
-from pace.llm.sequence import Sequence
+from pace.llm.sequence import NullSink, Sequence
 from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
 from tests.llm.engine.test_engine import make_sequence
 from tests.llm.fake_model import FakeModel, greedy
@@ -313,6 +313,24 @@ def test_sessions_and_scores_get_no_drafts(name: str) -> None:
         assert torch.equal(ours.append([1]), theirs.append([1]))
     assert torch.equal(score(plain.driver, [ids])[0], score(drafted.driver, [ids])[0])
     check_idle(drafted)
+
+
+@pytest.mark.parametrize("name", ["half", "pard-half"])
+def test_whoever_hears_of_the_end_finds_nothing_left_and_all_times_noted(name: str) -> None:
+    """What the last step took, and the draft model's shadow of the text."""
+    engine = make_engine(make_source(name), 4, model=FakeModel(eos_bias=-50.0))
+    sequence = make_sequence(engine.model, [5, 6, 7], 6)
+    seen = []
+
+    class Sink(NullSink):
+        def end(self, sequence, reason, error) -> None:
+            seen.append((engine.cache.used_bytes, engine.drafter.memory().cache_used, sequence.times.step_seconds > 0))
+
+    sequence.sink = Sink()
+    engine.submit([sequence])
+    while engine.step():
+        pass
+    assert sequence.times.num_drafted > 0 and seen == [(0, 0, True)]
 
 
 @pytest.mark.parametrize("name", SOURCES)
