@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from pace import _C
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Positions, Spans
 from pace.bench.measure import draw_blocks
 from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
@@ -230,7 +230,8 @@ def _points(lengths: tuple[int, ...], shape: str, kv_dtypes: list[torch.dtype]) 
     _, config = read_config(SHAPES[shape])
     for length in lengths:
         for kv_dtype in kv_dtypes:
-            yield length, KVSpec(1, config.num_key_value_heads, config.head_dim, kv_dtype)
+            layer = Positions(config.num_key_value_heads, config.head_dim, config.head_dim)
+            yield length, KVSpec((layer,), kv_dtype)
 
 
 def _named(spec: KVSpec, kv_dtypes: list[torch.dtype]) -> str:

@@ -82,6 +82,26 @@ void Program::activation(Value out, Columns x, Activation activation) {
     });
 }
 
+void Program::scale(Columns x, float factor) {
+    record<ScaleOp>("scale", x.value.buffer == Value::kLogits, [=](ScaleOp& op, const Frame& frame) {
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(x.value);
+        op.k = x.count;
+        op.factor = factor;
+    });
+}
+
+void Program::softcap(Columns x, float cap) {
+    record<SoftcapOp>("softcap", x.value.buffer == Value::kLogits, [=](SoftcapOp& op, const Frame& frame) {
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(x.value);
+        op.k = x.count;
+        op.cap = cap;
+    });
+}
+
 void Program::norm(Value out, Columns x, const Norm& norm) {
     record<NormOp>("norm", false, [=](NormOp& op, const Frame& frame) {
         op.norm = norm;

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pace.memory import reserve
 
@@ -21,25 +22,90 @@ on Zen 4)."""
 
 
 @dataclass(frozen=True)
-class KVSpec:
-    """The cache that a model needs: `num_layers` times `num_kv_heads` keys and values of `head_dim` elements of
-    `dtype`: a float dtype, or int8, in which each head of each position has a float32 scale for its key and one for its
-    value."""
+class Positions:
+    """A layer that keeps a key and a value of every position, for each of `kv_heads` heads."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    """How many positions back the layer's attention sees, its own included; None for all. The only place that says
+    so. (The cache keeps them all.)"""
 
     @property
-    def padded_head_dim(self) -> int:
-        """`head_dim` rounded up to 16: the length of a row of values."""
-        return -(-self.head_dim // BLOCK_SIZE) * BLOCK_SIZE
+    def parts(self) -> tuple[Part, ...]:
+        padded_value = -(-self.value_dim // BLOCK_SIZE) * BLOCK_SIZE
+        return Part(self.kv_heads, self.key_dim, BLOCK_SIZE), Part(self.kv_heads, BLOCK_SIZE, padded_value)
+
+    def blocks(self, parts: list[tuple[Tensor, Tensor | None]]) -> KVBlocks:
+        (keys, key_scales), (values, value_scales) = parts
+        return KVBlocks(keys, values, key_scales, value_scales, self.value_dim)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A layer that keeps one latent vector of `rank` elements a position, which all heads expand to their keys and
+    values, and the `rope_dim` elements of the one key that is rotated."""
+
+    rank: int
+    rope_dim: int
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return Part(1, self.rank, BLOCK_SIZE), Part(1, self.rope_dim, BLOCK_SIZE)
+
+    def blocks(self, parts: list[tuple[Tensor, Tensor | None]]) -> LatentBlocks:
+        (latents, latent_scales), (rotated, rotated_scales) = (
+            (elements[:, 0], None if scales is None else scales[:, 0]) for elements, scales in parts
+        )
+        return LatentBlocks(latents, rotated, latent_scales, rotated_scales)
+
+
+LayerCache = Positions | Latent | None
+"""What one layer keeps of a sequence; None for a layer without memory."""
+
+
+class Part(NamedTuple):
+    """What one layer keeps of a block: a matrix for each of its heads, in int8 with 16 float32 scales behind each."""
+
+    heads: int
+    rows: int
+    columns: int
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the part in one block."""
+        return self.heads * (self.rows * self.columns * dtype.itemsize + scale_bytes(dtype))
+
+    def cut(self, memory: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """The elements `[num_blocks, heads, rows, columns]` and the scales `[num_blocks, heads, 16]` in one layer's
+        bytes `[num_blocks, num_bytes]`."""
+        heads = memory.unflatten(1, (self.heads, -1))
+        num_bytes = heads.shape[2] - scale_bytes(dtype)
+        elements = heads[..., :num_bytes].view(dtype).unflatten(2, (self.rows, self.columns))
+        return elements, heads[..., num_bytes:].view(torch.float32) if scale_bytes(dtype) else None
+
+
+def scale_bytes(dtype: torch.dtype) -> int:
+    """Bytes of the scales behind the elements of one head in one block."""
+    return BLOCK_SIZE * torch.float32.itemsize if dtype == torch.int8 else 0
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """The cache that a model needs, layer by layer, in elements of `dtype`: a float dtype, or int8, in which each head
+    of each position has a float32 scale for its key and one for its value."""
+
+    layers: tuple[LayerCache, ...]
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if not any(self.layers):
+            raise ValueError(f"a cache needs a layer that keeps something; got {self.layers}")
 
     @property
     def position_bytes(self) -> int:
         """Bytes of one position over all layers, keys, values and their scales together."""
-        return self.num_layers * sum(self._part_bytes) // BLOCK_SIZE
+        return sum(self._part_bytes) // BLOCK_SIZE
 
     @property
     def block_bytes(self) -> int:
@@ -48,27 +114,15 @@ class KVSpec:
         return num_bytes + (BLOCK_PADDING if num_bytes % CACHE_WAY_BYTES == 0 else 0)
 
     @property
-    def _shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of one head's keys and values in one block."""
-        return (self.head_dim, BLOCK_SIZE), (BLOCK_SIZE, self.padded_head_dim)
-
-    @property
-    def _scale_bytes(self) -> int:
-        """Behind the keys, and behind the values, of one head in one block."""
-        return BLOCK_SIZE * torch.float32.itemsize if self.dtype == torch.int8 else 0
-
-    @property
     def _part_bytes(self) -> list[int]:
-        """Of one layer's keys and values in one block, with their scales."""
-        return [
-            self.num_kv_heads * (math.prod(shape) * self.dtype.itemsize + self._scale_bytes) for shape in self._shapes
-        ]
+        """Bytes in one block of the parts of all layers, in order."""
+        return [part.num_bytes(self.dtype) for layer in self.layers if layer for part in layer.parts]
 
-    def allocate(self, num_blocks: int) -> list[KVBlocks]:
-        """One `KVBlocks` per layer, in memory of their own; see `reserve`."""
-        return self.layers(self.reserve(num_blocks))
+    def allocate(self, num_blocks: int) -> list[LayerBlocks]:
+        """The blocks of each layer, in memory of their own; see `reserve`."""
+        return self.views(self.reserve(num_blocks))
 
-    def reserve(self, num_blocks: int) -> torch.Tensor:
+    def reserve(self, num_blocks: int) -> Tensor:
         """uint8 `[num_blocks, block_bytes]`, contents undefined (positions not yet stored are never read into a
         result).
 
@@ -79,40 +133,62 @@ class KVSpec:
         memory = reserve(num_blocks * self.block_bytes, huge_pages=True)
         return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
 
-    def layers(self, memory: torch.Tensor) -> list[KVBlocks]:
-        """One `KVBlocks` per layer: views of `memory`, which is as `reserve` gives it."""
-        lengths = self._part_bytes * self.num_layers
-        parts = memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1)[: len(lengths)]
-        (keys, key_scales), (values, value_scales) = (
-            zip(*(self._cut(part, shape) for part in parts[i::2])) for i, shape in enumerate(self._shapes)
-        )
-        return [KVBlocks(*layer) for layer in zip(keys, values, key_scales, value_scales)]
-
-    def _cut(self, part: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The heads of `shape` in one layer's bytes `[num_blocks, bytes]`, and the scales `[num_blocks, Hkv, 16]`
-        behind each."""
-        heads = part.unflatten(1, (self.num_kv_heads, -1))
-        num_bytes = heads.shape[2] - self._scale_bytes
-        elements = heads[..., :num_bytes].view(self.dtype).unflatten(2, shape)
-        return elements, heads[..., num_bytes:].view(torch.float32) if self._scale_bytes else None
+    def views(self, memory: Tensor) -> list[LayerBlocks]:
+        """The blocks of each layer: views of `memory`, which is as `reserve` gives it."""
+        lengths = self._part_bytes
+        pieces = iter(memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1))
+        return [
+            layer and layer.blocks([part.cut(next(pieces), self.dtype) for part in layer.parts])
+            for layer in self.layers
+        ]
 
 
 @dataclass(frozen=True)
 class KVBlocks:
-    """One layer's cache: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = D rounded up to 16.
+    """The cache of a layer with `Positions`: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = the
+    width of a value rounded up to 16.
 
     In int8 an element stands for itself times its position's scale, in float32 `[num_blocks, Hkv, 16]`; the scales of a
     head of a block lie right behind its elements, so that they are read with them."""
 
-    k: torch.Tensor
-    v: torch.Tensor
-    k_scales: torch.Tensor | None = None
-    v_scales: torch.Tensor | None = None
+    k: Tensor
+    v: Tensor
+    k_scales: Tensor | None = None
+    v_scales: Tensor | None = None
+    value_dim: int = 0
+    """Elements of a value; 0 for as many as a key has."""
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.k.shape[2])
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """All there are; the first dimension counts blocks."""
         return [tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None]
+
+
+@dataclass(frozen=True)
+class LatentBlocks:
+    """The cache of a layer with a `Latent`: `latents [num_blocks, rank, 16]` and `rotated [num_blocks, rope_dim, 16]`.
+
+    In floats the two lie side by side, so that a block is one key `[rank + rope_dim, 16]` whose first `rank` rows are
+    the value; in int8 each is followed by its 16 float32 scales, since their ranges differ."""
+
+    latents: Tensor
+    rotated: Tensor
+    latent_scales: Tensor | None = None
+    rotated_scales: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All there are; the first dimension counts blocks."""
+        parts = (self.latents, self.rotated, self.latent_scales, self.rotated_scales)
+        return [tensor for tensor in parts if tensor is not None]
+
+
+LayerBlocks = KVBlocks | LatentBlocks | None
+"""The cache of one layer; None for a layer without memory."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +199,11 @@ class Spans:
     its position p lives in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold anything.
     """
 
-    query_start: torch.Tensor
+    query_start: Tensor
     """`[S + 1]`, from 0 to T."""
-    kv_len: torch.Tensor
+    kv_len: Tensor
     """`[S]`, keys visible to the last token of the span, itself included."""
-    block_table: torch.Tensor
+    block_table: Tensor
     """`[S, max_blocks]`."""
 
 
@@ -135,17 +211,17 @@ class Spans:
 class ForwardBatch:
     """One step of a model over T tokens of S spans; `forward(batch)` returns the logits of `logit_rows`."""
 
-    tokens: torch.Tensor
+    tokens: Tensor
     """int64 `[T]`, token ids of all spans, one span after the other."""
-    positions: torch.Tensor
+    positions: Tensor
     """int64 `[T]`, position of each token in its own sequence."""
-    rope_lengths: torch.Tensor
+    rope_lengths: Tensor
     """int64 `[T]`, `max(prompt length, position + 1)`: what dynamic and longrope scaling look at, so that the angle of
     a token never depends on the chunk it came in."""
     spans: Spans
-    slots: torch.Tensor
+    slots: Tensor
     """int64 `[T]`, `block * 16 + position % 16`: where the token's key and value are stored."""
-    logit_rows: torch.Tensor
+    logit_rows: Tensor
     """int64 `[R]`, ascending: the rows whose logits are wanted."""
-    kv: list[KVBlocks]
+    kv: list[LayerBlocks]
     """One per layer; the forward writes the slots above and reads what the spans can see."""

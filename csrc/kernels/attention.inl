@@ -1,6 +1,7 @@
 // Attention of a few query rows over the block cache: the same code for decode, prefill and everything between.
 //
-// SHAPES      R rows (<= 96) of D; keys [D][16] and values [16][Dp] per block of 16 positions, Dp = D rounded up to 16
+// SHAPES      R rows (<= 96) of D; keys [D][16] and values [16][Dp] per block of 16 positions, Dp = the width of a value
+//             rounded up to 16
 // DEFINITION  for each row at position p, over the positions j in max(0, p - window + 1) .. p:
 //               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c))
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s)
@@ -40,7 +41,7 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
         memory += floats;
         return taken;
     };
-    s.q = take(kMaxQueryRows / kPassRows * kPackedRows * padded);
+    s.q = take(packed_query_floats(kv, kMaxQueryRows / kPassRows));
     s.scores = take(kMaxQueryRows * kTilePositions);
     s.out = take(kMaxQueryRows * padded);
     s.max = take(kMaxQueryRows);
@@ -144,14 +145,13 @@ PACE_INLINE int pass_begin(int rows, int pass) { return rows * pass / count_pass
 
 template <bool kScaled, class T>
 static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<T>& tile, AttentionScratch& s) {
-    const int64_t head_dim = args.kv.head_dim, padded = args.kv.padded_dim();
+    const int64_t key_dim = args.kv.key_dim, padded = args.kv.padded_dim();
     const int passes = count_passes(rows);
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
         const auto score =
             passes <= kFetchPasses ? score_rows<true, kOnePassRows, T> : score_rows<false, kOnePassRows, T>;
-        score(count, s.q + pass * kPackedRows * head_dim, tile, pass, passes, head_dim,
-              s.scores + row * kTilePositions);
+        score(count, s.q + pass * kPackedRows * key_dim, tile, pass, passes, key_dim, s.scores + row * kTilePositions);
     }
     const auto sees_any = [&](int row) { return s.begin[row] < s.end[row]; };
     for (int row = 0; row < rows; ++row) {

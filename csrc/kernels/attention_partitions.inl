@@ -8,15 +8,15 @@
 //             those of one pass over all of its partitions.
 
 static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed) {
-    const int64_t group = args.group(), head_dim = args.kv.head_dim;
+    const int64_t group = args.group(), key_dim = args.kv.key_dim;
     const float scale =
         args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
-    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * head_dim) {
+    for (int pass = 0; pass < count_passes(rows.rows); ++pass, packed += kPackedRows * key_dim) {
         const int begin = pass_begin(rows.rows, pass), end = pass_begin(rows.rows, pass + 1);
         for (int row = begin; row < end; ++row) {
             const int64_t token = (rows.first_row + row) / group, head = (rows.first_row + row) % group;
             const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
-            for (int64_t d = 0; d < head_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
+            for (int64_t d = 0; d < key_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
         }
     }
 }
@@ -80,13 +80,13 @@ static void merge_states(float* total, float part_max, float part_sum, const flo
 }
 
 static void write_row(const AttentionArgs& args, const QueryRows& rows, int row, const float* total) {
-    const int64_t group = args.group(), head_dim = args.kv.head_dim;
+    const int64_t group = args.group(), value_dim = args.kv.value_dim;
     const int64_t token = rows.first_token + (rows.first_row + row) / group;
     const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
-    float* out = args.out + (token * args.query_heads + head) * head_dim;
+    float* out = args.out + (token * args.query_heads + head) * value_dim;
     const F32 scale = broadcast(1.0f / total[1]);
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-        const int n = head_dim - d < kLanes ? int(head_dim - d) : kLanes;
+    for (int64_t d = 0; d < value_dim; d += kLanes) {
+        const int n = value_dim - d < kLanes ? int(value_dim - d) : kLanes;
         store_lanes(out + d, load_lanes(total + kPartialOut + d, n) * scale, n);
     }
 }

@@ -1,6 +1,6 @@
 // The two matrix products of attention over one tile of 64 positions; the tile itself is attention.inl.
 //
-// SHAPES      R rows (<= 96) of D; a tile is four blocks of keys [D][16] and of values [16][Dp], Dp = D rounded up to 16
+// SHAPES      R rows (<= 96) of D; a tile is four blocks of keys [D][16] and of values [16][Dp], Dp a multiple of 16
 // DEFINITION  scores[r][j] = sum_d q[r][d] k[d][j] * scale[j]    for all positions of blocks first .. last; scales in int8 alone
 //             out[r][d]   += sum_j weights[r][j] v[j][d]         for positions j in [begin, end)
 // LAYOUT      Both are small GEMMs with the same register tile, R x (vectors of 16 positions or of 16 d), operand A broadcast,
@@ -89,7 +89,7 @@ constexpr int kFetchPasses = 2;
 // `ahead`: a block to fetch for each.
 template <int R, bool kAhead, class T>
 static void score_pass(const float* q, const T* const* keys, const float* const* scales, const T* const* ahead,
-                       int64_t head_dim, float* scores) {
+                       int64_t key_dim, float* scores) {
     constexpr int kVectors = kPassVectors<R>, kBlocks = kVectors / kBlockVectors;
     const T *k[kBlocks], *next[kBlocks];
 #pragma GCC unroll 4
@@ -100,7 +100,7 @@ static void score_pass(const float* q, const T* const* keys, const float* const*
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
     }
-    for (int64_t d = 0; d < head_dim; ++d) {
+    for (int64_t d = 0; d < key_dim; ++d) {
         const int64_t row_bytes = kBlockPositions * sizeof(T);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) {
@@ -117,7 +117,7 @@ static void score_pass(const float* q, const T* const* keys, const float* const*
         multiply_add(query, key, sums);
     }
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) fetch_scales_ahead<kAhead>(next[b], head_dim * kBlockPositions);
+    for (int b = 0; b < kBlocks; ++b) fetch_scales_ahead<kAhead>(next[b], key_dim * kBlockPositions);
     if (scales[0] != nullptr) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
@@ -188,7 +188,7 @@ struct TileBlocks {
 // The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block
 // again.
 template <int R, bool kAhead, class T>
-static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim,
+static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t key_dim,
                          float* scores) {
     constexpr int kBlocks = kPassVectors<R> / kBlockVectors;
     for (int b = tile.first / kBlocks * kBlocks; b <= tile.last; b += kBlocks) {
@@ -200,7 +200,7 @@ static void score_blocks(const float* q, const TileBlocks<T>& tile, int pass, in
             scales[i] = tile.key_scales[block];
             ahead[i] = tile.fetch(tile.values[block], tile.keys[block], block, pass, passes);
         }
-        score_pass<R, kAhead>(q, keys, scales, ahead, head_dim, scores + b * kBlockPositions);
+        score_pass<R, kAhead>(q, keys, scales, ahead, key_dim, scores + b * kBlockPositions);
     }
 }
 
@@ -226,10 +226,10 @@ static void value_columns(const float* weights, const TileBlocks<T>& tile, int p
 
 // From a number of rows to the code compiled for it.
 template <bool kAhead, int R = kOnePassRows, class T>
-static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t head_dim,
+static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t key_dim,
                        float* scores) {
-    if (rows == R) return score_blocks<R, kAhead>(q, tile, pass, passes, head_dim, scores);
-    if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, pass, passes, head_dim, scores);
+    if (rows == R) return score_blocks<R, kAhead>(q, tile, pass, passes, key_dim, scores);
+    if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, pass, passes, key_dim, scores);
 }
 
 template <bool kAhead, int R = kOnePassRows, class T>

@@ -1,4 +1,4 @@
-// Activations, the epilogue of linear(), and conversions of whole rows.
+// Activations, the cap of logits, the epilogue of linear(), and conversions of whole rows.
 //
 // NUMERICS  fp32, one element at a time: a vector's tail gives the bits that its body would. exp, tanh and erf are those
 //           of vec_math.inl. Rows are rounded to nearest even.
@@ -39,6 +39,15 @@ static void activation(Activation kind, const float* x, float* y, int64_t count)
         default:
             return activation_of<Activation::None>(x, y, count);
     }
+}
+
+// x = cap tanh(x / cap): between -cap and cap.
+static void softcap(float* x, int64_t count, float cap) {
+    const F32 limit = broadcast(cap);
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(x + i, limit * tanh(load(x + i) / limit));
+    const int rest = int(count - i);
+    if (rest > 0) store_partial(x + i, limit * tanh(load_partial(x + i, rest) / limit), rest);
 }
 
 // ---- Epilogue: out = residual + act(sums + bias), or with glu act(gate + bias) * (up + bias'); one vector of columns.

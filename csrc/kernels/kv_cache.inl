@@ -31,26 +31,35 @@ PACE_INLINE F32 over_scale(F32 x, float scale) {
     }
 }
 
+// A key into one column of its block, a value into one row.
+template <class T>
+static void store_head(const float* k, const float* v, const KvView& kv, int64_t block, int64_t head, int64_t offset) {
+    T* keys = kv.keys<T>(block, head) + offset;
+    T* values = kv.values<T>(block, head) + offset * kv.padded_dim();
+    float k_scale = 1.0f, v_scale = 1.0f;
+    if constexpr (kScaleElements<T> > 0) {
+        kv.key_scales(block, head)[offset] = k_scale = int8_scale(k, kv.key_dim);
+        kv.value_scales(block, head)[offset] = v_scale = int8_scale(v, kv.value_dim);
+    }
+    for (int64_t d = 0; d < kv.key_dim; d += kLanes) {
+        const int n = kv.key_dim - d < kLanes ? int(kv.key_dim - d) : kLanes;
+        T column[kLanes];
+        store(column, over_scale<T>(load_lanes(k + d, n), k_scale));
+        for (int i = 0; i < n; ++i) keys[(d + i) * kBlockPositions] = column[i];
+    }
+    for (int64_t d = 0; d < kv.value_dim; d += kLanes) {
+        const int n = kv.value_dim - d < kLanes ? int(kv.value_dim - d) : kLanes;
+        store_lanes(values + d, over_scale<T>(load_lanes(v + d, n), v_scale), n);
+    }
+}
+
 // One token's keys and values into position `slot` of the heads from first_head on.
 template <class T>
 static void store_kv_as(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
                         int64_t first_head, int64_t heads, int64_t slot) {
     const int64_t block = slot / kBlockPositions, offset = slot % kBlockPositions;
     for (int64_t h = first_head; h < first_head + heads; ++h, k += k_head_stride, v += v_head_stride) {
-        T* keys = kv.keys<T>(block, h) + offset;
-        T* values = kv.values<T>(block, h) + offset * kv.padded_dim();
-        float k_scale = 1.0f, v_scale = 1.0f;
-        if constexpr (kScaleElements<T> > 0) {
-            kv.key_scales(block, h)[offset] = k_scale = int8_scale(k, kv.head_dim);
-            kv.value_scales(block, h)[offset] = v_scale = int8_scale(v, kv.head_dim);
-        }
-        for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
-            const int n = kv.head_dim - d < kLanes ? int(kv.head_dim - d) : kLanes;
-            T column[kLanes];
-            store(column, over_scale<T>(load_lanes(k + d, n), k_scale));
-            for (int i = 0; i < n; ++i) keys[(d + i) * kBlockPositions] = column[i];
-            store_lanes(values + d, over_scale<T>(load_lanes(v + d, n), v_scale), n);
-        }
+        store_head<T>(k, v, kv, block, h, offset);
     }
 }
 

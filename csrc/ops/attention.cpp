@@ -124,7 +124,7 @@ void AttentionOp::run(int phase, int64_t chunk, int) const {
 }
 
 void AttentionOp::run_task(const Task& task) const {
-    const int64_t dim = args.kv.head_dim, group = args.group();
+    const int64_t dim = args.kv.key_dim, group = args.group();
     const int64_t kernel_floats = attention_scratch_floats(args.kv),
                   own_floats = task.prepares ? (kMaxQueryRows + 1) * dim : 0;
     float* const scratch = static_cast<float*>(thread_scratch((kernel_floats + own_floats) * sizeof(float)));

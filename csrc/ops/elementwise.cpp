@@ -5,6 +5,7 @@
 #include <string>
 
 #include "pace/ops.h"
+#include "pace/row_ops.h"
 
 namespace pace {
 
@@ -13,6 +14,16 @@ namespace {
 constexpr int64_t kChunkElements = 16 * 1024;
 
 int64_t rows_of_chunk(int64_t k) { return std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, k)); }
+
+struct Piece {
+    int64_t row, begin, end;
+};
+
+// Chunk by chunk, rows of k elements.
+Piece piece_of_row(int64_t k, int64_t chunk) {
+    const int64_t per_row = divide_up(k, kChunkElements), begin = chunk % per_row * kChunkElements;
+    return {chunk / per_row, begin, std::min(k, begin + kChunkElements)};
+}
 
 }  // namespace
 
@@ -39,6 +50,21 @@ void AddOp::run(int, int64_t chunk, int) const {
         float* const sum = y + r * k;
         for (int64_t i = 0; i < k; ++i) sum[i] = left[i] + right[i];
     }
+}
+
+int64_t ScaleOp::chunks(int) const { return rows * divide_up(k, kChunkElements); }
+
+void ScaleOp::run(int, int64_t chunk, int) const {
+    const auto [row, begin, end] = piece_of_row(k, chunk);
+    float* const elements = x + row * x_stride;
+    for (int64_t i = begin; i < end; ++i) elements[i] *= factor;
+}
+
+int64_t SoftcapOp::chunks(int) const { return rows * divide_up(k, kChunkElements); }
+
+void SoftcapOp::run(int, int64_t chunk, int) const {
+    const auto [row, begin, end] = piece_of_row(k, chunk);
+    kernels().softcap(x + row * x_stride + begin, end - begin, cap);
 }
 
 void GatherRowsOp::prepare(int) {

@@ -13,7 +13,7 @@ constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
 // Normalises and rotates `count` heads of one token in place.
 void prepare(const HeadsArgs& args, const Norm& norm, int64_t token, float* heads, int64_t stride, int64_t count) {
     const KernelTable& table = kernels();
-    const int64_t dim = args.kv.head_dim;
+    const int64_t dim = args.kv.key_dim;
     if (norm) {
         for (int64_t h = 0; h < count; ++h) {
             float* const head = heads + h * stride;
@@ -39,21 +39,22 @@ void prepare_heads(const HeadsArgs& args, int64_t first, int64_t count) {
 }
 
 void prepare_queries(const HeadsArgs& args, int64_t token, int64_t kv_head, float* queries) {
-    const int64_t group = args.query_heads / args.kv.kv_heads, dim = args.kv.head_dim;
+    const int64_t group = args.query_heads / args.kv.kv_heads, dim = args.kv.key_dim;
     for (int64_t h = 0; h < group; ++h)
         std::memcpy(queries + h * dim, args.q.at(token, kv_head * group + h), dim * sizeof(float));
     prepare(args, args.query_norm, token, queries, dim, group);
 }
 
 void store_key_value(const HeadsArgs& args, int64_t token, int64_t kv_head, float* key) {
-    const int64_t dim = args.kv.head_dim;
+    const int64_t dim = args.kv.key_dim;
     std::memcpy(key, args.k.at(token, kv_head), dim * sizeof(float));
     prepare(args, args.key_norm, token, key, dim, 1);
-    kernels().store_kv(key, dim, args.v.at(token, kv_head), dim, args.kv, kv_head, 1, args.slots[token]);
+    kernels().store_kv(key, dim, args.v.at(token, kv_head), args.kv.value_dim, args.kv, kv_head, 1, args.slots[token]);
 }
 
 int64_t prepared_tokens_per_chunk(const HeadsArgs& args) {
-    const int64_t elements = (args.query_heads + 2 * args.kv.kv_heads) * args.kv.head_dim;
+    const int64_t elements =
+        (args.query_heads + args.kv.kv_heads) * args.kv.key_dim + args.kv.kv_heads * args.kv.value_dim;
     return std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, elements));
 }
 

@@ -7,9 +7,9 @@
 namespace {
 
 pace::KvView kv_view(Address k, Address v, int64_t k_block_stride, int64_t v_block_stride, int dtype,
-                     int64_t num_blocks, int64_t kv_heads, int64_t head_dim) {
-    return {at<void>(k),        at<void>(v), k_block_stride, v_block_stride,
-            pace::DType(dtype), num_blocks,  kv_heads,       head_dim};
+                     int64_t num_blocks, int64_t kv_heads, int64_t key_dim, int64_t value_dim) {
+    return {at<void>(k), at<void>(v), k_block_stride, v_block_stride, pace::DType(dtype),
+            num_blocks,  kv_heads,    key_dim,        value_dim};
 }
 
 // window = 0 and softcap = 0 are off.

@@ -79,6 +79,8 @@ void bind_program(py::module_& m) {
         .def("add", &Program::add)
         .def("activation", [](Program& program, Value out, Columns x,
                               int kind) { program.activation(out, x, pace::Activation(kind)); })
+        .def("scale", &Program::scale)
+        .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)
         .def("linear", linear)
         .def("norm_heads", &Program::norm_heads)

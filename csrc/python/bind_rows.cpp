@@ -1,4 +1,4 @@
-// Norms, and what sampling needs of rows of logits.
+// Norms, elementwise ops, and what sampling needs of rows of logits.
 #include "bindings.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"
@@ -30,6 +30,26 @@ void head_rms_norm(Address x, int64_t tokens, int64_t heads, int64_t head_dim, i
     pace::execute(op);
 }
 
+void scale(Address x, int64_t x_stride, int64_t rows, int64_t k, float factor) {
+    pace::ScaleOp op = {};
+    op.x = at<float>(x);
+    op.x_stride = x_stride;
+    op.rows = rows;
+    op.k = k;
+    op.factor = factor;
+    pace::execute(op);
+}
+
+void softcap(Address x, int64_t x_stride, int64_t rows, int64_t k, float cap) {
+    pace::SoftcapOp op = {};
+    op.x = at<float>(x);
+    op.x_stride = x_stride;
+    op.rows = rows;
+    op.k = k;
+    op.cap = cap;
+    pace::execute(op);
+}
+
 void argmax(Address logits, int64_t row_stride, int64_t rows, int64_t n, Address indices) {
     pace::ArgmaxOp op = {at<const float>(logits), row_stride, rows, n, at<int64_t>(indices)};
     pace::execute(op);
@@ -51,6 +71,8 @@ void bind_rows(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     m.def("norm", norm, release);
     m.def("head_rms_norm", head_rms_norm, release);
+    m.def("scale", scale, release);
+    m.def("softcap", softcap, release);
     m.def("argmax", argmax, release);
     m.def("softmax", softmax, release);
     m.def("top_k_top_p", top_k_top_p, release);

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from pace.batch import KVSpec
 from pace.llm.layers import Attention, Embedding, Layer, Linear
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native
+
+
+class AttentionCosts(NamedTuple):
+    """Of one layer."""
+
+    kv_bytes: int
+    """Of the key and the value of one position."""
+    flops_per_pair: int
+    """Operations for one token that sees one position."""
+    window: int | None
+    """How many positions back a token sees; None for all."""
+
+    def visible(self, context: int) -> int:
+        """Positions that the last of `context` tokens sees."""
+        return min(context, self.window or context)
+
+    def pairs(self, tokens: int) -> int:
+        """Of a token of `tokens` and a position that it sees, itself included."""
+        first = self.visible(tokens)
+        return first * (first + 1) // 2 + (tokens - first) * first
 
 
 @dataclass(frozen=True)
@@ -25,16 +47,12 @@ class Costs:
     rows."""
     head_bytes: int
     """Of `decode_weight_bytes`, those of the LM head's matrix."""
-    kv_bytes_per_token: int
-    """Over all layers."""
     layer_flops_per_token: int
     """Of the matrices of the layers."""
     head_flops: int
     """Of the LM head, for one row of logits."""
-    attention_flops_per_pair: int
-    """Over all layers, for one token that sees one position."""
-    windows: tuple[int | None, ...]
-    """Of each layer: how many positions back a token sees; None for all."""
+    attention: tuple[AttentionCosts, ...]
+    """Of each layer that attends."""
     code: str | None
     """In which most of the weights that a step reads are stored (a name of `pace.ops.weight_layout.CODES`); None for
     floats."""
@@ -56,19 +74,39 @@ class Costs:
         for part in matrices:
             if part not in gathered or part is tied:
                 read[part.plan.layout and part.plan.layout.code] += part.planned_nbytes(native, dtype)
-        config, spec = model.config, model.kv_spec
+        attention = [part for part in parts if isinstance(part, Attention)]
         return cls(
             weight_bytes=weight_bytes,
             decode_weight_bytes=weight_bytes
             - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied),
             head_bytes=head_matrix.planned_nbytes(native, dtype),
-            kv_bytes_per_token=replace(spec, dtype=kv_dtype or dtype).position_bytes,
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
-            attention_flops_per_pair=4 * config.num_attention_heads * spec.head_dim * spec.num_layers,
-            windows=tuple(part.window for part in parts if isinstance(part, Attention)),
+            attention=tuple(
+                AttentionCosts(
+                    KVSpec((part.cache,), kv_dtype or dtype).position_bytes,
+                    2 * part.num_heads * (part.cache.key_dim + part.cache.value_dim),
+                    part.cache.window,
+                )
+                for part in attention
+            ),
             code=read.most_common(1)[0][0],
         )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Over all layers."""
+        return sum(layer.kv_bytes for layer in self.attention)
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """Over all layers, for one token that sees one position."""
+        return sum(layer.flops_per_pair for layer in self.attention)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer that attends."""
+        return tuple(layer.window for layer in self.attention)
 
     def decode_bytes(self, batch: int, context: int) -> int:
         """Read by a step in which `batch` sequences of `context` tokens each get one more."""
@@ -84,31 +122,15 @@ class Costs:
 
     def kv_bytes(self, context: int) -> int:
         """Of the keys and values that one more token of a sequence of `context` tokens sees."""
-        return self.kv_bytes_per_token * sum(_visible(context, window) for window in self.windows) // len(self.windows)
+        return sum(layer.kv_bytes * layer.visible(context) for layer in self.attention)
 
     def decode_attention_flops(self, context: int) -> int:
         """Of one more token of a sequence of `context` tokens."""
-        return (
-            self.attention_flops_per_pair
-            * sum(_visible(context, window) for window in self.windows)
-            // len(self.windows)
-        )
+        return sum(layer.flops_per_pair * layer.visible(context) for layer in self.attention)
 
     def prefill_attention_flops(self, tokens: int) -> int:
         """Of one sequence from its start."""
-        return (
-            self.attention_flops_per_pair * sum(_pairs(tokens, window) for window in self.windows) // len(self.windows)
-        )
-
-
-def _visible(context: int, window: int | None) -> int:
-    return min(context, window or context)
-
-
-def _pairs(tokens: int, window: int | None) -> int:
-    """Of a token and a position that it sees, itself included."""
-    first = _visible(tokens, window)
-    return first * (first + 1) // 2 + (tokens - first) * first
+        return sum(layer.flops_per_pair * layer.pairs(tokens) for layer in self.attention)
 
 
 def _walk(layer: Layer) -> Iterator[Layer]:

@@ -15,7 +15,7 @@ import torch
 
 import pace
 from pace import _C
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, LayerBlocks
 from pace.bench import limits
 from pace.bench.costs import Costs
 from pace.bench.prediction import Prediction, efficiency, predict
@@ -386,17 +386,26 @@ def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
     )
 
 
-def draw_blocks(spec: KVSpec, kv: list[KVBlocks], blocks: torch.Tensor) -> None:
+def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: torch.Tensor) -> None:
     """Random keys and values in these blocks of every layer; what pads the values becomes zero."""
-    generator = torch.Generator().manual_seed(0)
     num_drawn = min(len(blocks), DRAWN_BLOCKS)
-    (drawn,) = replace(spec, num_layers=1).allocate(num_drawn)
-    keys, values = torch.randn(2, num_drawn * BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, generator=generator)
-    native.store_kv(keys, values, drawn, torch.arange(num_drawn * BLOCK_SIZE))
-    for layer in kv:
-        for some in blocks.split(num_drawn):
-            for tensor, source in zip(layer.tensors, drawn.tensors):
+    drawn = {layer: _drawn(replace(spec, layers=(layer,)), num_drawn) for layer in spec.layers if layer}
+    for layer, found in zip(spec.layers, kv):
+        for some in blocks.split(num_drawn) if layer else ():
+            for tensor, source in zip(found.tensors, drawn[layer].tensors):
                 tensor.index_copy_(0, some, source[: len(some)])
+
+
+def _drawn(spec: KVSpec, num_blocks: int) -> KVBlocks:
+    """Blocks of random keys and values of one layer; the same numbers at every call."""
+    generator = torch.Generator().manual_seed(0)
+    [layer], [blocks] = spec.layers, spec.allocate(num_blocks)
+    tokens = num_blocks * BLOCK_SIZE
+    keys, values = (
+        torch.randn(tokens, layer.kv_heads, dim, generator=generator) for dim in (layer.key_dim, layer.value_dim)
+    )
+    native.store_kv(keys, values, blocks, torch.arange(tokens))
+    return blocks
 
 
 def _run(engine: Engine, sequences: list[Sequence]) -> None:

@@ -66,9 +66,9 @@ def migrations(layer: Layer) -> Iterator[Migration]:
 def _of_values(attention: Attention) -> Migration:
     """From the rows of the values to the columns that read the heads' contexts. Query heads of a group share their
     values, and so a scale."""
-    kv_heads, dim = attention.num_kv_heads, attention.head_dim
+    kv_heads, dim = attention.cache.kv_heads, attention.cache.value_dim
     group = attention.num_heads // kv_heads
-    first = (attention.num_heads + kv_heads) * dim
+    first = (attention.num_heads + kv_heads) * attention.cache.key_dim
 
     def shared(s: Tensor) -> Tensor:
         means = s.log().view(kv_heads, group, dim).mean(1, keepdim=True).exp()

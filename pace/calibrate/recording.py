@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, LayerBlocks, LayerCache, Spans
 from pace.llm.layers import Layer, Linear
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -106,8 +106,8 @@ class CalibrationText:
         self.steps = [self._step(model, group) for group in _in_groups(windows, BATCH_TOKENS)]
         self.hidden = [model.embed(reference, step.batch) for step in self.steps]
         self.num_tokens = sum(len(step.batch.tokens) for step in self.steps)
-        config, blocks = model.config, max(int(step.batch.spans.block_table.max()) + 1 for step in self.steps)
-        [self._kv] = KVSpec(1, config.num_key_value_heads, config.head_dim, torch.float32).allocate(blocks)
+        self._num_blocks = max(int(step.batch.spans.block_table.max()) + 1 for step in self.steps)
+        self._cache: tuple[LayerCache, LayerBlocks] = (None, None)  # of the last layer
 
     def record(self, layer: Layer, products: Sequence[Linear], with_hessian: bool) -> list[InputStatistics]:
         """Of the inputs that these products of a layer get. Its forward goes no further than to the last of them."""
@@ -140,7 +140,14 @@ class CalibrationText:
             self.hidden[index] = self._run(RecordingOps({}), layer, step, self.hidden[index])
 
     def _run(self, ops: Any, layer: Layer, step: Step, x: Tensor) -> Tensor:
-        return layer(ops, x, step.angles, step.batch, self._kv)
+        return layer(ops, x, step.angles, step.batch, self._blocks(layer.cache))
+
+    def _blocks(self, cache: LayerCache) -> LayerBlocks:
+        """What a layer that keeps `cache` writes and reads; layers that keep the same use it in turn."""
+        if cache != self._cache[0]:
+            self._cache = None, None  # gives back the memory before more is taken
+            self._cache = cache, KVSpec((cache,), torch.float32).allocate(self._num_blocks)[0] if cache else None
+        return self._cache[1]
 
     @staticmethod
     def _step(model: BaseModelForCausalLM, windows: Sequence[list[int]]) -> Step:

@@ -1,6 +1,6 @@
 """What a recorded forward pass is made of: values, and instructions that read and write them.
 
-A `Value` is written by one instruction, except that instructions on heads change theirs in place. The instructions are
+A `Value` is written by one instruction, except that those with `changed` change theirs in place. The instructions are
 in `pace.graph.recorded`, beside the operations that record them; what models do to symbols outside of `pace.ops` is in
 `pace.graph.symbols`.
 """

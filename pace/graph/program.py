@@ -15,7 +15,9 @@ from pace.graph.symbols import Recording, SymbolicAngles
 from pace.ops.native_attention import kv_view
 
 if TYPE_CHECKING:
-    from pace.batch import ForwardBatch, KVBlocks
+    from collections.abc import Sequence
+
+    from pace.batch import ForwardBatch, LayerBlocks, LayerCache
 
 
 class Recordable(Protocol):
@@ -31,18 +33,18 @@ class Program:
     Recorded for the instruction set in use and for the weights' memory as it is: a model is recorded after it is
     loaded, and kept alive by the program. May be called from several threads, which take turns."""
 
-    def __init__(self, model: Recordable, num_layers: int, angles_half: int, optimise: bool = True):
-        """`angles_half`: pairs of each head that the model rotates; 0 for none. Without `optimise`, every instruction is
+    def __init__(self, model: Recordable, layers: Sequence[LayerCache], angles_half: int, optimise: bool = True):
+        """`layers`: of the model's `KVSpec`; `angles_half`: pairs of each head that the model rotates; 0 for none. Without `optimise`, every instruction is
         that of one operation: the same bits, with more barriers."""
         self._model = model
         recording, angles = Recording(), SymbolicAngles(angles_half)
-        logits = model.compute(recorded, recording.batch(num_layers), (angles, angles))
+        logits = model.compute(recorded, recording.batch(layers), (angles, angles))
         self.instructions = fuse(recording.instructions) if optimise else recording.instructions
         if not logits.columns.is_whole:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
         self._program = _lower(self.instructions, self._result)
-        self._last_cache: tuple[list[KVBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
+        self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
 
     def run(self, batch: ForwardBatch, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
@@ -50,7 +52,7 @@ class Program:
         Raises ValueError for ids, slots and spans that do not fit; then nothing is written."""
         kv, cache = self._last_cache  # both at once: another thread may run with a cache of its own
         if batch.kv is not kv:
-            cache = _C.KvCache([kv_view(layer)[0] for layer in batch.kv])
+            cache = _C.KvCache([kv_view(layer) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
         cos, sin = (table.data_ptr() for table in angles) if angles else (0, 0)
         spans, num_rows = batch.spans, len(batch.logit_rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value, address
-from pace.graph.symbols import HeadRows, Ids, Rows, Slots, Spans, SymbolicAngles
+from pace.graph.symbols import HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
 from pace.ops.checks import check_vector
 from pace.ops.native_linear import ACTIVATION_CODES
 from pace.ops.weight import PackedWeight
@@ -168,6 +168,42 @@ def activation(x: Rows, name: str) -> Rows:
     return x.recording.rows(Activation(x.like(), x.columns, name))
 
 
+@dataclass(eq=False)
+class Scale(Instruction):
+    """x *= factor, in place."""
+
+    operations = ("scale_",)
+    operator = "norm"
+    changed = "x"
+    x: Columns
+    factor: float
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.scale(places.columns(self.x), self.factor)
+
+
+def scale_(x: Rows, factor: float) -> None:
+    x.recording.append(Scale(x.columns, factor))
+
+
+@dataclass(eq=False)
+class Softcap(Instruction):
+    """x = cap * tanh(x / cap), in place."""
+
+    operations = ("softcap_",)
+    operator = "lm_head"
+    changed = "x"
+    x: Columns
+    cap: float
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.softcap(places.columns(self.x), self.cap)
+
+
+def softcap_(x: Rows, cap: float) -> None:
+    x.recording.append(Softcap(x.columns, cap))
+
+
 # -- heads and attention
 
 
@@ -232,8 +268,11 @@ class StoreKv(Instruction):
         program.store_kv(places.heads(self.k), places.heads(self.v), self.layer)
 
 
-def store_kv(k: HeadRows, v: HeadRows, kv: int, slots: Slots) -> None:
-    k.recording.append(StoreKv(k.heads, v.heads, kv))
+def store_kv(k: HeadRows, v: HeadRows, kv: LayerKv, slots: Slots) -> None:
+    for name, heads, dim in (("k", k.heads, kv.key_dim), ("v", v.heads, kv.value_dim)):
+        if heads.head_dim != dim:
+            raise ValueError(f"{name} has heads of {heads.head_dim}, the cache of the layer has heads of {dim}")
+    k.recording.append(StoreKv(k.heads, v.heads, kv.number))
 
 
 @dataclass(frozen=True)
@@ -301,14 +340,14 @@ class Attention(Instruction):
 
 def attention(
     q: HeadRows,
-    kv: int,
+    kv: LayerKv,
     spans: Spans,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
 ) -> Rows:
-    out = Value(q.heads.count * q.heads.head_dim)
-    return q.recording.rows(Attention(out, q.heads, kv, scale, window, softcap))
+    out = Value(q.heads.count * kv.value_dim)
+    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap))
 
 
 OPERATOR_OF = {name: kind.operator for kind in Instruction.__subclasses__() for name in kind.operations}

@@ -6,9 +6,11 @@ whose logits are wanted, and added.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pace import _C
+from pace.batch import LayerCache, Positions
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 
 
@@ -26,9 +28,9 @@ class Recording:
         self.append(instruction)
         return Rows(self, instruction.out.whole)
 
-    def batch(self, num_layers: int) -> SymbolicBatch:
-        """A `ForwardBatch` of no particular step."""
-        return SymbolicBatch(range(num_layers), Ids(self, positions=False), Ids(self, positions=True))
+    def batch(self, layers: Sequence[LayerCache]) -> SymbolicBatch:
+        """A `ForwardBatch` of no particular step, for a model whose `KVSpec` has these layers."""
+        return SymbolicBatch(symbolic_cache(layers), Ids(self, positions=False), Ids(self, positions=True))
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,27 @@ class LogitRows:
     """The rows whose logits are wanted."""
 
 
+@dataclass(frozen=True)
+class LayerKv:
+    """The cache of one layer."""
+
+    number: int
+    """Among the layers that have one."""
+    key_dim: int
+    value_dim: int
+
+
+def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | None]:
+    """What stands for the cache of each layer. Raises NotImplementedError for what no program reads."""
+    cache: list[LayerKv | None] = []
+    for layer in layers:
+        if layer is not None and not isinstance(layer, Positions):
+            raise NotImplementedError(f"a program reads caches of Positions; got {layer}")
+        number = sum(kv is not None for kv in cache)
+        cache.append(layer and LayerKv(number, layer.key_dim, layer.value_dim))
+    return cache
+
+
 class Slots:
     """Where keys and values go."""
 
@@ -57,9 +80,9 @@ class Spans:
 
 @dataclass(frozen=True)
 class SymbolicBatch:
-    """Symbols under the names of `ForwardBatch`. `kv` holds the number of each layer."""
+    """Symbols under the names of `ForwardBatch`."""
 
-    kv: range
+    kv: list[LayerKv | None]
     tokens: Ids
     positions: Ids
     slots: Slots = Slots()

@@ -6,6 +6,7 @@ import copy
 import itertools
 import time
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,6 +67,11 @@ class Sequence:
         self.place: tuple[int, int] | None = None
         """In the scheduler's order, smallest first; None while it neither waits nor runs. The scheduler gives it."""
 
+        self.adapter: Hashable = None
+        """Names what is added to the model's weights where it computes this sequence; None for nothing."""
+        self.cache_salt: str | None = None
+        """Sequences share cached blocks of the same tokens only where this is the same, too. Set before the sequence
+        is submitted; a fork takes over its source's."""
         self.num_computed = 0
         """Tokens whose keys and values are in the cache."""
         self.block_table = array("i")

@@ -5,6 +5,7 @@ shapes and dtypes and make one call, which releases the GIL and shares its work 
 """
 
 from pace.ops.native_attention import attention, rotary_, store_kv
+from pace.ops.native_elementwise import scale_, softcap_
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
 from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_quantize import quantize
@@ -28,6 +29,8 @@ __all__ = [
     "quantize",
     "rms_norm",
     "rotary_",
+    "scale_",
+    "softcap_",
     "softmax",
     "store_kv",
     "top_k_top_p_",

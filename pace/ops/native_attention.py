@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from pace import _C
+from pace.batch import KVBlocks
 from pace.ops.checks import check_heads, check_vector, describe
 
 if TYPE_CHECKING:
-    from pace.batch import KVBlocks, Spans
+    from pace.batch import LayerBlocks, Spans
 
 BLOCK_POSITIONS = 16
 MAX_HEAD_DIM = 512
@@ -37,13 +38,14 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     _C.rotary(x.data_ptr(), tokens, heads, x.stride(0), x.stride(1), cos.data_ptr(), sin.data_ptr(), half, interleaved)
 
 
-def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounded to nearest even in the cache's
-    dtype, in int8 with their scales (`ForwardOps.store_kv`). Raises ValueError for a slot outside."""
-    view, kv_heads, head_dim = kv_view(kv)
-    for name, tensor in (("k", k), ("v", v)):
-        if check_heads(name, tensor)[1:] != (kv_heads, head_dim):
-            raise ValueError(f"{name} must be [T, {kv_heads}, {head_dim}] for this cache; got {describe(tensor)}")
+def store_kv(k: Tensor, v: Tensor, kv: LayerBlocks, slots: Tensor) -> None:
+    """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, rounded to nearest
+    even in the cache's dtype, in int8 with their scales (`ForwardOps.store_kv`). Raises ValueError for a slot
+    outside."""
+    view, kv_heads = kv_view(kv), kv.k.shape[1]
+    for name, tensor, dim in (("k", k, kv.k.shape[2]), ("v", v, kv.value_dim)):
+        if check_heads(name, tensor)[1:] != (kv_heads, dim):
+            raise ValueError(f"{name} must be [T, {kv_heads}, {dim}] for this cache; got {describe(tensor)}")
     tokens = k.shape[0]
     if v.shape[0] != tokens:
         raise ValueError(f"k has {tokens} tokens, v has {v.shape[0]}")
@@ -54,20 +56,20 @@ def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
 
 
 def attention(
-    q: Tensor, kv: KVBlocks, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
+    q: Tensor, kv: LayerBlocks, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
 ) -> Tensor:
-    """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
+    """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
     `ForwardOps.attention` says what groups, window and softcap are, and what is never read.
 
     Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it
     came in, the other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own
     lengths or the cache."""
-    view, kv_heads, head_dim = kv_view(kv)
+    view, (_, kv_heads, key_dim, _) = kv_view(kv), kv.k.shape
     tokens, heads, query_dim = check_heads("q", q)
-    if query_dim != head_dim or heads == 0 or heads % kv_heads:
+    if query_dim != key_dim or heads == 0 or heads % kv_heads:
         raise ValueError(
-            f"q must be [T, Hq, {head_dim}] with Hq a multiple of the {kv_heads} heads of the cache; got {describe(q)}"
+            f"q must be [T, Hq, {key_dim}] with Hq a multiple of the {kv_heads} heads of the cache; got {describe(q)}"
         )
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 (None is unlimited); got {window}")
@@ -77,7 +79,7 @@ def attention(
     if table.dtype != torch.int32 or table.ndim != 2 or not table.is_contiguous():
         raise ValueError(f"block_table must be a contiguous int32 matrix [spans, blocks]; got {describe(table)}")
     num_spans, table_stride = table.shape
-    out = torch.empty(tokens, heads * head_dim)
+    out = torch.empty(tokens, heads * kv.value_dim)
     _C.attention(
         view,
         q.data_ptr(),
@@ -98,9 +100,12 @@ def attention(
     return out
 
 
-def kv_view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
-    """The cache as C++ sees it, its heads and their size; raises unless k and v have the layout of
-    docs/architecture.md."""
+def kv_view(kv: LayerBlocks) -> _C.KvView:
+    """The cache of a layer as C++ sees it; raises unless k and v have the layout of docs/architecture.md, and
+    NotImplementedError where there is no kernel for what the layer keeps."""
+    if not isinstance(kv, KVBlocks):
+        kind = "a layer without a cache" if kv is None else f"{type(kv).__name__} (latent attention)"
+        raise NotImplementedError(f"attention reads and writes the KVBlocks of a layer; got {kind}")
     k, v = kv.k, kv.v
     if k.dtype not in CACHE_DTYPES or v.dtype != k.dtype:
         raise TypeError(
@@ -113,20 +118,20 @@ def kv_view(kv: KVBlocks) -> tuple[_C.KvView, int, int]:
             )
     if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not _has_contiguous_heads(k, kv.k_scales):
         raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_POSITIONS}], {_LAYOUT}; got {describe(k)}")
-    num_blocks, kv_heads, head_dim, _ = k.shape
-    if not 1 <= head_dim <= MAX_HEAD_DIM or kv_heads < 1:
+    num_blocks, kv_heads, key_dim, _ = k.shape
+    if not 1 <= key_dim <= MAX_HEAD_DIM or not 1 <= kv.value_dim <= MAX_HEAD_DIM or kv_heads < 1:
         raise ValueError(
-            f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache is {describe(k)}"
+            f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache has keys {describe(k)} and values of {kv.value_dim}"
         )
-    padded_dim = -(-head_dim // BLOCK_POSITIONS) * BLOCK_POSITIONS
+    padded_dim = -(-kv.value_dim // BLOCK_POSITIONS) * BLOCK_POSITIONS
     if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not _has_contiguous_heads(v, kv.v_scales):
         raise ValueError(
             f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}], {_LAYOUT}; got {describe(v)}"
         )
-    view = _C.KvView(
-        k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), CACHE_DTYPES[k.dtype], num_blocks, kv_heads, head_dim
+    dtype = CACHE_DTYPES[k.dtype]
+    return _C.KvView(
+        k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), dtype, num_blocks, kv_heads, key_dim, kv.value_dim
     )
-    return view, kv_heads, head_dim
 
 
 _LAYOUT = "each block contiguous, or in int8 each head with its scales right behind it"

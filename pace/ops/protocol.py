@@ -25,7 +25,7 @@ from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:
-    from pace.batch import KVBlocks, Spans
+    from pace.batch import LayerBlocks, Spans
 
 
 class Weight(Protocol):
@@ -87,6 +87,13 @@ class ForwardOps(Protocol):
         """`name` of every element of x, in the shape of x: silu, gelu, gelu_new, gelu_tanh, gelu_fast, quick_gelu or
         relu. gelu_new, gelu_tanh and gelu_fast are one function."""
 
+    def scale_(self, x: Tensor, factor: float) -> None:
+        """Multiplies `x [T, K]` by a finite number, which is rounded to float32; x may have any row stride."""
+
+    def softcap_(self, x: Tensor, cap: float) -> None:
+        """Replaces `x [T, K]` by `cap * tanh(x / cap)`, between -cap and cap, of a positive cap; NaN stays NaN. x may
+        have any row stride."""
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride."""
 
@@ -104,8 +111,8 @@ class ForwardOps(Protocol):
         Pair i is elements (i, i + R/2), or (2i, 2i + 1) where interleaved: `(a, b) -> (a cos - b sin, b cos + a sin)`.
         x may be a strided view with contiguous heads."""
 
-    def store_kv(self, k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-        """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, of int64 `slots [T]`, rounded to
+    def store_kv(self, k: Tensor, v: Tensor, kv: LayerBlocks, slots: Tensor) -> None:
+        """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, of int64 `slots [T]`, rounded to
         nearest even in the cache's dtype.
 
         In int8, each head of k and of v has the scale `max|x| / 127` in float32, and `x / scale` is what is rounded: 0
@@ -118,13 +125,13 @@ class ForwardOps(Protocol):
     def attention(
         self,
         q: Tensor,
-        kv: KVBlocks,
+        kv: LayerBlocks,
         spans: Spans,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
+        """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
         blocks.
 
         Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and

@@ -163,6 +163,16 @@ def activation(x: Tensor, name: str) -> Tensor:
     return ACTIVATIONS[name](x)
 
 
+def scale_(x: Tensor, factor: float) -> None:
+    """Multiplies `x [T, K]` by a number, in place."""
+    x.mul_(factor)
+
+
+def softcap_(x: Tensor, cap: float) -> None:
+    """`x [T, K] = cap * tanh(x / cap)`, in place: between -cap and cap."""
+    x.copy_(cap * torch.tanh(x / cap))
+
+
 # ------------------------------------------------------------------------------------------------------------------
 # norms
 
@@ -202,8 +212,8 @@ def rotary_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 
 
 def store_kv(k: Tensor, v: Tensor, kv: KVBlocks, slots: Tensor) -> None:
-    """Writes `k, v [T, Hkv, D]` into position `slot % 16` of block `slot // 16`, rounding to the cache's dtype, in int8
-    with their scales (`ForwardOps.store_kv`)."""
+    """Writes `k [T, Hkv, D]` and `v [T, Hkv, Dv]` into position `slot % 16` of block `slot // 16`, rounding to the
+    cache's dtype, in int8 with their scales (`ForwardOps.store_kv`)."""
     block_size = kv.k.shape[-1]
     block, offset = slots // block_size, slots % block_size
     if kv.k_scales is not None:
@@ -225,15 +235,15 @@ def _scaled_to_127(x: Tensor) -> tuple[Tensor, Tensor]:
 def attention(
     q: Tensor, kv: KVBlocks, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
 ) -> Tensor:
-    """`[T, Hq * D]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
+    """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
     `ForwardOps.attention` says what groups, window and softcap are, and what is never read."""
-    num_tokens, num_heads, head_dim = q.shape
-    out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
+    num_tokens, num_heads, _ = q.shape
+    out = torch.empty(num_tokens, num_heads, kv.value_dim, dtype=q.dtype)
     starts = spans.query_start.tolist()
     for s, kv_len in enumerate(spans.kv_len.tolist()):
         begin, end = starts[s], starts[s + 1]
-        keys, values = _gather(kv, spans.block_table[s], kv_len, head_dim, q.dtype)
+        keys, values = _gather(kv, spans.block_table[s], kv_len, q.dtype)
         group = num_heads // keys.shape[0]
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
         scores = scale * (q[begin:end].transpose(0, 1) @ keys)  # [Hq, tokens, kv_len]
@@ -249,14 +259,14 @@ def attention(
     return out.flatten(1)
 
 
-def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The first `kv_len` positions of one sequence: keys `[Hkv, D, kv_len]` and values `[Hkv, kv_len, D]`."""
+def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The first `kv_len` positions of one sequence: keys `[Hkv, D, kv_len]` and values `[Hkv, kv_len, Dv]`."""
     blocks = block_row[: -(-kv_len // kv.k.shape[-1])].long()
     keys, values = kv.k[blocks].to(dtype), kv.v[blocks].to(dtype)
     if kv.k_scales is not None:
         keys, values = keys * kv.k_scales[blocks].unsqueeze(-2), values * kv.v_scales[blocks].unsqueeze(-1)
     keys = keys.permute(1, 2, 0, 3).flatten(2)[..., :kv_len]
-    values = values.transpose(0, 1).flatten(1, 2)[:, :kv_len, :head_dim]
+    values = values.transpose(0, 1).flatten(1, 2)[:, :kv_len, : kv.value_dim]
     return keys, values
 
 

@@ -130,7 +130,7 @@ def test_the_cache_is_filled_everywhere(kv_cache_dtype):
         assert sequence.num_computed == len(sequence.tokens) - 1
         table = torch.tensor(sequence.block_table)
         for layer in engine.cache.kv:
-            keys, values = layer.k[table].float(), layer.v[table][..., : engine.cache.spec.head_dim].float()
+            keys, values = layer.k[table].float(), layer.v[table][..., : layer.value_dim].float()
             if kv_cache_dtype == "int8":
                 keys, values = keys * layer.k_scales[table].unsqueeze(-2), values * layer.v_scales[table].unsqueeze(-1)
             for numbers in (keys, values):

@@ -13,9 +13,9 @@ namespace {
 
 // One sequence in a cache of NaN, its blocks in reverse order, and queries for all of its positions.
 struct Problem {
-    int64_t length, heads, kv_heads, head_dim, blocks, padded;
+    int64_t length, heads, kv_heads, key_dim, value_dim, blocks, padded;
     DType dtype;
-    std::vector<float> q, k, v;  // [length][heads][head_dim]; k and v as the cache holds them
+    std::vector<float> q, k, v;  // [length][heads][key_dim or value_dim]; k and v as the cache holds them
     std::vector<char> k_memory, v_memory;
     std::vector<int32_t> table;
     std::vector<float> out;
@@ -24,40 +24,42 @@ struct Problem {
     // `distort` may change q, k and v before the cache is written.
     Problem(
         int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, DType dtype, int64_t window, float softcap,
-        void (*distort)(Problem&) = [](Problem&) {})
+        void (*distort)(Problem&) = [](Problem&) {}, int64_t width_of_values = 0)
         : length(length),
           heads(heads),
           kv_heads(kv_heads),
-          head_dim(head_dim),
+          key_dim(head_dim),
+          value_dim(width_of_values ? width_of_values : head_dim),
           blocks((length + 15) / 16 + 1),
-          padded((head_dim + 15) / 16 * 16),
+          padded((value_dim + 15) / 16 * 16),
           dtype(dtype) {
-        q = check::heavy_tailed(length * heads * head_dim, 1);
-        k = check::heavy_tailed(length * kv_heads * head_dim, 2);
-        v = check::heavy_tailed(length * kv_heads * head_dim, 3);
+        q = check::heavy_tailed(length * heads * key_dim, 1);
+        k = check::heavy_tailed(length * kv_heads * key_dim, 2);
+        v = check::heavy_tailed(length * kv_heads * value_dim, 3);
         distort(*this);
         const int64_t scales = dtype == DType::I8 ? 16 * sizeof(float) : 0;
-        const int64_t k_stride = kv_heads * (head_dim * 16 + scales), v_stride = kv_heads * (padded * 16 + scales);
+        const int64_t k_stride = kv_heads * (key_dim * 16 + scales), v_stride = kv_heads * (padded * 16 + scales);
         k_memory.assign(blocks * k_stride * dtype_bytes(dtype) + 4,
                         char(0xff));  // all ones is NaN; in int8 -1, and scales of NaN
         v_memory.assign(blocks * v_stride * dtype_bytes(dtype) + 4, char(0xff));
         for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t(blocks - 1 - b));
-        out.assign(length * heads * head_dim, check::kPoison);
+        out.assign(length * heads * value_dim, check::kPoison);
         // At 4 bytes past an aligned address: nothing may rely on alignment.
         const KvView kv = {
-            k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, head_dim};
-        args = {heads * head_dim, head_dim, kv, heads, 0.3f, window, softcap, out.data()};
+            k_memory.data() + 4, v_memory.data() + 4, k_stride, v_stride, dtype, blocks, kv_heads, key_dim, value_dim};
+        args = {heads * key_dim, key_dim, kv, heads, 0.3f, window, softcap, out.data()};
         for (int64_t p = 0; p < length; ++p) {
-            kernels().store_kv(&k[p * kv_heads * head_dim], head_dim, &v[p * kv_heads * head_dim], head_dim, kv, 0,
+            kernels().store_kv(&k[p * kv_heads * key_dim], key_dim, &v[p * kv_heads * value_dim], value_dim, kv, 0,
                                kv_heads, table[p / 16] * 16 + p % 16);
         }
-        for (size_t head = 0; head < k.size(); head += head_dim) round(&k[head]), round(&v[head]);
+        for (size_t head = 0; head < k.size(); head += key_dim) round(&k[head], key_dim);
+        for (size_t head = 0; head < v.size(); head += value_dim) round(&v[head], value_dim);
     }
 
     // A head as the cache holds it. In int8 its elements, integer times scale, are rounded once more to fit a float.
-    void round(float* head) const {
-        const float scale = dtype == DType::I8 ? int8_scale(head, head_dim) : 1.0f;
-        for (int64_t d = 0; d < head_dim; ++d) {
+    void round(float* head, int64_t dim) const {
+        const float scale = dtype == DType::I8 ? int8_scale(head, dim) : 1.0f;
+        for (int64_t d = 0; d < dim; ++d) {
             if (dtype == DType::BF16) head[d] = round_to<BF16>(head[d]);
             if (dtype == DType::F16) head[d] = round_to<F16>(head[d]);
             if (dtype == DType::I8) head[d] = scale * int8_of(head[d], scale);
@@ -90,7 +92,7 @@ struct Problem {
         for (int64_t head = 0; head < kv_heads; ++head) {
             for (int64_t row = 0; row < rows; row += rows_at_once) {
                 const int count = int(std::min<int64_t>(rows_at_once, rows - row));
-                const float* const queries = &q[head * args.group() * head_dim];
+                const float* const queries = &q[head * args.group() * key_dim];
                 kernels().attention(args, {queries, 0, 0, table.data(), head, row, count}, scratch.data());
             }
         }
@@ -118,7 +120,7 @@ struct Problem {
         return out;
     }
 
-    // Against the definition. A score is a chain of head_dim products; each weight inherits twice its error; the sums
+    // Against the definition. A score is a chain of key_dim products; each weight inherits twice its error; the sums
     // of at most `length` weights and values add their own. (int8 rounds three times more for a score and a value: the
     // factors have room.)
     void check_against_definition(const std::vector<float>& got, const char* what) {
@@ -130,30 +132,32 @@ struct Problem {
                 std::vector<double> score(p + 1), magnitude(p + 1);
                 double largest = -HUGE_VAL, worst = 0, sum = 0;
                 for (int64_t j = begin; j <= p; ++j) {
-                    for (int64_t d = 0; d < head_dim; ++d) {
-                        const double product = args.scale * double(q[(p * heads + h) * head_dim + d]) *
-                                               k[(j * kv_heads + kv_head) * head_dim + d];
+                    for (int64_t d = 0; d < key_dim; ++d) {
+                        const double product = args.scale * double(q[(p * heads + h) * key_dim + d]) *
+                                               k[(j * kv_heads + kv_head) * key_dim + d];
                         score[j] += product;
                         magnitude[j] += std::fabs(product);
                     }
-                    worst = std::max(worst, (2 * head_dim + 8) * eps * magnitude[j]);
+                    worst = std::max(worst, (2 * key_dim + 8) * eps * magnitude[j]);
                     if (args.softcap != 0) score[j] = args.softcap * std::tanh(score[j] / args.softcap);
                     if (args.softcap != 0) worst = std::max(worst, 16 * eps * args.softcap);
                     largest = std::max(largest, score[j]);
                 }
                 std::vector<double>& weight = score;
                 for (int64_t j = begin; j <= p; ++j) sum += weight[j] = std::exp(score[j] - largest);
-                for (int64_t d = 0; d < head_dim; ++d) {
+                for (int64_t d = 0; d < value_dim; ++d) {
                     double total = 0, absolute = 0,
                            lost = 1e-37;  // a weight below 2^-126 of the largest counts as nothing
                     for (int64_t j = begin; j <= p; ++j) {
-                        const double value = v[(j * kv_heads + kv_head) * head_dim + d], term = weight[j] / sum * value;
+                        const double value = v[(j * kv_heads + kv_head) * value_dim + d],
+                                     term = weight[j] / sum * value;
                         total += term;
                         absolute += std::fabs(term);
                         lost += 0x1p-126 * std::fabs(value);
                     }
-                    expected[(p * heads + h) * head_dim + d] = total;
-                    tolerance[(p * heads + h) * head_dim + d] = absolute * (2 * worst + (80 + 2 * length) * eps) + lost;
+                    expected[(p * heads + h) * value_dim + d] = total;
+                    tolerance[(p * heads + h) * value_dim + d] =
+                        absolute * (2 * worst + (80 + 2 * length) * eps) + lost;
                 }
             }
         }
@@ -173,15 +177,26 @@ TEST_TABLES(attention_of_all_shapes_is_close_and_the_same_in_every_cut) {
         int64_t length, heads, kv_heads, head_dim;
         int64_t window;
         float softcap;
+        int64_t value_dim = 0;  // 0: head_dim
     };
     const Shape shapes[] = {
-        {1, 1, 1, 1, kNoWindow, 0},   {17, 2, 1, 16, kNoWindow, 0},  {66, 3, 1, 5, kNoWindow, 0},
-        {70, 7, 1, 20, kNoWindow, 0}, {40, 4, 2, 33, 9, 0},          {30, 2, 2, 48, 1, 4},
-        {67, 2, 1, 80, 64, 0},        {20, 1, 1, 112, kNoWindow, 2},
+        {1, 1, 1, 1, kNoWindow, 0},
+        {17, 2, 1, 16, kNoWindow, 0},
+        {66, 3, 1, 5, kNoWindow, 0},
+        {70, 7, 1, 20, kNoWindow, 0},
+        {40, 4, 2, 33, 9, 0},
+        {30, 2, 2, 48, 1, 4},
+        {67, 2, 1, 80, 64, 0},
+        {20, 1, 1, 112, kNoWindow, 2},
+        {66, 4, 2, 24, kNoWindow, 0, 7},
+        {70, 6, 1, 5, 20, 0, 40},
+        {67, 1, 1, 48, kNoWindow, 3, 32},
     };
     for (const Shape& s : shapes) {
         for (const DType dtype : {DType::F32, DType::BF16, DType::F16, DType::I8}) {
-            Problem problem(s.length, s.heads, s.kv_heads, s.head_dim, dtype, s.window, s.softcap);
+            const auto as_they_are = [](Problem&) {};
+            Problem problem(s.length, s.heads, s.kv_heads, s.head_dim, dtype, s.window, s.softcap, as_they_are,
+                            s.value_dim);
             const std::vector<float> whole = problem.run(kMaxQueryRows);
             problem.check_against_definition(whole, "attention");
             for (const int rows : {1, 2, 3, 5, 13}) CHECK(same_bits(problem.run(rows), whole));
@@ -223,7 +238,7 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
         for (int64_t block = 0; block < (70 - 20 + 1) / 16; ++block) problem.table[block] = -1;
         std::fill(problem.out.begin(), problem.out.end(), 0.0f);
         std::vector<float> scratch(attention_scratch_floats(problem.args.kv), check::kPoison);
-        const float* const queries = &problem.q[70 * problem.heads * problem.head_dim];
+        const float* const queries = &problem.q[70 * problem.heads * problem.key_dim];
         kernels().attention(problem.args, {queries, 70, 70, problem.table.data(), 0, 0, 60}, scratch.data());
         CHECK(std::memcmp(&problem.out[70 * 16], &clean[70 * 16], 30 * 16 * sizeof(float)) == 0);
     }
@@ -236,17 +251,17 @@ void extremes(Problem& p) {
     for (float& value : p.v) value = value < 0 ? -3.0f : 3.0f;
 }
 void zeros(Problem& p) {
-    for (size_t head = 0; head < p.k.size(); head += 2 * p.head_dim)
-        std::fill_n(&p.k[head], p.head_dim, head % 3 ? 0.0f : -0.0f);
-    for (size_t head = 0; head < p.v.size(); head += 3 * p.head_dim) std::fill_n(&p.v[head], p.head_dim, 0.0f);
+    for (size_t head = 0; head < p.k.size(); head += 2 * p.key_dim)
+        std::fill_n(&p.k[head], p.key_dim, head % 3 ? 0.0f : -0.0f);
+    for (size_t head = 0; head < p.v.size(); head += 3 * p.value_dim) std::fill_n(&p.v[head], p.value_dim, 0.0f);
 }
 void scales_of_all_sizes(Problem& p) {
-    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = std::ldexp(p.k[i], -int(i / p.head_dim % 5) * 35);
-    for (size_t i = 0; i < p.v.size(); ++i) p.v[i] = std::ldexp(p.v[i], 100 - int(i / p.head_dim % 4) * 80);
+    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = std::ldexp(p.k[i], -int(i / p.key_dim % 5) * 35);
+    for (size_t i = 0; i < p.v.size(); ++i) p.v[i] = std::ldexp(p.v[i], 100 - int(i / p.value_dim % 4) * 80);
 }
 void halves(Problem& p) {
-    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = i % p.head_dim ? float(int(p.k[i] * 100)) + 0.5f : 127.0f;
-    for (size_t i = 0; i < p.v.size(); ++i) p.v[i] = i % p.head_dim ? float(int(p.v[i] * 100)) + 0.5f : -127.0f;
+    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = i % p.key_dim ? float(int(p.k[i] * 100)) + 0.5f : 127.0f;
+    for (size_t i = 0; i < p.v.size(); ++i) p.v[i] = i % p.value_dim ? float(int(p.v[i] * 100)) + 0.5f : -127.0f;
 }
 constexpr void (*kDistortions[])(Problem&) = {[](Problem&) {}, extremes, zeros, scales_of_all_sizes, halves};
 
@@ -285,7 +300,7 @@ TEST_TABLES(int8_is_stored_as_defined) {
             const int64_t padded = (dim + 15) / 16 * 16, k_bytes = dim * 16 + 64, v_bytes = padded * 16 + 64;
             std::vector<char> memory(2 * (k_bytes + v_bytes), 55), expected = memory;
             const KvView kv = {
-                memory.data(), memory.data() + 2 * k_bytes, 2 * k_bytes, 2 * v_bytes, DType::I8, 1, 2, dim};
+                memory.data(), memory.data() + 2 * k_bytes, 2 * k_bytes, 2 * v_bytes, DType::I8, 1, 2, dim, dim};
             const int64_t position = int64_t(i) % 16;
             table.store_kv(k.data(), 0, v.data(), 0, kv, 1, 1, position);  // the second head alone
             const float k_scale = Problem::int8_scale(k.data(), dim), v_scale = Problem::int8_scale(v.data(), dim);

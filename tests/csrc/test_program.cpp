@@ -69,7 +69,7 @@ struct Layer {
         program.linear({Value::kLogits, kVocabulary, false}, whole(last), norm, embedding.get(), nullptr, nullptr,
                        Activation::None, nullptr);
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
-        cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim};
+        cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim, kHeadDim};
     }
 
     // The logits of kTokens tokens, `count` of them in each step, from an empty cache.

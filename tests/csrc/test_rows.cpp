@@ -29,6 +29,24 @@ struct Guarded {
 
 }  // namespace
 
+// Division, tanh and product are off by some ulp of a result that is at most x and at most the cap.
+TEST_TABLES(softcap_of_every_length_and_the_whole_range) {
+    for (const int64_t count : kSizes) {
+        for (const float cap : {0.5f, 30.0f}) {
+            Guarded x(check::heavy_tailed(count, 5));
+            x.data()[count / 2] = count % 2 ? 1e30f : -1e-20f;
+            std::vector<double> expected(count), tolerance(count);
+            for (int64_t i = 0; i < count; ++i) {
+                expected[i] = cap * std::tanh(double(x.data()[i]) / cap);
+                tolerance[i] = 8 * kEps * std::fabs(expected[i]) + 1e-37;
+            }
+            table.softcap(x.data(), count, cap);
+            CHECK(x.intact());
+            CHECK_CLOSE(x.data(), expected.data(), tolerance.data(), size_t(count), "softcap");
+        }
+    }
+}
+
 TEST_TABLES(norms_of_every_length) {
     for (const int64_t k : kSizes) {
         for (const bool layer : {false, true}) {

@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pace.batch import Positions
 from pace.graph import recorded
 from pace.graph.instructions import Columns, Heads
 from pace.graph.symbols import Recording, Rows, SymbolicAngles
 from pace.ops.weight import PackedWeight
 
+LAYERS = (Positions(1, 4, 4),)
+
 
 @pytest.fixture
 def rows():
     """The symbol of a matrix with 12 columns."""
-    batch = Recording().batch(1)
+    batch = Recording().batch(LAYERS)
     return recorded.embedding(batch.tokens, PackedWeight(5, 12, torch.float32))
 
 
@@ -46,7 +49,7 @@ def test_views_name_the_columns_that_torch_would_show(rows):
 
 
 def test_rows_of_logits_are_a_new_matrix(rows):
-    wanted = rows[:, 2:6][rows.recording.batch(1).logit_rows]
+    wanted = rows[:, 2:6][rows.recording.batch(LAYERS).logit_rows]
     assert wanted.columns.value is not rows.columns.value
     assert wanted.columns.is_whole and wanted.columns.count == 4 and not wanted.columns.value.per_token
 
@@ -59,7 +62,7 @@ def test_rows_of_logits_are_a_new_matrix(rows):
         ("logit_rows, or by neighbouring columns", lambda x: x[1:, :2]),
         ("cut into heads, and nothing else", lambda x: x.unflatten(1, (3, 5))),
         ("cut into heads, and nothing else", lambda x: x.unflatten(0, (3, 4))),
-        ("cut into heads, and nothing else", lambda x: x[x.recording.batch(1).logit_rows].unflatten(1, (3, 4))),
+        ("cut into heads, and nothing else", lambda x: x[x.recording.batch(LAYERS).logit_rows].unflatten(1, (3, 4))),
         ("without gaps", lambda x: x.unflatten(1, (6, 2))[:, ::2]),
         ("without gaps", lambda x: x.unflatten(1, (6, 2))[:, :, 0]),
         ("without gaps", lambda x: x.unflatten(1, (6, 2))[2:, :, :]),

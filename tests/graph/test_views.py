@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pace import _C
-from pace.batch import KVSpec
+from pace.batch import KVSpec, Positions
 from pace.graph.program import Program
 from pace.graph.recorded import Attention, Linear, Norm, RotateHeads, StoreKv
 from pace.ops import native
@@ -28,7 +28,7 @@ class Model:
     """What a program records, and what a `Runner` asks for."""
 
     def __init__(self, dtype: torch.dtype):
-        self.kv_spec = KVSpec(2, KV_HEADS, HEAD_DIM, dtype)
+        self.kv_spec = KVSpec((Positions(KV_HEADS, HEAD_DIM, HEAD_DIM),) * 2, dtype)
         generator = torch.Generator().manual_seed(0)
 
         def weight(n: int, k: int, glu: bool = False):
@@ -113,7 +113,7 @@ class Recorded(OneByOne):
 
     def __init__(self, model: Model, optimise: bool):
         super().__init__(model)
-        self.program = Program(model, 2, HALF, optimise)
+        self.program = Program(model, model.kv_spec.layers, HALF, optimise)
 
     def forward(self, batch):
         return self.program.run(batch, angles_of(batch))
@@ -156,7 +156,8 @@ def test_on_every_table(isa):
 
 
 def test_what_may_be_fused_is_and_the_rest_is_not():
-    plain, fused = (Program(Model(torch.float32), 2, HALF, optimise).instructions for optimise in (False, True))
+    layers = Model(torch.float32).kv_spec.layers
+    plain, fused = (Program(Model(torch.float32), layers, HALF, optimise).instructions for optimise in (False, True))
     count = lambda instructions, kind: sum(isinstance(instruction, kind) for instruction in instructions)
     assert count(plain, Norm) == 2 and count(fused, Norm) == 0
     assert sum(i.norm is not None for i in fused if isinstance(i, Linear)) == 3
@@ -169,4 +170,4 @@ def test_columns_cannot_be_the_result():
     model = Model(torch.float32)
     model.compute = lambda ops, batch, angles: ops.embedding(batch.tokens, model.table)[batch.logit_rows][:, 1:]
     with pytest.raises(NotImplementedError, match="ends in a whole matrix"):
-        Program(model, 2, HALF)
+        Program(model, model.kv_spec.layers, HALF)

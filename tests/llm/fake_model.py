@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import torch
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec
+from pace.batch import BLOCK_SIZE, ForwardBatch, KVSpec, Positions
 from pace.llm.engine.engine import Engine
 from pace.ops import reference
 
@@ -29,7 +29,7 @@ class FakeModel:
         self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
         self.sharpness = 3.0
-        self.kv_spec = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+        self.kv_spec = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
         self.hook = lambda batch: None
         self.num_calls = 0
         self._busy = threading.Lock()

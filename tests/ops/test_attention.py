@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Spans
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Positions, Spans
 from pace.ops import native, reference
 from tests.support import isas_of_floats, poison
 
@@ -42,7 +42,7 @@ def fill_cache(sequences: list[Sequence], dtype: torch.dtype, seed: int = 0) -> 
     """A cache of NaN with every sequence in blocks of a shuffled order, and which blocks those are."""
     kv_heads, head_dim = sequences[0].k.shape[1:]
     counts = [-(-s.length // BLOCK_SIZE) for s in sequences]
-    kv = KVSpec(1, kv_heads, head_dim, dtype).allocate(sum(counts) + 2)[0]
+    kv = KVSpec((Positions(kv_heads, head_dim, head_dim),), dtype).allocate(sum(counts) + 2)[0]
     poison(kv)
     free = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed)).tolist()
     tables = []
@@ -257,7 +257,7 @@ def test_store_kv_rounds_as_torch(isa, dtype, head_dim):
     fused[7] = 127.0 - torch.arange(head_dim) / 2
     k, v = fused[:, 2:4], fused[:, 4:6]  # strided views of one matrix, as a fused projection gives them
     slots = torch.randperm(64, generator=generator)[:19]
-    (kv,), (twin,) = (KVSpec(1, 2, head_dim, dtype).allocate(4) for _ in range(2))
+    (kv,), (twin,) = (KVSpec((Positions(2, head_dim, head_dim),), dtype).allocate(4) for _ in range(2))
     for tensor in (*kv.tensors, *twin.tensors):
         tensor.fill_(7)
     native.store_kv(k, v, kv, slots)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pace.batch import KVBlocks, KVSpec, Spans
+from pace.batch import KVBlocks, KVSpec, Positions, Spans
 from pace.ops import reference as ops
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
@@ -206,7 +206,7 @@ def test_rotary_turns_pairs_as_complex_numbers(interleaved, rotated):
 
 
 def test_stored_keys_and_values_are_where_the_layout_says():
-    kv = KVSpec(1, 2, 5, torch.bfloat16).allocate(3)[0]
+    kv = KVSpec((Positions(2, 5, 5),), torch.bfloat16).allocate(3)[0]
     assert kv.k.shape == (3, 2, 5, 16) and kv.v.shape == (3, 2, 16, 16)
     kv.k.fill_(7), kv.v.fill_(7)
     heads = torch.randn(4, 4, 5)

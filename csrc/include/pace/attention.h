@@ -24,7 +24,7 @@ template <class T>
 constexpr int64_t kScaleElements =
     std::is_same_v<std::remove_const_t<T>, int8_t> ? kBlockPositions * int64_t(sizeof(float)) : 0;
 
-// One layer's cache: k [blocks][kv_heads][head_dim][16], v [blocks][kv_heads][16][padded_dim], blocks as far apart as
+// One layer's cache: k [blocks][kv_heads][key_dim][16], v [blocks][kv_heads][16][padded_dim], blocks as far apart as
 // the strides say. In int8, each head of k and of v is followed by the scales of its 16 positions, float [16], a line
 // that is read with it: an element stands for itself times the scale of its position.
 struct KvView {
@@ -34,10 +34,10 @@ struct KvView {
     DType dtype;
     int64_t num_blocks;
     int64_t kv_heads;
-    int64_t head_dim;
+    int64_t key_dim, value_dim;  // elements of a head; queries are as wide as keys
 
-    int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
-    int64_t k_head_elements() const { return head_dim * kBlockPositions; }
+    int64_t padded_dim() const { return (value_dim + 15) / 16 * 16; }  // of a value
+    int64_t k_head_elements() const { return key_dim * kBlockPositions; }
     int64_t v_head_elements() const { return padded_dim() * kBlockPositions; }
 
     template <class T>
@@ -61,14 +61,14 @@ struct KvView {
 constexpr int64_t kNoWindow = int64_t(1) << 40;
 
 struct AttentionArgs {
-    int64_t q_token_stride;  // of queries [tokens][heads][head_dim], in floats
+    int64_t q_token_stride;  // of queries [tokens][heads][key_dim], in floats
     int64_t q_head_stride;
     KvView kv;
     int64_t query_heads;  // a multiple of kv.kv_heads; head h reads kv head h / group()
     float scale;
     int64_t window;  // a position sees this many, itself included; kNoWindow = all before it
     float softcap;   // scores become softcap * tanh(score / softcap); 0 = off
-    float* out;      // [tokens][query_heads * head_dim]
+    float* out;      // [tokens][query_heads * value_dim]
 
     int64_t group() const { return query_heads / kv.kv_heads; }
 };
@@ -94,10 +94,15 @@ constexpr int kPackedRows = 8;
 constexpr int64_t kPartialOut = 16;
 inline int64_t partial_floats(const KvView& kv) { return kPartialOut + kv.padded_dim(); }
 
+// Floats of the packed queries, of which each stands in the space of whole lines.
+inline int64_t packed_query_floats(const KvView& kv, int64_t passes) {
+    return passes * kPackedRows * ((kv.key_dim + 15) / 16 * 16);
+}
+
 // Floats of scratch that the attention kernels need for any QueryRows: queries (in passes of two rows or more), scores,
 // out, three vectors of state, the partitions before, and a tile of keys and values in fp32.
 inline int64_t attention_scratch_floats(const KvView& kv) {
-    const int64_t query_floats = kMaxQueryRows / 2 * kPackedRows * kv.padded_dim();
+    const int64_t query_floats = packed_query_floats(kv, kMaxQueryRows / 2);
     const int64_t row_floats = kv.padded_dim() + kTilePositions + 3 + partial_floats(kv);
     return query_floats + kMaxQueryRows * row_floats + kTileBlocks * (kv.k_head_elements() + kv.v_head_elements());
 }

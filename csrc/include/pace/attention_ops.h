@@ -11,7 +11,7 @@ namespace pace {
 // What is done to the heads of new tokens between the product that makes them and attention: query and key heads are
 // normalised (where the norms are not None) and rotated (where half > 0), keys and values are stored.
 struct HeadsArgs {
-    HeadsView q, k, v;  // v is only read
+    HeadsView q, k, v;  // queries and keys of key_dim elements, values of value_dim; v is only read
     int64_t query_heads;
     Norm query_norm, key_norm;
     const float *cos, *sin;  // [tokens][half]
@@ -25,14 +25,14 @@ struct HeadsArgs {
 
 // csrc/ops/heads.cpp. All heads of `count` tokens from `first` on, in place.
 void prepare_heads(const HeadsArgs& heads, int64_t first, int64_t count);
-// The query heads of one token and one key/value head, copied to `queries` [group][head_dim].
+// The query heads of one token and one key/value head, copied to `queries` [group][key_dim].
 void prepare_queries(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* queries);
-// The key and the value of one token and one head, stored; the key is prepared in `key` [head_dim].
+// The key and the value of one token and one head, stored; the key is prepared in `key` [key_dim].
 void store_key_value(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* key);
 // Tokens that make a chunk worth a thread's while.
 int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 
-// csrc/ops/attention.cpp. args.out [tokens][query_heads * head_dim] = attention of every token of every span over its
+// csrc/ops/attention.cpp. args.out [tokens][query_heads * value_dim] = attention of every token of every span over its
 // own positions. Span s has tokens query_start[s] .. query_start[s + 1]; its last token stands at position kv_len[s] -
 // 1; position p lives in block block_table[s * table_stride + p / 16]. Blocks wholly before every token's window are
 // not looked at.
@@ -42,7 +42,7 @@ int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 // decode step is such spans.
 struct AttentionOp {
     static constexpr int kPhases = 3;  // heads of long spans; rows, or single partitions of them; merge
-    const float* q;                    // [tokens][query_heads][head_dim], strides in args
+    const float* q;                    // [tokens][query_heads][key_dim], strides in args
     AttentionArgs args;
     HeadsArgs heads;  // of the same q, or none
     int64_t tokens;
@@ -91,7 +91,7 @@ struct AttentionOp {
 struct StoreKvOp {
     static constexpr int kPhases = 1;
     KvView kv;
-    HeadsView k, v;  // [tokens][kv_heads][head_dim]; only read
+    HeadsView k, v;  // [tokens][kv_heads][key_dim], [..][value_dim]; only read
     const int64_t* slots;
     int64_t tokens;
 

@@ -131,6 +131,7 @@ struct KernelTable {
     // -- after both
     void (*linear_epilogue)(const EpilogueArgs&);
     void (*activation)(Activation, const float* x, float* y, int64_t count);  // x may equal y
+    void (*softcap)(float* x, int64_t count, float cap);                      // x = cap tanh(x / cap), in place
     // y[0..count) rounded to nearest even, y[count..padded) zero.
     void (*round_to_bf16)(const float* x, BF16* y, int64_t count, int64_t padded);
 
@@ -153,7 +154,7 @@ struct KernelTable {
                                 float* scratch);
     void (*attention_merge)(const AttentionArgs& args, const QueryRows& rows, int64_t partitions, const float* states,
                             float* scratch);
-    // One token's keys and values [heads][head_dim] into position `slot` of the cache, as its heads from first_head on.
+    // One token's keys [heads][key_dim] and values [heads][value_dim] into position `slot` of the cache, as its heads from first_head on.
     void (*store_kv)(const float* k, int64_t k_head_stride, const float* v, int64_t v_head_stride, const KvView& kv,
                      int64_t first_head, int64_t heads, int64_t slot);
 

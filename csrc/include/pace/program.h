@@ -82,6 +82,8 @@ class Program {
     void gather_rows(Value out, Columns x);
     void add(Value out, Columns a, Columns b);
     void activation(Value out, Columns x, Activation activation);
+    void scale(Columns x, float factor);  // in place
+    void softcap(Columns x, float cap);   // in place
     void norm(Value out, Columns x, const Norm& norm);
     void linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
                 Activation activation, const Value* residual);

@@ -84,6 +84,30 @@ struct AddOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
+// csrc/ops/elementwise.cpp. x *= factor, in place. A chunk is a piece of a row: rows of logits are few and long.
+struct ScaleOp {
+    static constexpr int kPhases = 1;
+    float* x;  // [rows][k], x_stride floats between rows
+    int64_t x_stride, rows, k;
+    float factor;
+
+    void prepare(int) {}
+    int64_t chunks(int) const;
+    void run(int phase, int64_t chunk, int thread) const;
+};
+
+// csrc/ops/elementwise.cpp. x = cap * tanh(x / cap), as ScaleOp.
+struct SoftcapOp {
+    static constexpr int kPhases = 1;
+    float* x;
+    int64_t x_stride, rows, k;
+    float cap;
+
+    void prepare(int) {}
+    int64_t chunks(int) const;
+    void run(int phase, int64_t chunk, int thread) const;
+};
+
 // csrc/ops/elementwise.cpp. y [count][k] = rows `indices` of x [..][k].
 struct GatherRowsOp {
     static constexpr int kPhases = 1;

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
+from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
 
 
 def num_blocks_of(num_tokens: int) -> int:
@@ -37,13 +37,13 @@ class BlockPool:
         self._references = array("i")  # per touched block, the sequences that hold it
         self._kept: set[int] = set()  # blocks whose content is not to be changed, and outlives their holders
         self._idle: dict[int, None] = {}  # those of them that nobody holds, longest idle first
-        self._kv: list[KVBlocks] = []
+        self._kv: list[LayerBlocks] = []
         self._bytes = np.empty(
             (0, 0), np.uint8
         )  # [num_blocks, block_bytes], the same memory; empty while nothing is written
 
     @property
-    def kv(self) -> list[KVBlocks]:
+    def kv(self) -> list[LayerBlocks]:
         """The blocks of each layer; allocated when first asked for. Raises MemoryError where there are no addresses."""
         if not self._kv:
             try:
@@ -53,7 +53,7 @@ class BlockPool:
                 raise MemoryError(
                     f"could not reserve {num_bytes} bytes of address space for the cache: {error}"
                 ) from None
-            self._bytes, self._kv = memory.numpy(), self.spec.layers(memory)
+            self._bytes, self._kv = memory.numpy(), self.spec.views(memory)
         return self._kv
 
     @property

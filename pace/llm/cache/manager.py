@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec
+from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
 from pace.llm.cache.allocators import BlockAllocator, Contiguous, Paged, balanced_rows
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.cache.prefix_cache import NoPrefixCache, PrefixCache
@@ -66,7 +66,7 @@ class CacheManager:
         self.prefix = PrefixCache(self.pool, rope_regime) if prefix_cache_bytes else NoPrefixCache()
 
     @property
-    def kv(self) -> list[KVBlocks]:
+    def kv(self) -> list[LayerBlocks]:
         """The blocks of each layer; allocated when first asked for."""
         return self.pool.kv
 
@@ -143,9 +143,10 @@ class CacheManager:
             self.pool.give_back(sequence.block_table.pop())
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
-        """Gives `target`, which must hold no block, the first `num_tokens` computed positions of `source`; nothing is
-        copied."""
+        """Gives `target`, which must hold no block, the first `num_tokens` computed positions of `source`, and what its
+        tokens are known under; nothing is copied."""
         assert not target.block_table and num_tokens <= source.num_computed
+        target.adapter, target.cache_salt = source.adapter, source.cache_salt
         for block in source.block_table[: num_blocks_of(num_tokens)]:
             self.pool.share(block)
             target.block_table.append(block)

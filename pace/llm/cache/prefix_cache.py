@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.block_pool import BlockPool
@@ -13,17 +14,26 @@ from pace.llm.sequence import Sequence
 Tokens = tuple[int, ...]
 
 
+class RootKey(NamedTuple):
+    """What besides the tokens decides about keys and values, or about who may share them."""
+
+    rope_regime: int
+    """The model's, of the sequence's `rope_length`."""
+    adapter: Hashable
+    cache_salt: str | None
+
+
 @dataclass(eq=False, slots=True, repr=False)
 class Node:
     """A block whose keys and values are known, and what is known to follow it.
 
-    Its path from the root spells the text that they were computed from. Python's dict finds a child by the hash of its
+    Its path from the root spells the text that they were computed from; the root stands for a `RootKey`. Python's dict finds a child by the hash of its
     16 tokens and then compares them one by one: the path is the chained hash, and what merely has the same hash is
     another child."""
 
     parent: Node | None
-    """None for a root, which has no tokens and no block."""
-    tokens: Tokens
+    """None for a root, which has a key instead of tokens, and no block."""
+    tokens: Tokens | RootKey
     block: int
     children: dict[Tokens, Node] = field(default_factory=dict)
 
@@ -38,7 +48,7 @@ class PrefixCache:
     """
 
     def __init__(self, pool: BlockPool, rope_regime: Callable[[int], int]) -> None:
-        """`rope_regime(n)` is the model's: texts share only where it says the same of their `rope_length`."""
+        """`rope_regime(n)` is the model's; sequences share only where their `RootKey` is the same."""
         self.pool = pool
         self.rope_regime = rope_regime
         forget = weakref.WeakMethod(self._forget)  # a pool that held its cache would keep all memory until a collection
@@ -47,7 +57,7 @@ class PrefixCache:
 
     def reset(self) -> None:
         """Forgets everything; the pool was reset."""
-        self._roots: dict[int, Node] = {}
+        self._roots: dict[RootKey, Node] = {}
         self._nodes: dict[int, Node] = {}  # by block
 
     def reuse(self, sequence: Sequence) -> None:
@@ -74,9 +84,8 @@ class PrefixCache:
             first -= 1
         if first == end:
             return
-        node = self._node_before(sequence, first) or self._roots.setdefault(
-            self.rope_regime(sequence.rope_length), Node(None, (), -1)
-        )
+        key = self._root_key(sequence)
+        node = self._node_before(sequence, first) or self._roots.setdefault(key, Node(None, key, -1))
         for index in range(first, end):
             tokens = tokens_of(sequence, index)
             known = node.children.get(tokens)
@@ -98,6 +107,7 @@ class PrefixCache:
                 f"block {block} follows one that is not known"
             )
         assert len(self._nodes) == self.pool.num_kept, "a block is kept and not known"
+        assert all(root.children for root in self._roots.values()), "a root is known under which nothing is"
         dropped: set[int] = set()
         for block in self.pool.idle_blocks:
             assert all(child.block in dropped for child in self._nodes[block].children.values()), (
@@ -112,11 +122,10 @@ class PrefixCache:
 
     def _node_before(self, sequence: Sequence, index: int) -> Node | None:
         """What is known of the text before a block of the table; None where that is nothing."""
-        return (
-            self._nodes.get(sequence.block_table[index - 1])
-            if index
-            else self._roots.get(self.rope_regime(sequence.rope_length))
-        )
+        return self._nodes.get(sequence.block_table[index - 1]) if index else self._roots.get(self._root_key(sequence))
+
+    def _root_key(self, sequence: Sequence) -> RootKey:
+        return RootKey(self.rope_regime(sequence.rope_length), sequence.adapter, sequence.cache_salt)
 
     def _hold(self, sequence: Sequence, index: int, block: int) -> None:
         """Puts a known block into the sequence's table."""
@@ -133,6 +142,8 @@ class PrefixCache:
         """The pool takes an idle block."""
         node = self._nodes.pop(block)
         del node.parent.children[node.tokens]
+        if node.parent.parent is None and not node.parent.children:
+            del self._roots[node.parent.tokens]
 
 
 class NoPrefixCache:

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks
+from pace.batch import ForwardBatch, KVBlocks, Positions
 from pace.llm.layers.base import Layer
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, NoHeadNorm
@@ -14,35 +14,47 @@ from pace.llm.layers.rotary import Angles, NoRotary, Rotary
 
 
 class Attention(Layer):
-    """`residual + output(softmax(q k' / sqrt(D)) v)`, causal within each span, `window` positions back (None: all).
+    """`residual + output(softmax(cap(scale * q k')) v)`, causal within each span, `cache.window` positions back.
 
-    The rows of `qkv` are those of `num_heads` query heads, then `num_kv_heads` key heads, then as many value heads, of
-    `head_dim` each."""
+    The rows of `qkv` are those of `num_heads` query heads of `cache.key_dim` elements, then `cache.kv_heads` key heads
+    as wide, then as many value heads of `cache.value_dim`."""
 
     def __init__(
         self,
         qkv: Linear,
         output: Linear,
         num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
+        cache: Positions,
         rotary: Rotary | NoRotary,
-        window: int | None = None,
         query_norm: HeadNorm | NoHeadNorm | None = None,
         key_norm: HeadNorm | NoHeadNorm | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
     ):
+        """`scale`: of the scores, `cache.key_dim ** -0.5` unless given; `softcap`: scores become
+        `softcap * tanh(score / softcap)`."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
+        self.cache = cache
         self.rotary = rotary
-        self.window = window
         self.query_norm = query_norm or NoHeadNorm()
         self.key_norm = key_norm or NoHeadNorm()
+        self.scale = cache.key_dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+
+    @property
+    def readers(self) -> list[Linear]:
+        return [self.qkv]
 
     def __call__(
-        self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks, residual: Tensor
+        self,
+        ops: ModuleType,
+        x: Tensor,
+        angles: Angles,
+        batch: ForwardBatch,
+        kv: KVBlocks,
+        residual: Tensor | None = None,
     ) -> Tensor:
         q, k, v = self._heads(self.qkv(ops, x))
         self.query_norm(ops, q)
@@ -50,11 +62,15 @@ class Attention(Layer):
         self.rotary.rotate_(ops, q, angles)
         self.rotary.rotate_(ops, k, angles)
         ops.store_kv(k, v, kv, batch.slots)
-        context = ops.attention(q, kv, batch.spans, self.head_dim**-0.5, self.window)
+        context = ops.attention(q, kv, batch.spans, self.scale, self.cache.window, self.softcap)
         return self.output(ops, context, residual=residual)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views `[T, H, D]` into the columns of `qkv`."""
-        heads = qkv.unflatten(1, (self.num_heads + 2 * self.num_kv_heads, self.head_dim))
-        keys, values = self.num_heads, self.num_heads + self.num_kv_heads
-        return heads[:, :keys], heads[:, keys:values], heads[:, values:]
+        cache, keys = self.cache, self.num_heads * self.cache.key_dim
+        values = keys + cache.kv_heads * cache.key_dim
+        return (
+            qkv[:, :keys].unflatten(1, (self.num_heads, cache.key_dim)),
+            qkv[:, keys:values].unflatten(1, (cache.kv_heads, cache.key_dim)),
+            qkv[:, values:].unflatten(1, (cache.kv_heads, cache.value_dim)),
+        )

@@ -108,8 +108,8 @@ class BaseModelForCausalLM(Layer):
 
     @property
     def kv_spec(self) -> KVSpec:
-        config = self.config
-        return KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.kv_dtype)
+        """What the layers keep, each as its own attention says."""
+        return KVSpec(tuple(layer.cache for layer in self.layers), self.kv_dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`, op by op; writes the batch's slots of the cache."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, LayerBlocks, Spans
 from pace.llm.sequence import Span
 
 _TABLE_STEP = 8
@@ -19,7 +19,7 @@ class BatchBuilder:
     def __init__(self) -> None:
         self._shape: tuple[int, ...] = ()
 
-    def build(self, spans: list[Span], kv: list[KVBlocks]) -> ForwardBatch:
+    def build(self, spans: list[Span], kv: list[LayerBlocks]) -> ForwardBatch:
         num_tokens = num_rows = width = 0
         for span in spans:
             num_tokens += span.end - span.start
@@ -59,7 +59,7 @@ class BatchBuilder:
         self._rope_lengths[columns] = np.maximum(positions + 1, sequence.rope_length)
         self._slots[columns] = table[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    def _allocate(self, num_spans: int, num_tokens: int, num_rows: int, width: int, kv: list[KVBlocks]) -> None:
+    def _allocate(self, num_spans: int, num_tokens: int, num_rows: int, width: int, kv: list[LayerBlocks]) -> None:
         """New arrays, and a batch whose tensors share their memory."""
         self._shape = ()  # until all are there: memory may be short
         self._tokens, self._positions, self._rope_lengths, self._slots = np.zeros((4, num_tokens), dtype=np.int64)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 
 from pace.assets import TINY
-from pace.batch import BLOCK_SIZE, KVSpec
+from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
@@ -24,7 +24,7 @@ from tests.llm.engine.test_engine import ScriptedDrafter, make_sequence
 from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
 from tests.llm.generators import check_idle, random_prompts
 
-SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
 
 OPTIONS = {
     "paged": {},

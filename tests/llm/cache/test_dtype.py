@@ -164,11 +164,11 @@ def test_the_same_budget_holds_nearly_twice_the_tokens() -> None:
         LLMModel(TINY, kv_cache_dtype=name, kv_cache_bytes="4MiB", progress=False) for name in ("auto", "int8")
     )
     spec = narrow._model.kv_spec
-    assert spec.dtype == torch.int8 and spec.position_bytes == spec.num_layers * spec.num_kv_heads * 2 * (
-        spec.head_dim + 4
+    assert spec.dtype == torch.int8 and spec.position_bytes == sum(
+        layer.kv_heads * 2 * (layer.key_dim + 4) for layer in spec.layers
     )
     ratio = narrow.memory_report().cache_tokens / wide.memory_report().cache_tokens
-    assert 0.98 * 2 / (1 + 4 / spec.head_dim) < ratio < 2
+    assert 0.98 * 2 / (1 + 4 / spec.layers[0].key_dim) < ratio < 2
     out = narrow.generate(prompts(100), SamplingConfig(max_new_tokens=28, ignore_eos=True))
     assert len(out.generated_token_ids[0]) == 28
     assert narrow.memory_report().cache_touched == 8 * spec.block_bytes

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pace.batch import BLOCK_SIZE, KVSpec
+from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm.cache.manager import CacheManager
 from pace.llm.sequence import Sequence
 from pace.memory import resident_bytes
 from tests.support import exit_code_in_fork
 
-SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
 
 
 def make_cache(num_blocks: int, **options) -> CacheManager:
@@ -33,7 +33,7 @@ def test_a_budget_below_one_block_is_told() -> None:
 
 
 def test_memory_is_touched_only_as_used() -> None:
-    spec = KVSpec(num_layers=4, num_kv_heads=8, head_dim=64, dtype=torch.float32)
+    spec = KVSpec((Positions(8, 64, 64),) * 4, torch.float32)
     cache = CacheManager(spec, 2 << 30)
     before = resident_bytes()
     sequence = make_sequence()
@@ -48,10 +48,10 @@ def test_memory_is_touched_only_as_used() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        KVSpec(3, 2, 5, torch.float32),
-        KVSpec(16, 8, 16, torch.bfloat16),
-        KVSpec(3, 2, 5, torch.int8),
-        KVSpec(1, 1, 64, torch.int8),
+        KVSpec((Positions(2, 5, 5),) * 3, torch.float32),
+        KVSpec((Positions(8, 16, 16),) * 16, torch.bfloat16),
+        KVSpec((Positions(2, 5, 5),) * 3, torch.int8),
+        KVSpec((Positions(1, 64, 64),) * 1, torch.int8),
     ],
 )
 def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
@@ -73,7 +73,7 @@ def test_layers_lie_side_by_side_in_a_block(spec: KVSpec) -> None:
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_int8_takes_little_more_than_half_of_bfloat16(head_dim: int) -> None:
     """One byte for two, and 4 for each head's scale: 1/2 + 2/D."""
-    wide, narrow = (KVSpec(24, 2, head_dim, dtype) for dtype in (torch.bfloat16, torch.int8))
+    wide, narrow = (KVSpec((Positions(2, head_dim, head_dim),) * 24, dtype) for dtype in (torch.bfloat16, torch.int8))
     assert narrow.position_bytes == wide.position_bytes // 2 + 24 * 2 * 2 * 4
     assert narrow.block_bytes < 0.54 * wide.block_bytes
 
@@ -249,6 +249,6 @@ TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=30, de
 def test_a_process_with_a_cache_beyond_its_memory_can_fork():
     """The pool reserves addresses, not memory: with more than any machine has, fork still works (plain memory refuses
     it)."""
-    cache = CacheManager(KVSpec(1, 1, 64, torch.float32), 2**40)
+    cache = CacheManager(KVSpec((Positions(1, 64, 64),) * 1, torch.float32), 2**40)
     assert cache.kv[0].k.nbytes + cache.kv[0].v.nbytes > 2**38
     assert exit_code_in_fork(lambda: True) == 0

@@ -11,11 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pace.batch import BLOCK_SIZE, KVSpec
+from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm.cache.manager import CacheManager
 from pace.llm.cache.prefix_cache import tokens_of
 from pace.llm.clients.session import CollectLogits, Session, score
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.sampler import Greedy
+from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
@@ -25,7 +27,7 @@ from tests.llm.generators import by_hand, check_idle
 from tests.llm.models.variants import VARIANTS, save_tiny
 from tests.support import backend, backends, load_model
 
-SPEC = KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
+SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
 ON = {"prefix_cache_bytes": None}
 """A quarter of the cache."""
 
@@ -362,6 +364,53 @@ def test_texts_of_different_regimes_share_nothing() -> None:
     text = ids(1, 80)
     reused = [generate(generator, [text[:length]], 1)[0].metrics.num_reused_tokens for length in (40, 60, 35, 70, 41)]
     assert reused == [0, 0, 32, 48, 32]
+
+
+def engine_by_hand(num_blocks: int = 1000, kept: int | None = None) -> Engine:
+    """As `prefix_generator`, for a test that steps it."""
+    return make_engine(num_blocks, cache_options={"prefix_cache_bytes": kept and kept * SPEC.block_bytes})
+
+
+def salted(engine: Engine, prompt: list[int], salt: str | None = None, adapter: str | None = None) -> int:
+    """Tokens of the prompt that were known where it is computed under a salt and an adapter."""
+    sequence = Sequence(prompt, Greedy(), StoppingCriteria(len(prompt) + 1, []), len(prompt) + 1)
+    sequence.cache_salt, sequence.adapter = salt, adapter
+    engine.submit([sequence])
+    while not sequence.is_finished:
+        engine.step()
+    engine.check_idle()
+    return sequence.times.num_reused
+
+
+def test_two_salts_never_share_a_block() -> None:
+    engine, prompt = engine_by_hand(), ids(1, 50)
+    assert [salted(engine, prompt, salt) for salt in (None, "a", "b", "", None, "a", "b", "")] == [0] * 4 + [48] * 4
+    blocks = [node.block for node in engine.cache.prefix._nodes.values()]
+    assert len(set(blocks)) == 4 * 3, "the three full blocks of each"
+
+
+def test_two_adapters_never_share_a_block() -> None:
+    engine, prompt = engine_by_hand(), ids(1, 50)
+    found = [salted(engine, prompt, adapter=adapter) for adapter in (None, "a", "b", "a", "b", None)]
+    assert found == [0, 0, 0, 48, 48, 48]
+    assert salted(engine, prompt, salt="a") == 0, "a salt is no adapter"
+
+
+def test_a_fork_has_the_salt_of_its_source() -> None:
+    """So that it finds its own text again after it was preempted, and nobody else finds it."""
+    generator, prompt = prefix_generator(), ids(1, 50)
+    with Session(generator.driver) as session:
+        session._sequence.cache_salt = "a"
+        session.append(prompt)
+        with session.fork() as twin:
+            assert twin._sequence.cache_salt == "a"
+
+
+def test_a_salt_is_forgotten_with_its_last_block() -> None:
+    engine = engine_by_hand(8, 4)
+    for number in range(20):
+        salted(engine, ids(number, 33), salt=str(number))
+    assert len(engine.cache.prefix._roots) <= 2, "four blocks are kept, two of a text"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks
+from pace.batch import ForwardBatch, KVBlocks, Positions
 from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -99,8 +99,7 @@ class GPTJLayer(Layer):
             Linear({f"{name}.attn.{part}_proj": hidden for part in "qkv"}, hidden),
             Linear({f"{name}.attn.out_proj": hidden}, hidden),
             config.num_attention_heads,
-            config.num_attention_heads,
-            config.head_dim,
+            Positions(config.num_attention_heads, config.head_dim, config.head_dim),
             rotary,
         )
         self.mlp = PlainMLP(
@@ -108,6 +107,10 @@ class GPTJLayer(Layer):
             Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
             config.activation_function,
         )
+
+    @property
+    def cache(self) -> Positions:
+        return self.attention.cache
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         return [(self.norm, [self.attention.qkv, self.mlp.up])]

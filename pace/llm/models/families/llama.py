@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks
+from pace.batch import ForwardBatch, KVBlocks, Positions
 from pace.llm.layers import (
     Attention,
     Embedding,
@@ -134,10 +134,8 @@ class LlamaLayer(Layer):
             ),
             Linear({f"{attention}.o_proj": hidden}, heads * dim, config.output_bias),
             heads,
-            kv_heads,
-            dim,
+            Positions(kv_heads, dim, dim, config.window(index)),
             model.rotary,
-            config.window(index),
             HeadNorm(f"{attention}.q_norm", dim, config.rms_norm_eps) if model.head_norm else NoHeadNorm(),
             HeadNorm(f"{attention}.k_norm", dim, config.rms_norm_eps) if model.head_norm else NoHeadNorm(),
         )
@@ -147,6 +145,10 @@ class LlamaLayer(Layer):
             Linear({f"{mlp}.down_proj": hidden}, config.intermediate_size, config.mlp_bias),
             config.hidden_act,
         )
+
+    @property
+    def cache(self) -> Positions:
+        return self.attention.cache
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         return [(self.input_norm, [self.attention.qkv]), (self.mlp_norm, [self.mlp.gate_up])]

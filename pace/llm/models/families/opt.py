@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks
+from pace.batch import ForwardBatch, KVBlocks, Positions
 from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -114,8 +114,7 @@ class OPTLayer(Layer):
             Linear({f"{attention}.{part}_proj": hidden for part in "qkv"}, hidden, bias),
             Linear({f"{attention}.out_proj": hidden}, hidden, bias),
             config.num_attention_heads,
-            config.num_attention_heads,
-            config.head_dim,
+            Positions(config.num_attention_heads, config.head_dim, config.head_dim),
             NoRotary(),
         )
         self.mlp_norm = opt_norm(config, f"{name}.final_layer_norm")
@@ -124,6 +123,10 @@ class OPTLayer(Layer):
             Linear({f"{name}.fc2": hidden}, config.ffn_dim, bias),
             config.activation_function,
         )
+
+    @property
+    def cache(self) -> Positions:
+        return self.attention.cache
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         return [(self.attention_norm, [self.attention.qkv]), (self.mlp_norm, [self.mlp.up])]

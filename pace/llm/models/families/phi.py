@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks
+from pace.batch import ForwardBatch, KVBlocks, Positions
 from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -71,8 +71,7 @@ class PhiLayer(Layer):
             Linear({f"{name}.self_attn.{part}": count for part, count in rows.items()}, hidden, bias=True),
             Linear({f"{name}.self_attn.dense": hidden}, heads * dim, bias=True),
             heads,
-            kv_heads,
-            dim,
+            Positions(kv_heads, dim, dim),
             rotary,
         )
         self.mlp = PlainMLP(
@@ -80,6 +79,10 @@ class PhiLayer(Layer):
             Linear({f"{name}.mlp.fc2": hidden}, config.intermediate_size, bias=True),
             config.hidden_act,
         )
+
+    @property
+    def cache(self) -> Positions:
+        return self.attention.cache
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
         return [(self.norm, [self.attention.qkv, self.mlp.up])]

@@ -1,0 +1,60 @@
+"""Scaling and capping in place, on every instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pace import _C
+from pace.ops import native, reference
+from tests.support import isas_of_floats
+
+pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 33), (2, 40_000)])
+@pytest.mark.parametrize("isa", isas_of_floats())
+def test_twins(isa, shape) -> None:
+    _C.select_isa(isa)
+    x = 20 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ours, theirs = x.clone(), x.clone()
+    native.scale_(ours, 1 / 3)
+    reference.scale_(theirs, 1 / 3)
+    assert torch.equal(ours, theirs)
+    native.softcap_(ours, 3.0)
+    exact = 3 * torch.tanh(theirs.double() / 3)
+    # tanh of 4 ulp between a division and a product, of half an ulp each
+    assert ((ours - exact).abs() <= 8 * 2.0**-24 * exact.abs()).all() and ours.abs().max() <= 3
+    reference.softcap_(theirs, 3.0)
+    assert (theirs - exact).abs().max() < 1e-5
+
+
+def test_columns_of_a_matrix_alone() -> None:
+    x = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(0))
+    expected = x.clone()
+    native.scale_(x[:, 7:40_000], 2.0)
+    expected[:, 7:40_000] *= 2
+    assert torch.equal(x, expected)
+    native.softcap_(x[:, 9:30_001], 1.5)
+    capped = expected[:, 9:30_001].contiguous()
+    native.softcap_(capped, 1.5)
+    expected[:, 9:30_001] = capped
+    assert torch.equal(x, expected)
+
+
+def test_a_nan_stays_one() -> None:
+    x = torch.tensor([[1.0, torch.nan, torch.inf, -torch.inf]])
+    native.softcap_(x, 2.0)
+    assert x[0, 1].isnan() and x[0, 2:].tolist() == [2.0, -2.0]
+
+
+def test_what_is_refused() -> None:
+    x = torch.zeros(2, 4)
+    for bad in (x.double(), x.t(), x[0], x[:, ::2]):
+        with pytest.raises(ValueError, match="x must be a float32 matrix with contiguous rows"):
+            native.scale_(bad, 2.0)
+    for cap in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="cap must be positive"):
+            native.softcap_(x, cap)
+    with pytest.raises(ValueError, match="factor must be finite"):
+        native.scale_(x, float("inf"))
