@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.batch import BLOCK_SIZE, ForwardBatch, KVBlocks, Spans
+from pace.batch import BLOCK_SIZE, ForwardBatch, LayerBlocks, Spans
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_list import read_config
 
@@ -55,15 +55,19 @@ class TensorDict:
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
         """Pieces of 24 rows, so that pieces end within tensors and within panels of 16."""
-        shape = self.state[name].shape
+        count = len(self._rows(name))
         return (
-            [(start, min(start + 24, shape[0])) for start in range(0, shape[0], 24)]
-            if len(shape) > 1
-            else [(0, shape[0])]
+            [(start, min(start + 24, count)) for start in range(0, count, 24)]
+            if self.state[name].ndim > 1
+            else [(0, count)]
         )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        return self.state[name][start:stop]
+        return self._rows(name)[start:stop]
+
+    def _rows(self, name: str) -> Tensor:
+        tensor = self.state[name]
+        return tensor.flatten(0, -2) if tensor.ndim > 2 else tensor
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         pass
@@ -79,9 +83,9 @@ def load_model(folder: Path, dtype: torch.dtype, ops: ModuleType) -> BaseModelFo
     return model
 
 
-def poison(kv: KVBlocks) -> None:
+def poison(kv: LayerBlocks) -> None:
     """What is read but not written shows: NaN everywhere, in int8 in the scales."""
-    for tensor in kv.tensors:
+    for tensor in kv.tensors if kv else ():
         tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
 
 

@@ -43,7 +43,7 @@ def write_checkpoint(config: dict, folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: _random(name, slot.shape, generator)
-        for name, slot in model_class(parsed, torch.float32, reference).slots().items()
+        for name, [slot, *_] in model_class(parsed, torch.float32, reference).slots().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(config["vocab_size"], folder)

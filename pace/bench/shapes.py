@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -161,27 +162,29 @@ class RandomWeights:
     PIECE_ELEMENTS = 1 << 22
 
     def __init__(self, model: BaseModelForCausalLM) -> None:
-        self.tensors = {name: (torch.bfloat16, slot.shape) for name, slot in model.slots().items()}
+        self.tensors = {name: (torch.bfloat16, slots[0].shape) for name, slots in model.slots().items()}
         generator = torch.Generator().manual_seed(0)
         self._numbers = torch.randn(self.PIECE_ELEMENTS, generator=generator).mul_(0.02).bfloat16()
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
-        _, shape = self.tensors[name]
-        rows = max(1, self.PIECE_ELEMENTS // shape[1]) if len(shape) > 1 else shape[0]
-        return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+        *lead, columns = self.tensors[name][1]
+        if not lead:
+            return [(0, columns)]
+        count, rows = prod(lead), max(1, self.PIECE_ELEMENTS // columns)
+        return [(start, min(start + rows, count)) for start in range(0, count, rows)]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Normal numbers with a standard deviation of 0.02 (the usual initialiser_range); ones for the weights of
         norms."""
         _, shape = self.tensors[name]
-        rows = (shape[0] if stop is None else stop) - start
+        rows = (prod(shape[:-1] or shape) if stop is None else stop) - start
         if len(shape) == 1:
             return torch.ones(rows, dtype=torch.bfloat16) if name.endswith("weight") else self._numbers[:rows]
-        count = rows * shape[1]
+        count = rows * shape[-1]
         numbers = (
             self._numbers if count <= self.PIECE_ELEMENTS else self._numbers.repeat(-(-count // self.PIECE_ELEMENTS))
         )
-        return numbers[:count].view(rows, shape[1])
+        return numbers[:count].view(rows, shape[-1])
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         pass

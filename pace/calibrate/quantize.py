@@ -235,6 +235,12 @@ class _Job:
         self.model, self.reader, self.method = model, reader, method
         names, slots = model.match_names(reader), model.slots()
         model.check_coverage(reader, names, slots)
+        for name, found in slots.items():
+            if not all(slot.is_plain for slot in found):
+                raise NotImplementedError(
+                    f"{name} holds the rows of several matrices, or their columns; pace quantize writes only matrices that have a tensor "
+                    f"of their own. Load the checkpoint with {argument('quantization')} instead"
+                )
         self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
         """Name in the model -> name in the checkpoint, of every tensor that is needed."""
         model.quantize(config)  # raises for patterns that match nothing
@@ -385,9 +391,9 @@ class _Job:
     def load(self, layer: Layer, dtype: torch.dtype) -> None:
         """Gives a layer its weights, as floats."""
         layer.allocate(reference, dtype)
-        for name, slot in layer.slots().items():
+        for name, [slot] in layer.slots().items():
             for start, piece in self.pieces(name):
-                slot.fill(piece, start)
+                slot.offer(piece, start)
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """First rows and rows of a tensor, all of it."""
@@ -424,10 +430,8 @@ class _Job:
         """Of a loaded layer what was not written yet: vectors, and matrices that stay floats."""
         for leaf in _leaves(layer):
             if isinstance(leaf, Vectors):
-                start = 0
-                for name, length in leaf.lengths.items():
-                    self.writer.write(name, leaf.values[start : start + length].to(self.writer.tensors[name].dtype))
-                    start += length
+                for name, values in leaf.stored():
+                    self.writer.write(name, values.to(self.writer.tensors[name].dtype))
         for product in layer.matrices():
             for part, rows in part_rows(product):
                 if part not in self.formats:

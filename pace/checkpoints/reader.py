@@ -93,7 +93,8 @@ class CheckpointReader:
             )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor along its first dimension (all of them by default), in its stored dtype.
+        """Rows [start, stop) of a tensor (all of them by default), in its stored dtype: a matrix, or elements of a
+        vector. Rows are those of all dimensions but the last, one after the other.
 
         A view of the file where possible: not to be written to. Raises NotImplementedError for a dtype that is not a
         weight's, KeyError for a name not in `tensors`.
@@ -104,22 +105,28 @@ class CheckpointReader:
                 f"tensor {name!r} in {self._files[name].path} is stored as {_dtype_name(info.dtype)}; weights must be "
                 f"{', '.join(map(_dtype_name, WEIGHT_DTYPES))}, or quantised as quantization_config in config.json says"
             )
-        return self.read_stored(name, start, stop)
-
-    def read_stored(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """As `read`, of a tensor of any dtype."""
         return self._files[name].read(name, start, stop)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Gives the memory of rows [start, stop) back. Mapped file pages count as this process's memory until then."""
         self._files[name].release(name, start, stop)
 
+    def read_stored(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Entries [start, stop) of a tensor of any dtype along its first dimension, with all of its dimensions."""
+        shape = self.tensors[name].shape
+        rows = self._files[name].read(name, *_rows_of(shape, start, stop))
+        return rows if len(shape) < 3 else rows.view(len(range(shape[0])[start:stop]), *shape[1:])
+
+    def release_stored(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """As `release`, of what `read_stored` gave."""
+        self._files[name].release(name, *_rows_of(self.tensors[name].shape, start, stop))
+
     def row_ranges(self, name: str, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
         """Ranges [start, stop) of rows that cover a tensor, each of about `piece_bytes`; one range for a vector."""
-        shape = self.tensors[name].shape
-        if len(shape) < 2 or shape[0] == 0:
-            return [(0, shape[0] if shape else 1)]
-        return row_ranges(shape[0], prod(shape[1:]) * self.tensors[name].dtype.itemsize, piece_bytes)
+        *lead, columns = self.tensors[name].shape or (1,)
+        if not lead or prod(lead) == 0:
+            return [(0, 0 if lead else columns)]
+        return row_ranges(prod(lead), columns * self.tensors[name].dtype.itemsize, piece_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -135,6 +142,12 @@ class CheckpointReader:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
+
+
+def _rows_of(shape: tuple[int, ...], start: int, stop: int | None) -> tuple[int, int | None]:
+    """Of entries along the first dimension, the rows that they hold."""
+    each = prod(shape[1:-1])
+    return start * each, None if stop is None else stop * each
 
 
 def row_ranges(rows: int, row_bytes: int, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:

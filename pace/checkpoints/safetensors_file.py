@@ -78,7 +78,7 @@ class SafetensorsFile:
         self.tensors, self._begin = _check_header(path, header, size - self._data_start)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor along its first dimension (all of them by default), without a copy.
+        """Rows [start, stop) of a tensor, those of all dimensions but the last (all of them by default), without a copy.
 
         Not to be written to. Data that is not aligned for its dtype is copied. Raises ValueError once closed.
         """
@@ -108,9 +108,10 @@ class SafetensorsFile:
         begin = self._data_start + self._begin[name]
         if not info.shape:
             return (), begin, info.nbytes
-        rows = range(info.shape[0])[start:stop]
-        row_bytes = prod(info.shape[1:]) * info.dtype.itemsize
-        return (len(rows), *info.shape[1:]), begin + rows.start * row_bytes, len(rows) * row_bytes
+        *lead, columns = info.shape if len(info.shape) > 1 else (*info.shape, 1)
+        rows = range(prod(lead))[start:stop]
+        row_bytes = columns * info.dtype.itemsize
+        return (len(rows), *info.shape[-1:])[: len(info.shape)], begin + rows.start * row_bytes, len(rows) * row_bytes
 
     def close(self) -> None:
         # Not mmap.close(): it would unmap under the tensors that still look into it.

@@ -55,23 +55,26 @@ class TorchFile:
         self.tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in self._tensors.items()}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows [start, stop) of a tensor along its first dimension, without a copy where the file has them contiguous
+        """Rows [start, stop) of a tensor, those of all dimensions but the last, without a copy where the file has them contiguous
         and aligned for their dtype. Not to be written to. Raises ValueError once closed."""
         if name not in self._tensors:
             raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
-        tensor = self._tensors[name]
-        rows = tensor[start:stop] if tensor.dim() else tensor
+        rows = _rows(self._tensors[name], start, stop)
         return rows if rows.is_contiguous() and rows.data_ptr() % rows.itemsize == 0 else copy_in_own_pages(rows)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
         tensor = self._tensors.get(name)
         if tensor is not None and tensor.numel() and tensor.is_contiguous():
-            rows = tensor[start:stop] if tensor.dim() else tensor
+            rows = _rows(tensor, start, stop)
             _C.release_pages(rows.data_ptr(), rows.nbytes)
 
     def close(self) -> None:
         self._tensors = {}
+
+
+def _rows(tensor: torch.Tensor, start: int, stop: int | None) -> torch.Tensor:
+    return (tensor.flatten(0, -2) if tensor.dim() > 2 else tensor)[start:stop] if tensor.dim() else tensor
 
 
 def _check_archive(path: Path) -> None:

@@ -108,7 +108,7 @@ def test_every_shape_is_a_config_that_pace_reads(name):
         "7b": 7.4,
         "8b": 8.1,
     }
-    elements = sum(torch.Size(slot.shape).numel() for slot in model.slots().values())
+    elements = sum(torch.Size(slot.shape).numel() for [slot] in model.slots().values())
     expected = billions[name if name in billions else name.split("-")[-1]]
     assert elements / 1e9 == pytest.approx(expected, rel=0.05)
 

@@ -113,7 +113,7 @@ class GPTQMatrix(IntegerMatrix):
         # Whatever the config's `sym` says: the zero points are few, and they know.
         middle = 1 << (self.bits - 1)
         self.symmetric = all((self._stored_zeros(row, min(row + STEP, n)) == middle).all() for row in range(0, n, STEP))
-        source.release(self.parts["zeros"])
+        source.release_stored(self.parts["zeros"])
         self.settle(self.symmetric)
 
     def _read_groups(self, method: GPTQ, count: int) -> Groups:

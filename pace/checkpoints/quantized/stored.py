@@ -28,7 +28,7 @@ class TensorSource(Protocol):
         """Rows [start, stop) of a tensor along its first dimension, in whatever dtype; may be a view of mapped
         memory."""
 
-    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
+    def release_stored(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """The rows are not needed any more, for now."""
 
 
@@ -77,7 +77,7 @@ class StoredMatrix(ABC):
         """Gives the memory back that `read(start, stop)` mapped."""
         for role, name in self.parts.items():
             rows = (start, stop) if role in self.by_rows else ()
-            self.source.release(name, *rows)
+            self.source.release_stored(name, *rows)
 
     # ------------------------------------------------------------------------------------------------------ for
     # subclasses

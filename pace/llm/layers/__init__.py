@@ -2,15 +2,18 @@
 `ops`."""
 
 from pace.llm.layers.attention import Attention
-from pace.llm.layers.base import Layer, Slot
+from pace.llm.layers.base import Layer
+from pace.llm.layers.block import Block
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
 from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
 from pace.llm.layers.norm import HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary
+from pace.llm.layers.slot import Rows, Slot, Source
 
 __all__ = [
     "Attention",
+    "Block",
     "Embedding",
     "GatedLinear",
     "GatedMLP",
@@ -26,7 +29,9 @@ __all__ = [
     "RMSNorm",
     "RopeConfig",
     "Rotary",
+    "Rows",
     "Slot",
+    "Source",
     "TiedLMHead",
     "WeightPlan",
 ]

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pace.ops.weight_layout import QuantizedRows
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where one tensor of a checkpoint goes."""
-
-    shape: tuple[int, ...]
-    fill: Callable[[Tensor | QuantizedRows, int], None]
-    """`fill(rows, start)` copies rows `start ..` of a tensor of that shape, in any of float32, float16 and bfloat16;
-    those of a matrix may be quantised. Different rows and slots may be filled from several threads. Only after
-    `Layer.allocate`."""
+from pace.llm.layers.slot import Slot, Source
 
 
 class Layer:
@@ -43,15 +31,13 @@ class Layer:
                 if isinstance(item, Layer):
                     yield item
 
-    def slots(self) -> dict[str, Slot]:
-        """Checkpoint name -> slot, of this layer and all below. Raises ValueError where two layers claim the same
-        tensor."""
-        slots: dict[str, Slot] = {}
+    def slots(self) -> dict[str, list[Slot]]:
+        """Checkpoint name -> the places that its rows go to, of this layer and all below. `check_slots` raises where
+        two claim the same row."""
+        slots: dict[str, list[Slot]] = {}
         for child in self.children():
-            for name, slot in child.slots().items():
-                if name in slots:
-                    raise ValueError(f"two layers claim the tensor {name!r}")
-                slots[name] = slot
+            for name, found in child.slots().items():
+                slots.setdefault(name, []).extend(found)
         return slots
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
@@ -89,17 +75,27 @@ class Vectors(Layer):
     """A leaf's named vectors: biases, and the weights of norms. Kept in float32, whatever the matrices are stored
     in."""
 
-    def __init__(self, lengths: dict[str, int]):
-        """`lengths`: checkpoint name -> length; the vectors are concatenated in this order."""
+    def __init__(self, lengths: dict[str, int], sources: Mapping[str, Source] = {}, offset: float = 0.0):
+        """`lengths`: checkpoint name -> length; the vectors are concatenated in this order. `sources`: of those that
+        are not in a tensor of their own. `offset` is added to what the checkpoint holds."""
         self.lengths = lengths
+        self.sources = sources
+        self.offset = offset
         self.values: Tensor | None = None
 
-    def slots(self) -> dict[str, Slot]:
-        slots, start = {}, 0
+    def slots(self) -> dict[str, list[Slot]]:
+        slots: dict[str, list[Slot]] = {}
+        start = 0
         for name, length in self.lengths.items():
-            slots[name] = Slot((length,), lambda source, row, start=start: self._fill(source, start + row))
+            source = self.sources.get(name) or Source((length,))
+            slots.setdefault(source.tensor or name, []).extend(source.slots(self._fill, start, is_vector=True))
             start += length
         return slots
+
+    def stored(self) -> Iterator[tuple[str, Tensor]]:
+        """Names, and what a checkpoint holds of each."""
+        for name, part in zip(self.lengths, self.values.split(list(self.lengths.values())) if self.lengths else ()):
+            yield name, part - self.offset if self.offset else part
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         if self.lengths:
@@ -113,7 +109,9 @@ class Vectors(Layer):
         return sum(self.lengths.values())
 
     def _fill(self, source: Tensor, start: int) -> None:
-        self.values[start : start + len(source)].copy_(source)
+        values = self.values[start : start + len(source)].copy_(source)
+        if self.offset:
+            values += self.offset
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from pace.llm.layers.base import Layer, Slot, Vectors
+from pace.llm.layers.base import Layer, Vectors
+from pace.llm.layers.slot import Slot, Source
 from pace.naming import argument
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import Format
@@ -41,14 +42,17 @@ class Linear(Layer):
 
     `parts` maps the checkpoint's prefixes to their numbers of rows, from the top of W down:
     `{"...q_proj": 64, "...k_proj": 32}` fuses two tensors into one product, `{"...qkv_proj": 96}` takes them as they
-    come. With `bias`, every part has one."""
+    come. A `Source` in place of a number says which rows of which tensor a part is, where it has none of its own. With
+    `bias`, every part has one."""
 
     glu = False
 
-    def __init__(self, parts: dict[str, int], k: int, bias: bool = False):
-        self.parts = parts
+    def __init__(self, parts: Mapping[str, int | Source], k: int, bias: bool = False):
+        self.sources = {name: part for name, part in parts.items() if isinstance(part, Source)}
+        self.parts = {name: part.num_rows if isinstance(part, Source) else part for name, part in parts.items()}
         self.k = k
-        self.bias = Vectors({f"{name}.bias": rows for name, rows in parts.items()} if bias else {})
+        of_biases = {f"{name}.bias": source.of_bias() for name, source in self.sources.items()}
+        self.bias = Vectors({f"{name}.bias": rows for name, rows in self.parts.items()} if bias else {}, of_biases)
         self.plan = WeightPlan()
         """May be changed until `allocate`."""
         self.weight = None
@@ -59,14 +63,18 @@ class Linear(Layer):
     ) -> Tensor:
         return ops.linear(x, self.weight, self.bias.values, activation, residual)
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, list[Slot]]:
         slots, row = super().slots(), 0
         for name, rows in self.parts.items():
-            slots[f"{name}.weight"] = Slot(
-                (rows, self.k), lambda source, start, name=name, row=row: self._fill(source, name, row + start)
-            )
+            source = self.sources.get(name) or Source((rows, self.k))
+            found = source.slots(lambda piece, row, name=name: self._fill(piece, name, row), row)
+            slots.setdefault(self.tensor(name), []).extend(found)
             row += rows
         return slots
+
+    def tensor(self, part: str) -> str:
+        """The name of the tensor that holds a part."""
+        return (part in self.sources and self.sources[part].tensor) or f"{part}.weight"
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)

@@ -20,7 +20,11 @@ class GatedMLP(Layer):
         self.down = down
         self.activation = activation
 
-    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor) -> Tensor:
+    @property
+    def readers(self) -> list[Linear]:
+        return [self.gate_up]
+
+    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.down(ops, self.gate_up(ops, x, self.activation), residual=residual)
 
 
@@ -34,5 +38,9 @@ class PlainMLP(Layer):
         self.down = down
         self.activation = activation
 
-    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor) -> Tensor:
+    @property
+    def readers(self) -> list[Linear]:
+        return [self.up]
+
+    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.down(ops, self.up(ops, x, self.activation), residual=residual)

@@ -11,10 +11,10 @@ from pace.llm.layers.base import Layer, Vectors
 
 
 class RMSNorm(Layer):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension."""
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; the checkpoint holds `weight - offset`."""
 
-    def __init__(self, name: str, size: int, eps: float):
-        self.weight = Vectors({f"{name}.weight": size})
+    def __init__(self, name: str, size: int, eps: float, offset: float = 0.0):
+        self.weight = Vectors({f"{name}.weight": size}, offset=offset)
         self.eps = eps
 
     def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:

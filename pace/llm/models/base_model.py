@@ -5,17 +5,32 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import ModuleType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVSpec
-from pace.llm.layers import Embedding, Layer, LayerNorm, LMHead, NoNorm, NoRotary, RMSNorm, Rotary, Slot, TiedLMHead
+from pace.llm.layers import (
+    Block,
+    Embedding,
+    Layer,
+    LayerNorm,
+    LMHead,
+    NoNorm,
+    NoRotary,
+    RMSNorm,
+    Rotary,
+    Slot,
+    TiedLMHead,
+)
 from pace.llm.layers.rotary import Angles
+from pace.llm.layers.slot import check_slots
+from pace.llm.models.filling import TensorReader, fillings
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.weight_plan import StoredQuantized, plan_weights
 from pace.memory import available_memory_bytes
@@ -28,27 +43,6 @@ logger = logging.getLogger("pace")
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_LISTED = 50
 """Tensors named per kind of mistake; a wrong config.json can make thousands."""
-
-
-class TensorReader(Protocol):
-    """A checkpoint, as `load_weights` sees it. A matrix that it holds quantised, in whatever tensors, is one tensor
-    `{module}.weight` here, whose dtype is a WeightLayout."""
-
-    tensors: Mapping[str, tuple[torch.dtype | WeightLayout, tuple[int, ...]]]
-    """Name -> (dtype, shape) of every tensor."""
-
-    def column_order(self, name: str) -> Tensor | None:
-        """`QuantizedRows.order` of a quantised tensor's rows; asked for those alone, before any is read."""
-
-    def row_ranges(self, name: str) -> list[tuple[int, int]]:
-        """Ranges [start, stop) that cover the rows of a tensor in pieces of bounded size; one range for a vector."""
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
-        """Rows [start, stop) of a tensor, of its dtype; may be a view of mapped memory. Called from several threads,
-        and again after `release`."""
-
-    def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """The rows just read are no longer needed."""
 
 
 class BaseModelForCausalLM(Layer):
@@ -66,7 +60,7 @@ class BaseModelForCausalLM(Layer):
 
     embedding: Embedding
     rotary: Rotary | NoRotary
-    layers: list[Layer]
+    layers: list[Block]
     final_norm: RMSNorm | LayerNorm | NoNorm
     lm_head: LMHead | TiedLMHead
 
@@ -163,17 +157,20 @@ class BaseModelForCausalLM(Layer):
         self.check_memory()
         self.allocate(self.ops, self.dtype)
 
-        def fill(name: str, start: int, stop: int) -> None:
-            source = reader.read(name, start, stop)
-            slots[names[name]].fill(source, start)
-            num_bytes = source.nbytes
-            del source
-            reader.release(name, start, stop)
-            progress(num_bytes)
+        failed = Event()
+
+        def run(fill: Callable[[], int]) -> None:
+            if failed.is_set():
+                return
+            try:
+                progress(fill())
+            except BaseException:
+                failed.set()
+                raise
 
         with ThreadPoolExecutor(workers) as pool:
             wanted = [name for name in reader.tensors if names[name] in slots]
-            tasks = [pool.submit(fill, name, *rows) for name in wanted for rows in reader.row_ranges(name)]
+            tasks = [pool.submit(run, fill) for name in wanted for fill in fillings(reader, name, slots[names[name]])]
             try:
                 for task in tasks:
                     task.result()
@@ -181,12 +178,14 @@ class BaseModelForCausalLM(Layer):
                 for task in tasks:
                     task.cancel()
 
-    def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, Slot]]:
+    def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[Slot]]]:
         """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated
         yet. Returns what `match_names` does, and the slots. Raises ValueError where the tensors are not those that the
         config demands."""
         names = self.match_names(reader)
         slots = self.slots()
+        for name, claims in slots.items():
+            check_slots(name, claims)
         self.check_coverage(reader, names, slots)
         for warning in plan_weights(
             self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)
@@ -225,7 +224,7 @@ class BaseModelForCausalLM(Layer):
                 return True
         return False
 
-    def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]) -> None:
+    def check_coverage(self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]) -> None:
         """Raises ValueError unless every slot has a tensor of its shape, and every tensor a slot or a reason."""
         ignored = list(self.ignored_tensors)
         if isinstance(self.lm_head, TiedLMHead):
@@ -242,7 +241,12 @@ class BaseModelForCausalLM(Layer):
         )
         wrong = []
         for name, (dtype, shape) in reader.tensors.items():
-            slot = slots.get(names[name])
+            slot, *_ = slots.get(names[name], (None,))
+            if slot and slot.transposed and isinstance(dtype, WeightLayout):
+                raise NotImplementedError(
+                    f"{name} is stored as {dtype} where the model wants its columns, and codes are not turned; "
+                    "load the checkpoint of floats"
+                )
             if slot and tuple(shape) != slot.shape:
                 wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
             elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) == 2):
@@ -255,7 +259,7 @@ class BaseModelForCausalLM(Layer):
             )
 
     def quantized_tensors(
-        self, reader: TensorReader, names: dict[str, str], slots: dict[str, Slot]
+        self, reader: TensorReader, names: dict[str, str], slots: dict[str, list[Slot]]
     ) -> dict[str, StoredQuantized]:
         """By their names here, the tensors that a checkpoint holds quantised."""
         return {

@@ -33,7 +33,8 @@ def plan_weights(
     matrices = list(model.matrices())
     kinds = {part: _kind(matrix) for matrix in matrices for part in matrix.parts}
     formats = config.for_modules(kinds, isinstance(lm_head, TiedLMHead)) if config else {}
-    formats = {part: format for part, format in formats.items() if format and f"{part}.weight" not in stored}
+    tensors = {part: matrix.tensor(part) for matrix in matrices for part in matrix.parts}
+    formats = {part: format for part, format in formats.items() if format and tensors[part] not in stored}
     warnings = []
     if config and stored:
         name, (layout, _) = next(iter(stored.items()))
@@ -65,7 +66,7 @@ def _plan(
     """Parts that no one layout holds become floats; what they are is added to `apart`."""
     wanted = {part: formats[part] for part in matrix.parts if part in formats}
     found = [
-        stored.get(f"{part}.weight") or (StoredQuantized(wanted[part].layout, None) if part in wanted else None)
+        stored.get(matrix.tensor(part)) or (StoredQuantized(wanted[part].layout, None) if part in wanted else None)
         for part in matrix.parts
     ]
     if not any(found):

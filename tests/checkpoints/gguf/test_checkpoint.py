@@ -211,7 +211,7 @@ def test_parts_of_a_matrix_stay_quantised(tmp_path, caplog):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "pace"):
             ours = load(path, backend="torch")
-        assert ours.layers[0].attention.qkv.plan.layout == expected
+        assert ours.layers[0].mixer.qkv.plan.layout == expected
         assert ("q_proj (floats)" in caplog.text) is (expected is None)
 
 

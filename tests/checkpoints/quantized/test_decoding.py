@@ -32,7 +32,7 @@ class Source:
     def read_stored(self, name, start=0, stop=None):
         return self.stored[name][start:stop] if self.stored[name].ndim else self.stored[name]
 
-    def release(self, name, start=0, stop=None):
+    def release_stored(self, name, start=0, stop=None):
         assert name in self.stored
 
     def unchanged(self):

@@ -8,11 +8,9 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks, Positions
-from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
-from pace.llm.layers.rotary import Angles
+from pace.batch import Positions
+from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_LAYERS,
@@ -84,38 +82,25 @@ class GPTJForCausalLM(BaseModelForCausalLM):
         super().__init__(config, dtype, ops)
         self.rotary = Rotary(config.rope)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
-        self.layers = [GPTJLayer(config, f"transformer.h.{i}", self.rotary) for i in range(config.num_hidden_layers)]
+        self.layers = [gptj_layer(config, f"transformer.h.{i}", self.rotary) for i in range(config.num_hidden_layers)]
         self.final_norm = LayerNorm("transformer.ln_f", config.hidden_size, config.layer_norm_epsilon)
         self.lm_head = self.make_head(config.hidden_size, bias=True)
 
 
-class GPTJLayer(Layer):
+def gptj_layer(config: GPTJConfig, name: str, rotary: Rotary) -> Block:
     """`x + attention(norm(x)) + mlp(norm(x))`."""
-
-    def __init__(self, config: GPTJConfig, name: str, rotary: Rotary):
-        hidden = config.hidden_size
-        self.norm = LayerNorm(f"{name}.ln_1", hidden, config.layer_norm_epsilon)
-        self.attention = Attention(
-            Linear({f"{name}.attn.{part}_proj": hidden for part in "qkv"}, hidden),
-            Linear({f"{name}.attn.out_proj": hidden}, hidden),
-            config.num_attention_heads,
-            Positions(config.num_attention_heads, config.head_dim, config.head_dim),
-            rotary,
-        )
-        self.mlp = PlainMLP(
-            Linear({f"{name}.mlp.fc_in": config.n_inner}, hidden, bias=True),
-            Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
-            config.activation_function,
-        )
-
-    @property
-    def cache(self) -> Positions:
-        return self.attention.cache
-
-    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
-        return [(self.norm, [self.attention.qkv, self.mlp.up])]
-
-    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
-        normed = self.norm(ops, x)
-        x = self.attention(ops, normed, angles, batch, kv, residual=x)
-        return self.mlp(ops, normed, residual=x)
+    hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
+    attention = Attention(
+        Linear({f"{name}.attn.{part}_proj": hidden for part in "qkv"}, hidden),
+        Linear({f"{name}.attn.out_proj": hidden}, hidden),
+        heads,
+        Positions(heads, dim, dim),
+        rotary,
+    )
+    mlp = PlainMLP(
+        Linear({f"{name}.mlp.fc_in": config.n_inner}, hidden, bias=True),
+        Linear({f"{name}.mlp.fc_out": hidden}, config.n_inner, bias=True),
+        config.activation_function,
+    )
+    norm = LayerNorm(f"{name}.ln_1", hidden, config.layer_norm_epsilon)
+    return Block(norm, attention, None, mlp, parallel=True)

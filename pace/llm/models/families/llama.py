@@ -7,23 +7,21 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks, Positions
+from pace.batch import Positions
 from pace.llm.layers import (
     Attention,
+    Block,
     Embedding,
     GatedLinear,
     GatedMLP,
     HeadNorm,
-    Layer,
     Linear,
     NoHeadNorm,
     RMSNorm,
     RopeConfig,
     Rotary,
 )
-from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
@@ -91,6 +89,16 @@ class LlamaConfig(ModelConfig):
     def output_bias(self) -> bool:
         return self.attention_bias
 
+    @property
+    def attention_scale(self) -> float | None:
+        """Of the scores; None: `head_dim ** -0.5`."""
+        return None
+
+    @property
+    def attention_softcap(self) -> float | None:
+        """Of the scores; None: they are not capped."""
+        return None
+
     def window(self, layer: int) -> int | None:
         """How many positions back the attention of a layer sees; None: all."""
         return None
@@ -108,54 +116,50 @@ class LlamaForCausalLM(BaseModelForCausalLM):
         super().__init__(config, dtype, ops)
         self.rotary = Rotary(config.rope)
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
-        self.layers = [LlamaLayer(self, f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
-        self.final_norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps)
+        self.layers = [self.make_layer(f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
+        self.final_norm = self.make_norm("model.norm")
         self.lm_head = self.make_head(config.hidden_size)
 
+    def make_layer(self, name: str, index: int) -> Block:
+        return Block(
+            self.make_norm(f"{name}.input_layernorm"),
+            self.make_attention(f"{name}.self_attn", index),
+            self.make_norm(f"{name}.post_attention_layernorm"),
+            self.make_mlp(f"{name}.mlp"),
+        )
 
-class LlamaLayer(Layer):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    def make_norm(self, name: str) -> RMSNorm:
+        return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps)
 
-    def __init__(self, model: LlamaForCausalLM, name: str, index: int):
-        config = model.config
+    def make_attention(self, name: str, index: int) -> Attention:
+        config = self.config
         hidden, heads, kv_heads, dim = (
             config.hidden_size,
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
         )
-        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-        self.input_norm = RMSNorm(f"{name}.input_layernorm", hidden, config.rms_norm_eps)
-        self.attention = Attention(
-            Linear(
-                parts(attention, model.qkv_names, [heads * dim, kv_heads * dim, kv_heads * dim]),
-                hidden,
-                config.qkv_bias,
-            ),
-            Linear({f"{attention}.o_proj": hidden}, heads * dim, config.output_bias),
+        rows = [heads * dim, kv_heads * dim, kv_heads * dim]
+        return Attention(
+            Linear(parts(name, self.qkv_names, rows), hidden, config.qkv_bias),
+            Linear({f"{name}.o_proj": hidden}, heads * dim, config.output_bias),
             heads,
             Positions(kv_heads, dim, dim, config.window(index)),
-            model.rotary,
-            HeadNorm(f"{attention}.q_norm", dim, config.rms_norm_eps) if model.head_norm else NoHeadNorm(),
-            HeadNorm(f"{attention}.k_norm", dim, config.rms_norm_eps) if model.head_norm else NoHeadNorm(),
+            self.rotary,
+            HeadNorm(f"{name}.q_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
+            HeadNorm(f"{name}.k_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
+            config.attention_scale,
+            config.attention_softcap,
         )
-        self.mlp_norm = RMSNorm(f"{name}.post_attention_layernorm", hidden, config.rms_norm_eps)
-        self.mlp = GatedMLP(
-            GatedLinear(parts(mlp, model.gate_up_names, [config.intermediate_size] * 2), hidden, config.mlp_bias),
-            Linear({f"{mlp}.down_proj": hidden}, config.intermediate_size, config.mlp_bias),
+
+    def make_mlp(self, name: str) -> GatedMLP:
+        config = self.config
+        rows = [config.intermediate_size] * 2
+        return GatedMLP(
+            GatedLinear(parts(name, self.gate_up_names, rows), config.hidden_size, config.mlp_bias),
+            Linear({f"{name}.down_proj": config.hidden_size}, config.intermediate_size, config.mlp_bias),
             config.hidden_act,
         )
-
-    @property
-    def cache(self) -> Positions:
-        return self.attention.cache
-
-    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
-        return [(self.input_norm, [self.attention.qkv]), (self.mlp_norm, [self.mlp.gate_up])]
-
-    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
-        x = self.attention(ops, self.input_norm(ops, x), angles, batch, kv, residual=x)
-        return self.mlp(ops, self.mlp_norm(ops, x), residual=x)
 
 
 def parts(name: str, tensors: tuple[str, ...], rows: list[int]) -> dict[str, int]:

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks, Positions
-from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
-from pace.llm.layers.rotary import Angles
+from pace.batch import ForwardBatch, Positions
+from pace.llm.layers import Attention, Block, Embedding, Layer, LayerNorm, Linear, NoNorm, NoRotary, PlainMLP
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
     MAX_LAYERS,
@@ -81,8 +80,7 @@ class OPTForCausalLM(BaseModelForCausalLM):
         if narrow != hidden:
             self.project_in = Linear({"model.decoder.project_in": hidden}, narrow)
             self.project_out = Linear({"model.decoder.project_out": narrow}, hidden)
-        layer = OPTLayer if config.do_layer_norm_before else OPTPostNormLayer
-        self.layers = [layer(config, f"model.decoder.layers.{i}") for i in range(config.num_hidden_layers)]
+        self.layers = [opt_layer(config, f"model.decoder.layers.{i}") for i in range(config.num_hidden_layers)]
         self.final_norm: LayerNorm | NoNorm = NoNorm()
         if config.do_layer_norm_before and not config._remove_final_layer_norm:
             self.final_norm = opt_norm(config, "model.decoder.final_layer_norm")
@@ -103,48 +101,25 @@ class NoProjection(Layer):
         return x if residual is None else x + residual
 
 
-class OPTLayer(Layer):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
-
-    def __init__(self, config: OPTConfig, name: str):
-        hidden, bias = config.hidden_size, config.enable_bias
-        attention = f"{name}.self_attn"
-        self.attention_norm = opt_norm(config, f"{name}.self_attn_layer_norm")
-        self.attention = Attention(
-            Linear({f"{attention}.{part}_proj": hidden for part in "qkv"}, hidden, bias),
-            Linear({f"{attention}.out_proj": hidden}, hidden, bias),
-            config.num_attention_heads,
-            Positions(config.num_attention_heads, config.head_dim, config.head_dim),
-            NoRotary(),
-        )
-        self.mlp_norm = opt_norm(config, f"{name}.final_layer_norm")
-        self.mlp = PlainMLP(
-            Linear({f"{name}.fc1": config.ffn_dim}, hidden, bias),
-            Linear({f"{name}.fc2": hidden}, config.ffn_dim, bias),
-            config.activation_function,
-        )
-
-    @property
-    def cache(self) -> Positions:
-        return self.attention.cache
-
-    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
-        return [(self.attention_norm, [self.attention.qkv]), (self.mlp_norm, [self.mlp.up])]
-
-    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
-        x = self.attention(ops, self.attention_norm(ops, x), angles, batch, kv, residual=x)
-        return self.mlp(ops, self.mlp_norm(ops, x), residual=x)
-
-
-class OPTPostNormLayer(OPTLayer):
-    """`norm(x + attention(x))`, then `norm(x + mlp(x))`."""
-
-    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
-        return []  # what the norms give is the residual stream, too
-
-    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
-        x = self.attention_norm(ops, self.attention(ops, x, angles, batch, kv, residual=x))
-        return self.mlp_norm(ops, self.mlp(ops, x, residual=x))
+def opt_layer(config: OPTConfig, name: str) -> Block:
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; or `norm(x + attention(x))`, then `norm(x + mlp(x))`."""
+    hidden, heads, dim, bias = config.hidden_size, config.num_attention_heads, config.head_dim, config.enable_bias
+    attention = Attention(
+        Linear({f"{name}.self_attn.{part}_proj": hidden for part in "qkv"}, hidden, bias),
+        Linear({f"{name}.self_attn.out_proj": hidden}, hidden, bias),
+        heads,
+        Positions(heads, dim, dim),
+        NoRotary(),
+    )
+    mlp = PlainMLP(
+        Linear({f"{name}.fc1": config.ffn_dim}, hidden, bias),
+        Linear({f"{name}.fc2": hidden}, config.ffn_dim, bias),
+        config.activation_function,
+    )
+    first, second = (opt_norm(config, f"{name}.{norm}") for norm in ("self_attn_layer_norm", "final_layer_norm"))
+    if config.do_layer_norm_before:
+        return Block(first, attention, second, mlp)
+    return Block(NoNorm(), attention, NoNorm(), mlp, mixer_post_norm=first, mlp_post_norm=second, norms_sum=True)
 
 
 def opt_norm(config: OPTConfig, name: str) -> LayerNorm:

@@ -8,11 +8,9 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from pace.batch import ForwardBatch, KVBlocks, Positions
-from pace.llm.layers import Attention, Embedding, Layer, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
-from pace.llm.layers.rotary import Angles
+from pace.batch import Positions
+from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, PlainMLP, RopeConfig, Rotary
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.model_config import MAX_LAYERS, activation, count, number
@@ -50,44 +48,31 @@ class PhiForCausalLM(BaseModelForCausalLM):
         super().__init__(config, dtype, ops)
         self.rotary = Rotary(config.rope)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
-        self.layers = [PhiLayer(config, f"model.layers.{i}", self.rotary) for i in range(config.num_hidden_layers)]
+        self.layers = [phi_layer(config, f"model.layers.{i}", self.rotary) for i in range(config.num_hidden_layers)]
         self.final_norm = LayerNorm("model.final_layernorm", config.hidden_size, config.layer_norm_eps)
         self.lm_head = self.make_head(config.hidden_size, bias=True)
 
 
-class PhiLayer(Layer):
+def phi_layer(config: PhiConfig, name: str, rotary: Rotary) -> Block:
     """`x + attention(norm(x)) + mlp(norm(x))`."""
-
-    def __init__(self, config: PhiConfig, name: str, rotary: Rotary):
-        hidden, heads, kv_heads, dim = (
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
-        rows = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
-        self.norm = LayerNorm(f"{name}.input_layernorm", hidden, config.layer_norm_eps)
-        self.attention = Attention(
-            Linear({f"{name}.self_attn.{part}": count for part, count in rows.items()}, hidden, bias=True),
-            Linear({f"{name}.self_attn.dense": hidden}, heads * dim, bias=True),
-            heads,
-            Positions(kv_heads, dim, dim),
-            rotary,
-        )
-        self.mlp = PlainMLP(
-            Linear({f"{name}.mlp.fc1": config.intermediate_size}, hidden, bias=True),
-            Linear({f"{name}.mlp.fc2": hidden}, config.intermediate_size, bias=True),
-            config.hidden_act,
-        )
-
-    @property
-    def cache(self) -> Positions:
-        return self.attention.cache
-
-    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
-        return [(self.norm, [self.attention.qkv, self.mlp.up])]
-
-    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: KVBlocks) -> Tensor:
-        normed = self.norm(ops, x)
-        x = self.attention(ops, normed, angles, batch, kv, residual=x)
-        return self.mlp(ops, normed, residual=x)
+    hidden, heads, kv_heads, dim = (
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+    )
+    rows = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+    attention = Attention(
+        Linear({f"{name}.self_attn.{part}": count for part, count in rows.items()}, hidden, bias=True),
+        Linear({f"{name}.self_attn.dense": hidden}, heads * dim, bias=True),
+        heads,
+        Positions(kv_heads, dim, dim),
+        rotary,
+    )
+    mlp = PlainMLP(
+        Linear({f"{name}.mlp.fc1": config.intermediate_size}, hidden, bias=True),
+        Linear({f"{name}.mlp.fc2": hidden}, config.intermediate_size, bias=True),
+        config.hidden_act,
+    )
+    norm = LayerNorm(f"{name}.input_layernorm", hidden, config.layer_norm_eps)
+    return Block(norm, attention, None, mlp, parallel=True)

@@ -1,0 +1,123 @@
+"""A decoder layer, made of parts: a mixer of positions and a feed-forward, each a branch of the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Protocol
+
+from torch import Tensor
+
+from pace.batch import ForwardBatch, LayerBlocks, LayerCache
+from pace.llm.layers.base import Layer
+from pace.llm.layers.linear import Linear
+from pace.llm.layers.norm import LayerNorm, NoNorm, RMSNorm
+from pace.llm.layers.rotary import Angles
+
+Norm = RMSNorm | LayerNorm | NoNorm
+
+
+class Mixer(Protocol):
+    """Lets each position look at those before it: attention, say. A `Layer`."""
+
+    cache: LayerCache
+    """What it keeps of each position."""
+
+    @property
+    def readers(self) -> list[Linear]:
+        """The products that read its input, all there are."""
+
+    def __call__(
+        self,
+        ops: ModuleType,
+        x: Tensor,
+        angles: Angles,
+        batch: ForwardBatch,
+        kv: LayerBlocks,
+        residual: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class FeedForward(Protocol):
+    """Looks at each position for itself. A `Layer`."""
+
+    @property
+    def readers(self) -> list[Linear]: ...
+
+    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+
+
+class Block(Layer):
+    """`x + mixer(norm(x))`, then `x + mlp(norm(x))`, with these choices:
+
+    - `mixer_norm`, `mlp_norm`: what each branch reads. Either may be NoNorm.
+    - `mixer_post_norm`, `mlp_post_norm`: of what a branch gives, before it is added (Gemma 2, OLMo 2, GLM-4).
+    - `norms_sum`: the two norms after are of the sum `x + branch` instead (the OPT of 350m, BERT).
+    - `parallel`: both branches read the x that the layer got (GPT-NeoX); where `mlp_norm` is None, both read the same
+      normalised x (Phi, GPT-J, Cohere).
+    - `branch_scale`: what a branch gives is multiplied by it before it is added (Granite, MiniCPM)."""
+
+    def __init__(
+        self,
+        mixer_norm: Norm,
+        mixer: Mixer,
+        mlp_norm: Norm | None,
+        mlp: FeedForward,
+        *,
+        mixer_post_norm: Norm | None = None,
+        mlp_post_norm: Norm | None = None,
+        norms_sum: bool = False,
+        parallel: bool = False,
+        branch_scale: float = 1.0,
+    ):
+        if mlp_norm is None and not parallel:
+            raise ValueError("a feed-forward after the mixer reads a norm of its own, or NoNorm")
+        if norms_sum and (parallel or branch_scale != 1.0):
+            raise ValueError("norms of the sum go with branches one after the other, added as they are")
+        self.mixer_norm = mixer_norm
+        self.mixer = mixer
+        self.mixer_post_norm = mixer_post_norm
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+        self.mlp_post_norm = mlp_post_norm
+        self.norms_sum = norms_sum
+        self.parallel = parallel
+        self.branch_scale = branch_scale
+
+    @property
+    def cache(self) -> LayerCache:
+        """What the layer keeps of each position."""
+        return self.mixer.cache
+
+    def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
+        if self.mlp_norm is None:
+            found = [(self.mixer_norm, [*self.mixer.readers, *self.mlp.readers])]
+        else:
+            found = [(self.mixer_norm, self.mixer.readers), (self.mlp_norm, self.mlp.readers)]
+        return [(norm, readers) for norm, readers in found if not isinstance(norm, NoNorm)]
+
+    def __call__(self, ops: ModuleType, x: Tensor, angles: Angles, batch: ForwardBatch, kv: LayerBlocks) -> Tensor:
+        normed = self.mixer_norm(ops, x)
+        mixer = partial(self.mixer, ops, normed, angles, batch, kv)
+        if self.parallel:
+            if self.mlp_norm is not None:
+                normed = self.mlp_norm(ops, x)
+            x = self._add(ops, x, mixer, self.mixer_post_norm)
+        else:
+            x = self._add(ops, x, mixer, self.mixer_post_norm)
+            normed = self.mlp_norm(ops, x)
+        return self._add(ops, x, partial(self.mlp, ops, normed), self.mlp_post_norm)
+
+    def _add(self, ops: ModuleType, x: Tensor, branch: Callable[..., Tensor], post_norm: Norm | None) -> Tensor:
+        """`branch(residual)` gives `residual + branch`, or the branch alone."""
+        if post_norm is not None and self.norms_sum:
+            return post_norm(ops, branch(residual=x))
+        if post_norm is None and self.branch_scale == 1.0:
+            return branch(residual=x)
+        y = branch()
+        if post_norm is not None:
+            y = post_norm(ops, y)
+        if self.branch_scale != 1.0:
+            ops.scale_(y, self.branch_scale)
+        return x + y

@@ -1,0 +1,165 @@
+"""Where the tensors of a checkpoint go: which rows of which tensor become which rows of a weight.
+
+A tensor may hold the rows of one matrix, or of several: of all experts, of queries, keys and values head by head, of
+gate and up in turns. It may hold them as columns. `Rows` says which, `Source` says so of a part of a matrix, and a
+`Slot` is a place that they go to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pace.ops.weight_layout import QuantizedRows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows of a tensor: runs of `run` neighbours, from row `first` on, each run `step` rows after the one
+    before. Row r is row `first + r // run * step + r % run` of the tensor.
+
+        Rows(e * n, n)                      matrix e of a stack [E, n, K]
+        Rows(1, n, step=2)                  every other row: up of [gate, up, gate, up, ...]
+        Rows(D, heads * D, D, 3 * D)        the keys of heads that lie as [query, key, value] of D rows each"""
+
+    first: int
+    count: int
+    run: int = 1
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.first, self.count) < 0 or not 1 <= self.run <= self.step:
+            raise ValueError(f"runs must be of 1 to `step` rows that exist; got {self}")
+
+    def before(self, row: int) -> int:
+        """How many of them come before a row of the tensor."""
+        whole, rest = divmod(max(0, row - self.first), self.step)
+        return min(self.count, whole * self.run + min(rest, self.run))
+
+    def indices(self, first: int, last: int) -> Tensor:
+        """int64: where rows `first .. last` of them lie in the tensor."""
+        r = torch.arange(first, last)
+        return self.first + r // self.run * self.step + r % self.run
+
+
+Piece = Tensor | QuantizedRows
+"""Rows of a tensor: a matrix, or elements of a vector."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for rows of one tensor of a checkpoint."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor. Rows are those of all dimensions but the last, one after the other; of a vector's slot, the
+    elements."""
+    fill: Callable[[Piece, int], None]
+    """`fill(rows, start)` copies rows `start ..` of those that go here, in any of float32, float16 and bfloat16; those
+    of a matrix may be quantised. Different rows and slots may be filled from several threads. Only after
+    `Layer.allocate`."""
+    rows: Rows | None = None
+    """Those that go here; None for all."""
+    transposed: bool = False
+    """The tensor is `[..., K, n]`: its rows here are the n columns of each matrix."""
+    is_vector: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the tensor."""
+        if self.is_vector:
+            return math.prod(self.shape)
+        return math.prod(self.shape[:-1]) if not self.transposed else math.prod(self.shape[:-2]) * self.shape[-1]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tensor goes here as it is."""
+        return self.rows is None and not self.transposed
+
+    def offer(self, piece: Piece, start: int) -> None:
+        """Fills in what goes here of rows `start ..` of the tensor (of columns, as rows, where it is transposed)."""
+        if self.is_vector and piece.ndim > 1:
+            piece, start = piece.flatten(), start * piece.shape[1]
+        if self.rows is None:
+            return self.fill(piece, start)
+        first, last = self.rows.before(start), self.rows.before(start + piece.shape[0])
+        if first < last:
+            self.fill(take(piece, self.rows.indices(first, last) - start), first)
+
+
+def take(piece: Piece, indices: Tensor) -> Piece:
+    """Rows of a piece, ascending; a view of it where they are neighbours."""
+    first, last = int(indices[0]), int(indices[-1]) + 1
+    chosen = slice(first, last) if last - first == len(indices) else indices
+    if isinstance(piece, QuantizedRows):
+        mins = None if piece.mins is None else piece.mins[chosen]
+        return replace(piece, codes=piece.codes[chosen], scales=piece.scales[chosen], mins=mins)
+    return piece[chosen]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of a part of a matrix `[n, K]` lie, when not in a tensor of their own."""
+
+    shape: tuple[int, ...]
+    """Of the tensor, `[..., R, K]`; transposed `[..., K, R]`. Its rows count through all matrices of it."""
+    rows: tuple[Rows, ...] = ()
+    """Those of the part, from its top down; none for all of the tensor."""
+    tensor: str | None = None
+    """Its name; None for that of the part with ".weight"."""
+    bias: str | None = None
+    """The name of the tensor with an element for each row; None for that of the part with ".bias"."""
+    transposed: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the part."""
+        if self.rows:
+            return sum(rows.count for rows in self.rows)
+        return math.prod(self.shape[:-2]) * self.shape[-1 if self.transposed else -2]
+
+    def of_bias(self) -> Source:
+        """The same rows of the biases, `[..., R]`."""
+        lead = (*self.shape[:-2], self.shape[-1]) if self.transposed else self.shape[:-1]
+        return Source(lead, self.rows, self.bias)
+
+    def slots(self, fill: Callable[[Piece, int], None], row: int, is_vector: bool = False) -> list[Slot]:
+        """A slot for each of `rows`, which fill rows `row ..` of a weight by `fill(rows, start)`."""
+        found = []
+        for rows in self.rows or (None,):
+            found.append(
+                Slot(
+                    self.shape,
+                    lambda piece, start, row=row: fill(piece, row + start),
+                    rows,
+                    self.transposed,
+                    is_vector,
+                )
+            )
+            row += 0 if rows is None else rows.count
+        return found
+
+
+def check_slots(name: str, slots: list[Slot]) -> None:
+    """Raises ValueError unless the slots of a tensor agree on its shape, and each of its rows goes to one of them."""
+    shapes = {(slot.shape, slot.transposed, slot.num_rows) for slot in slots}
+    if len(shapes) > 1:
+        raise ValueError(f"two layers claim the tensor {name!r}, as different things: {sorted(shapes)}")
+    if len(slots) == 1 and slots[0].rows is None:
+        return
+    claims = torch.zeros(slots[0].num_rows, dtype=torch.int32)
+    for slot in slots:
+        rows = slot.rows or Rows(0, slot.num_rows)
+        indices = rows.indices(0, rows.count)
+        if rows.count and int(indices[-1]) >= len(claims):
+            raise ValueError(f"{rows} of the tensor {name!r} are wanted, which has {len(claims)} rows")
+        claims[indices] += 1
+    if (claims > 1).any():
+        raise ValueError(
+            f"two layers claim the tensor {name!r}, the first time at row {int((claims > 1).int().argmax())}"
+        )
+    if (claims == 0).any():
+        raise ValueError(f"no layer claims row {int((claims == 0).int().argmax())} of the tensor {name!r}")
