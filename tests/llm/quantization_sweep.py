@@ -22,7 +22,7 @@ from tests.llm import sweep
 from tests.llm.models.variants import save_tiny
 from tests.llm.test_quantization import dequantized
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi", "gemma2"]
 GROUPS = {
     "int8": [16, 48, 128, None],
     "int4": [16, 32, 48, 64, 128, None],

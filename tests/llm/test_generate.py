@@ -23,7 +23,7 @@ from tests.llm.generators import check_idle
 from tests.support import backends
 
 BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi", "gemma2"]
 GREEDY = SamplingConfig(max_new_tokens=20, ignore_eos=True)
 
 

@@ -76,9 +76,18 @@ def count(default: int | None, maximum: int = MAX_COUNT, minimum: int = 1, optio
     return declared(default, read)
 
 
-def number(default: float, low: float, high: float) -> Any:
-    """A finite number with `low <= x <= high`."""
-    return declared(default, lambda value: read_number(value, low, high))
+def number(default: float | None, low: float, high: float, optional: bool = False) -> Any:
+    """A finite number with `low <= x <= high`; null where `optional`."""
+
+    def read(value: Any) -> float | None:
+        if optional and value is None:
+            return None
+        try:
+            return read_number(value, low, high)
+        except ValueError as error:
+            raise ValueError(f"{error} or null" if optional else error) from None
+
+    return declared(default, read)
 
 
 def flag(default: bool) -> Any:

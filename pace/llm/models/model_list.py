@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
@@ -17,6 +18,7 @@ from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
+    "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "GPTJForCausalLM": GPTJForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,

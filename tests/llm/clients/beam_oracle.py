@@ -25,7 +25,7 @@ from tests.llm.decoding.tokenizer_zoo import byte_level
 from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.generators import check_idle
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi", "gemma2"]
 VOCAB_SIZE = 120
 """Of `tiny_model`."""
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace.llm.layers.rotary import RopeConfig
-from pace.llm.models.model_config import MAX_HEAD_DIM
+from pace.llm.models.model_config import MAX_HEAD_DIM, read_activation
 from pace.llm.models.model_list import MODEL_LIST, read_config
 from pace.llm.models.rope_config import USED
 from pace.ops import native_attention, reference
@@ -40,15 +40,16 @@ def test_defaults_are_those_of_transformers(architecture):
         if field.name == "rope":
             assert value.theta == theirs.rope_parameters["rope_theta"] and value.kind == "default"
         elif field.name == "layer_types":
-            assert {ours.window(i) for i in range(ours.num_hidden_layers)} == {None} and set(expected) == {
-                "full_attention"
-            }
+            slides = [ours.window(i) is not None for i in range(ours.num_hidden_layers)]
+            assert slides == [kind == "sliding_attention" for kind in expected]
         elif field.name == "n_inner":
             assert value == 4 * theirs.n_embd
         elif field.name == "sliding_window" and hasattr(ours, "effective_window"):
             assert ours.effective_window is expected is None
-        elif field.name in ("hidden_act", "activation_function"):
-            assert value == expected
+        elif field.name == "hidden_act" and hasattr(ours, "hidden_activation"):
+            assert value == ours.hidden_activation
+        elif field.name in ("hidden_act", "activation_function", "hidden_activation"):
+            assert value == read_activation(expected)
         elif field.name == "head_dim" and expected is None:
             assert value == theirs.hidden_size // theirs.num_attention_heads
         elif field.name == "rms_norm_eps" and architecture == "PhiForCausalLM":

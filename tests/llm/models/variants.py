@@ -21,6 +21,13 @@ BASE = {
     "opt": {"ffn_dim": 56, "pad_token_id": 1},
     "gptj": {"rotary_dim": 4},
     "phi": {},
+    "gemma2": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 3,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 10,
+    },
 }
 """What differs from `SIZES`, by model_type."""
 
@@ -138,6 +145,17 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("gptj", "n_inner", {"n_inner": 24, "activation_function": "gelu"}),
     ("gptj", "tied", {"tie_word_embeddings": True}),
     ("phi", "default", {}),
+    ("gemma2", "default", {}),
+    ("gemma2", "head_dim", {"head_dim": 20, "query_pre_attn_scalar": 144, "num_key_value_heads": 4}),
+    ("gemma2", "no-softcap", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("gemma2", "low-caps", {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}),
+    ("gemma2", "four-layers", {"num_hidden_layers": 4, "sliding_window": 16, "attention_bias": True}),
+    (
+        "gemma2",
+        "layer_types",
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "tie_word_embeddings": False},
+    ),
+    ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
 ]
 
@@ -167,7 +185,8 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
                 spread = 1.0 if "embed" in name or "wte" in name else 1.5 / parameter.shape[1] ** 0.5
                 parameter.normal_(0.0, spread)
             else:
-                parameter.normal_(1.0 if "norm" in name or "ln_" in name else 0.0, 0.3)
+                is_around_one = ("norm" in name or "ln_" in name) and model_type != "gemma2"  # which adds 1
+                parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
     model.save_pretrained(folder)
     return model

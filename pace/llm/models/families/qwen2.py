@@ -26,6 +26,12 @@ def layer_types() -> Any:
     return declared(None, read)
 
 
+def check_layer_types(types: tuple[str, ...] | None, num_layers: int) -> None:
+    """Raises ValueError where `layer_types` is given and does not name all layers."""
+    if types is not None and len(types) != num_layers:
+        raise ValueError(f"config.json: layer_types must name all {num_layers} layers; got {len(types)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Config(LlamaConfig):
     vocab_size: int = count(151936)
@@ -45,13 +51,8 @@ class Qwen2Config(LlamaConfig):
 
     def check(self) -> None:
         super().check()
-        if self.layer_types is None:
-            return
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"config.json: layer_types must name all {self.num_hidden_layers} layers; got {len(self.layer_types)}"
-            )
-        if "sliding_attention" in self.layer_types and self.effective_window is None:
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+        if "sliding_attention" in (self.layer_types or ()) and self.effective_window is None:
             raise ValueError(
                 "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or sliding_window is null"
             )

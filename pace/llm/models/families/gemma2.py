@@ -1,0 +1,113 @@
+"""Gemma 2: four norms a layer whose weights lie around 0, scaled embeddings, capped scores and logits, and windows on
+every other layer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.batch import ForwardBatch
+from pace.llm.layers import Block, RMSNorm
+from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.qwen2 import check_layer_types, layer_types
+from pace.llm.models.model_config import (
+    MAX_HEAD_DIM,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    activation,
+    count,
+    flag,
+    number,
+    token_ids,
+)
+
+logger = logging.getLogger("pace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma2Config(LlamaConfig):
+    vocab_size: int = count(256000)
+    hidden_size: int = count(2304)
+    intermediate_size: int = count(9216)
+    num_hidden_layers: int = count(26, MAX_LAYERS)
+    num_attention_heads: int = count(8)
+    num_key_value_heads: int | None = count(4)
+    head_dim: int | None = count(256, MAX_HEAD_DIM)
+    hidden_activation: str = activation("gelu_tanh")
+    max_position_embeddings: int = count(8192, MAX_POSITIONS)
+    query_pre_attn_scalar: float = number(256.0, 1e-6, 1e9)
+    attn_logit_softcapping: float | None = number(50.0, 1e-6, 1e9, optional=True)
+    final_logit_softcapping: float | None = number(30.0, 1e-6, 1e9, optional=True)
+    sliding_window: int = count(4096, MAX_POSITIONS)
+    layer_types: tuple[str, ...] | None = layer_types()
+    tie_word_embeddings: bool = flag(True)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(2)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(1)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(0)
+
+    aliases: ClassVar[dict[str, str]] = {"sliding_window_size": "sliding_window"}
+    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
+    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"cache_implementation"}
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if "hidden_act" in fields and self.hidden_act != self.hidden_activation:
+            logger.warning(
+                "config.json: hidden_act (%s) is ignored, as transformers does; hidden_activation is %s",
+                self.hidden_act,
+                self.hidden_activation,
+            )
+        return super().derived(fields) | {"hidden_act": self.hidden_activation}
+
+    @property
+    def attention_scale(self) -> float | None:
+        return self.query_pre_attn_scalar**-0.5
+
+    @property
+    def attention_softcap(self) -> float | None:
+        return self.attn_logit_softcapping
+
+    def window(self, layer: int) -> int | None:
+        slides = self.layer_types[layer] == "sliding_attention" if self.layer_types else layer % 2 == 0
+        return self.sliding_window if slides else None
+
+
+class Gemma2ForCausalLM(LlamaForCausalLM):
+    Config = Gemma2Config
+
+    def make_norm(self, name: str) -> RMSNorm:
+        return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps, offset=1.0)
+
+    def make_layer(self, name: str, index: int) -> Block:
+        return Block(
+            self.make_norm(f"{name}.input_layernorm"),
+            self.make_attention(f"{name}.self_attn", index),
+            self.make_norm(f"{name}.pre_feedforward_layernorm"),
+            self.make_mlp(f"{name}.mlp"),
+            mixer_post_norm=self.make_norm(f"{name}.post_attention_layernorm"),
+            mlp_post_norm=self.make_norm(f"{name}.post_feedforward_layernorm"),
+        )
+
+    @property
+    def embedding_scale(self) -> float:
+        """sqrt(hidden_size), rounded to the weights' dtype, as `transformers` does."""
+        return torch.tensor(self.config.hidden_size**0.5).to(self.dtype).item()
+
+    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+        x = super().embed(ops, batch)
+        ops.scale_(x, self.embedding_scale)
+        return x
+
+    def head(self, ops: ModuleType, x: Tensor) -> Tensor:
+        logits = super().head(ops, x)
+        if self.config.final_logit_softcapping is not None:
+            ops.softcap_(logits, self.config.final_logit_softcapping)
+        return logits
