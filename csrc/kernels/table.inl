@@ -44,4 +44,5 @@ constexpr KernelTable kernel_table = {
     .softmax = softmax,
     .log_softmax = log_softmax,
     .find_at_least = find_at_least,
+    .apply_mask = apply_mask,
 };

@@ -1,4 +1,4 @@
-// Argmax, softmax and top-k / top-p of rows of logits; a row is a chunk.
+// Argmax, softmax, masks and top-k / top-p of rows of logits; a row is a chunk, or with masks a piece of one.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -24,6 +24,22 @@ void SoftmaxOp::run(int, int64_t row, int) const {
     } else {
         table.softmax(x, n, total, y + row * n);
     }
+}
+
+namespace {
+
+// Tokens of a piece: 128 KiB of logits, so that one row of a large vocabulary is shared among threads.
+constexpr int64_t kMaskedAtOnce = 32768;
+
+}  // namespace
+
+int64_t MaskOp::pieces() const { return (n + kMaskedAtOnce - 1) / kMaskedAtOnce; }
+
+void MaskOp::run(int, int64_t chunk, int) const {
+    const int64_t mask = chunk / pieces(), begin = chunk % pieces() * kMaskedAtOnce;
+    const int64_t row = rows ? rows[mask] : mask;
+    kernels().apply_mask(logits + row * row_stride + begin, bits + mask * bits_stride + begin / 32,
+                         std::min(kMaskedAtOnce, n - begin));
 }
 
 namespace {

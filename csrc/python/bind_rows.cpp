@@ -65,6 +65,13 @@ void top_k_top_p(Address logits, int64_t row_stride, int64_t rows, int64_t n, Ad
     pace::execute(op);
 }
 
+void apply_mask(Address logits, int64_t row_stride, int64_t n, Address bits, int64_t bits_stride, int64_t masks,
+                Address rows) {
+    pace::MaskOp op = {at<float>(logits),      row_stride, n, at<const int32_t>(bits), bits_stride, masks,
+                       at<const int64_t>(rows)};
+    pace::execute(op);
+}
+
 }  // namespace
 
 void bind_rows(py::module_& m) {
@@ -76,4 +83,5 @@ void bind_rows(py::module_& m) {
     m.def("argmax", argmax, release);
     m.def("softmax", softmax, release);
     m.def("top_k_top_p", top_k_top_p, release);
+    m.def("apply_mask", apply_mask, release);
 }

@@ -9,12 +9,13 @@ from pace.ops.native_elementwise import scale_, softcap_
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
 from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_quantize import quantize
-from pace.ops.native_sampling import argmax, log_softmax, softmax, top_k_top_p_
+from pace.ops.native_sampling import apply_mask_, argmax, log_softmax, softmax, top_k_top_p_
 from pace.ops.weight import PackedWeight, empty_weight, pack_quantized_, pack_rows_, unpack, weight_nbytes
 
 __all__ = [
     "PackedWeight",
     "activation",
+    "apply_mask_",
     "argmax",
     "attention",
     "embedding",

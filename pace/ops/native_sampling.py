@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.ops.checks import check_rows, check_vector
+from pace.ops.checks import check_rows, check_vector, describe
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -40,6 +40,29 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     top_k_address = check_vector("top_k", top_k, rows, torch.int64)
     top_p_address = check_vector("top_p", top_p, rows)
     _C.top_k_top_p(logits.data_ptr(), logits.stride(0), rows, vocab_size, top_k_address, top_p_address)
+
+
+def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
+    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
+    `i // 32` (1 is the lowest) is set where token i is allowed; bits beyond V mean nothing.
+
+    Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
+    num_rows, vocab_size = _check_logits(logits)
+    num_masks = num_rows if rows is None else len(rows)
+    num_words = -(-vocab_size // 32)
+    if mask.dtype != torch.int32 or mask.shape != (num_masks, num_words) or (mask.stride(1) != 1 and num_words > 1):
+        raise ValueError(
+            f"mask must be int32 [{num_masks}, {num_words}] with contiguous rows, a bit for each of {vocab_size} tokens; got {describe(mask)}"
+        )
+    rows_address = 0
+    if rows is not None:
+        rows_address = check_vector("rows", rows, num_masks, torch.int64)
+        named = rows.tolist()
+        if named and (min(named) < 0 or max(named) >= num_rows or len(set(named)) < num_masks):
+            raise ValueError(f"rows must name different rows of the {num_rows} there are; got {named}")
+    _C.apply_mask(
+        logits.data_ptr(), logits.stride(0), vocab_size, mask.data_ptr(), mask.stride(0), num_masks, rows_address
+    )
 
 
 def _softmax(log: bool, logits: Tensor) -> Tensor:

@@ -307,5 +307,15 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     logits.scatter_(-1, order, ordered.masked_fill(outside, -math.inf))
 
 
+def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
+    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
+    `i // 32` is set where token i is allowed; bits beyond V mean nothing. Mask m is for row `rows[m]` (no row twice), or
+    for row m where no rows are given."""
+    allowed = (mask[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
+    banned = allowed.flatten(1)[:, : logits.shape[1]] == 0
+    rows = torch.arange(logits.shape[0]) if rows is None else rows
+    logits[rows] = logits[rows].masked_fill(banned, -math.inf)
+
+
 def _like(vector: Tensor | None, x: Tensor) -> Tensor | None:
     return None if vector is None else vector.to(x.dtype)

@@ -165,6 +165,28 @@ TEST_TABLES(find_at_least_finds_all_in_order_and_goes_on_where_it_stopped) {
     }
 }
 
+TEST_TABLES(apply_mask_bans_what_has_no_bit) {
+    for (const int64_t n : kSizes) {
+        for (int kind = 0; kind < 6; ++kind) {  // words of zeros, of ones, and of anything
+            std::vector<float> values = check::heavy_tailed(n, 10);
+            if (n > 4) values[n / 2] = check::kPoison;
+            std::vector<int32_t> words((n + 31) / 32);
+            uint32_t state = uint32_t(n) * 6 + kind + 1;
+            for (size_t i = 0; i < words.size(); ++i) {
+                state = state * 1664525u + 1013904223u;
+                words[i] = kind == 0 ? 0 : kind == 1 ? -1 : kind == 2 && i % 2 ? 0 : int32_t(state ^ (state >> 13));
+            }
+            Guarded x(values);
+            table.apply_mask(x.data(), words.data(), n);
+            CHECK(x.intact());
+            for (int64_t i = 0; i < n; ++i) {
+                const float expected = (words[i / 32] >> (i % 32)) & 1 ? values[i] : -HUGE_VALF;
+                CHECK(std::memcmp(x.data() + i, &expected, sizeof(float)) == 0);
+            }
+        }
+    }
+}
+
 TEST_TABLES(limits_read_every_float_and_count_operations) {
     for (const int64_t n : {128, 384}) {
         std::vector<float> x(n + 1, check::kPoison);

@@ -164,6 +164,7 @@ struct KernelTable {
     void (*softmax)(const float* x, int64_t n, ExpSum total, float* y);
     void (*log_softmax)(const float* x, int64_t n, float max, float log_sum, float* y);
     int (*find_at_least)(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity);
+    void (*apply_mask)(float* x, const int32_t* bits, int64_t n);  // bit i clear: x[i] = -inf; bits [ceil(n / 32)]
 };
 
 // The table in use: the best this CPU has, or what PACE_ISA or select_isa() asked for.

@@ -165,4 +165,21 @@ struct TopKTopPOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
+// csrc/ops/sampling.cpp. Sets logits to -inf where a mask's bit is clear: bit i % 32 of word i / 32 is that of token i,
+// and what a mask holds beyond n is not looked at. A chunk is a piece of one row.
+struct MaskOp {
+    static constexpr int kPhases = 1;
+    float* logits;  // row_stride floats between rows of n
+    int64_t row_stride, n;
+    const int32_t* bits;  // [masks][ceil(n / 32)], bits_stride words between masks
+    int64_t bits_stride, masks;
+    const int64_t* rows;  // [masks]: the row that each mask is for, no row twice; null where mask m is for row m
+
+    void prepare(int) {}
+    int64_t chunks(int) const { return masks * pieces(); }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t pieces() const;  // of a row
+};
+
 }  // namespace pace
