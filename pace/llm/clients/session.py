@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -35,6 +36,10 @@ class CollectLogits:
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         begin = span.end - logits.shape[0] - self.first  # a dropped cache may bring rows again, with equal content
+        if logits.numpy().min() == -math.inf:
+            raise ValueError(
+                f"the model's logits are not finite: some are -inf, after {span.end - logits.shape[0] + 1} to {span.end} tokens"
+            )
         self.rows[begin : begin + logits.shape[0]] = logits
         if begin + logits.shape[0] == self.rows.shape[0] and not self.outcome.done():
             self.outcome.set_result(self.rows)

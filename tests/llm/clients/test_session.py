@@ -125,13 +125,15 @@ def test_a_broken_append_leaves_the_session_as_it_was(error: type[BaseException]
     assert torch.equal(session.append([9]), expected(engine.model, [1, 2, 3, 9], 1))
 
 
-def test_logits_that_are_not_finite_are_told_and_the_session_lives() -> None:
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_not_finite_are_told_and_the_session_lives(wrong: float) -> None:
     driver = EngineDriver(make_engine())
     engine, session = driver.engine, Session(driver)
     honest = engine.model.logits_of
-    engine.model.logits_of = lambda tokens: honest(tokens) * float("nan")
-    with pytest.raises(ValueError, match="not finite"):
-        session.append([1])
+    engine.model.logits_of = lambda tokens: honest(tokens).index_fill(0, torch.tensor([7]), wrong)
+    for wanted in ("last", "all", 2):
+        with pytest.raises(ValueError, match="not finite"):
+            session.append([1, 2, 3], wanted)
     engine.model.logits_of = honest
     assert session.tokens == [] and session.append([1]).shape == (1, 50)
 
