@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 REPLACEMENT = "\ufffd"
 """What a decoder puts for bytes that are not (yet) a character."""
@@ -27,46 +27,68 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.text = ""
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
-        self._tokens: list[int] = []  # of the last piece and of what is held back
-        self._num_given = 0  # how many of them are in `text`
+        self._state = _Followed("", (), 0, 0)  # replaced as a whole: a push that is broken off has not been
+
+    @property
+    def text(self) -> str:
+        """All pieces given out so far."""
+        return self._state.text
+
+    @property
+    def num_pushed(self) -> int:
+        """Tokens taken so far."""
+        return self._state.num_pushed
 
     def fork(self) -> Detokenizer:
         """A second one that has followed the same tokens."""
-        twin = copy.copy(self)
-        twin._tokens = list(self._tokens)
-        return twin
+        return copy.copy(self)
 
     def push(self, token: int) -> str:
-        """Takes a token and returns the text that is now certain, maybe ""."""
-        self._tokens.append(token)
-        if token in self._special or self._is_byte(token):
-            return ""
-        piece = self.pending
-        if not piece or piece.endswith(REPLACEMENT):
-            return ""
-        return self._give(piece)
+        """Takes a token and returns the text that is now certain, maybe "". An error or Ctrl-C leaves it as it was."""
+        state = self._state
+        held = state._replace(tokens=(*state.tokens, token), num_pushed=state.num_pushed + 1)
+        piece = ""
+        if token not in self._special and not self._is_byte(token):
+            piece = self._pending_of(held)
+        certain = bool(piece) and not piece.endswith(REPLACEMENT)
+        self._state = held.given(piece) if certain else held
+        return piece if certain else ""
 
     def flush(self) -> str:
         """Returns what is held back, complete or not. The next token starts afresh."""
-        return self._give(self.pending)
+        piece = self.pending
+        self._state = self._state.given(piece)
+        return piece
 
     @property
     def pending(self) -> str:
         """Text of the tokens not yet in `text`; its end may still change."""
-        before = decode(self.tokenizer, self._tokens[: self._num_given])
-        return decode(self.tokenizer, self._tokens)[len(before) :]
+        return self._pending_of(self._state)
+
+    def _pending_of(self, state: _Followed) -> str:
+        before = decode(self.tokenizer, list(state.tokens[: state.num_given]))
+        return decode(self.tokenizer, list(state.tokens))[len(before) :]
 
     def _is_byte(self, token: int) -> bool:
         name = self.tokenizer.convert_ids_to_tokens(token)
         return isinstance(name, str) and len(name) == 6 and name.startswith("<0x") and name.endswith(">")
 
-    def _give(self, piece: str) -> str:
-        del self._tokens[: self._num_given]
-        self._num_given = len(self._tokens)
-        self.text += piece
-        return piece
+
+class _Followed(NamedTuple):
+    """How far a `Detokenizer` has come."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """Of the last piece and of what is held back."""
+    num_given: int
+    """How many of them are in `text`."""
+    num_pushed: int
+
+    def given(self, piece: str) -> _Followed:
+        """After `piece`, the text of all that was held back, is given out."""
+        tokens = self.tokens[self.num_given :]
+        return _Followed(self.text + piece, tokens, len(tokens), self.num_pushed)
 
 
 def find_stop(text: str, stop_strings: list[str]) -> int | None:
