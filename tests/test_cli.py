@@ -398,8 +398,9 @@ def test_the_other_fields():
     assert parse().explicit_fields == set()
     covered = set(VALUES) | {"do_sample", "ignore_eos", "stop_strings"}
     assert {field.name for field in fields(SamplingConfig)} - covered == {
-        "logits_processors"
-    }  # callables, from Python alone
+        "logits_processors",
+        "token_mask",
+    }  # from Python alone
 
 
 def test_explanations_come_from_the_fields():

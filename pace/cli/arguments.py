@@ -247,4 +247,4 @@ _READERS: dict[str, dict[str, Any]] = {
     "list[list[int]] | None": {"type": _json_of("runs of token ids", "'[[5, 6], [7]]'"), "metavar": "JSON"},
     "dict[int, float] | None": {"type": _logit_bias, "metavar": "JSON"},
 }
-"""How a field of this type is read from the command line. Callables (logits_processors) cannot be."""
+"""How a field of this type is read from the command line. Objects (logits_processors, token_mask) cannot be."""

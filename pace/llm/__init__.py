@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pace.llm.clients.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
     from pace.llm.configs import KVCacheType, SamplingConfig
     from pace.llm.decoding.logits import LogitsProcessor
+    from pace.llm.decoding.masks import AllowedTokens, TokenMask
     from pace.llm.decoding.sampler import Sampler
     from pace.llm.decoding.stopping_criteria import StoppingCriteria
     from pace.llm.engine.engine import Engine
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pace.quant import QuantizationConfig
 
 _HOMES = {
+    "AllowedTokens": "decoding.masks",
     "BaseModelForCausalLM": "models.base_model",
     "BaseStreamer": "clients.streamer",
     "CacheManager": "cache",
@@ -59,6 +61,7 @@ _HOMES = {
     "StreamEvent": "clients.streamer",
     "TextStreamer": "clients.streamer",
     "TokenLogprob": "sequence",
+    "TokenMask": "decoding.masks",
 }
 
 __all__ = sorted(_HOMES)

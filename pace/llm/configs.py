@@ -144,6 +144,13 @@ def _callables(name: str, value: Any) -> list[Callable]:
     return list(items)
 
 
+def _token_mask(name: str, value: Any) -> Any:
+    methods = ("fill", "accept", "rollback", "count_allowed", "forced", "fork")
+    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+        raise TypeError(f"{name} must be a pace.llm.TokenMask, such as AllowedTokens([...]); got {value!r:.200}")
+    return value
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_new_tokens": _integer(1),
     "max_length": _integer(1),
@@ -172,7 +179,15 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "prompt_logprobs": _logprobs,
     "ignore_eos": _flag,
     "logits_processors": _callables,
+    "token_mask": _token_mask,
 }
+
+
+def _copy(value: Any) -> Any:
+    """The value of a field for a second config. Processors and masks stay the same objects, as their owner knows
+    them."""
+    return copy.copy(value) if isinstance(value, (list, dict, set)) else value
+
 
 _LEAST_TEMPERATURE = 1e-30
 """Logits, which stay far below 1e8, divided by less would leave the range of fp32."""
@@ -253,14 +268,18 @@ class SamplingConfig:
     generator."""
     logprobs: int | bool | None = None
     """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
-    They are of the model's own distribution: before temperature, penalties and filters."""
+    They are of the model's own distribution, among the tokens that a token_mask allows: before temperature, penalties and
+    filters."""
     prompt_logprobs: int | bool | None = None
     """The same for each token of the prompt after the first."""
     ignore_eos: bool = False
     """Generate past end tokens."""
     logits_processors: list[Callable] | None = None
-    """Of `pace.llm.LogitsProcessor`, copied for every sequence, or callables as transformers' own: (input_ids
+    """Of `pace.llm.LogitsProcessor`, forked for every sequence, or callables as transformers' own: (input_ids
     LongTensor [1, S], logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
+    token_mask: Any = None
+    """A `pace.llm.TokenMask`, forked for every sequence: which tokens may come at all. It stands before everything else
+    that changes logits; log-probabilities are then of the tokens that it allows."""
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())
@@ -303,7 +322,7 @@ class SamplingConfig:
     def copy(self) -> SamplingConfig:
         """An independent config with the same fields set."""
         duplicate = SamplingConfig()
-        duplicate.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
+        duplicate.__dict__.update({name: _copy(value) for name, value in self.__dict__.items()})
         return duplicate
 
     __copy__ = copy
@@ -317,7 +336,7 @@ class SamplingConfig:
         for name in [name for name in _CHECKS if name in other.explicit_fields - self.explicit_fields]:
             if name in ("max_length", "max_new_tokens") and self.explicit_fields & {"max_length", "max_new_tokens"}:
                 continue  # the two are one wish
-            setattr(self, name, copy.copy(getattr(other, name)))
+            setattr(self, name, _copy(getattr(other, name)))
         return self
 
     @classmethod

@@ -17,6 +17,7 @@ from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.logits import Processors, build_filters, build_processors
+from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.driver import EngineDriver
@@ -102,10 +103,13 @@ class Generator:
             prepared.seeds[index],
         )
         end_tokens = self._end_tokens(config)
+        processors = Processors(build_processors(config, len(row), end_tokens))
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
-            strategy = self._strategy(config, len(row), end_tokens, seed if sample == 0 else mix(seed ^ mix(sample)))
+            strategy = self._strategy(config, processors.fork(), seed if sample == 0 else mix(seed ^ mix(sample)))
             samples.append(Sequence(row, strategy, self._stopping(config, limit, end_tokens), limit))
+            if config.token_mask is not None:
+                samples[-1].mask = SequenceMask(config.token_mask.fork())
         if config.prompt_logprobs is not None:
             samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
             samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
@@ -122,9 +126,8 @@ class Generator:
         num_spared = branching(len(end_tokens))
 
         def make_strategy() -> Ranking:
-            processors = Processors(lambda: build_processors(config, len(row), end_tokens))
             return Ranking(
-                processors,
+                Processors(build_processors(config, len(row), end_tokens)),
                 build_filters(config, num_spared),
                 None if config.do_sample else num_spared * config.num_beams,
                 config.logprobs,
@@ -139,10 +142,7 @@ class Generator:
             limit, end_tokens, StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None
         )
 
-    def _strategy(
-        self, config: SamplingConfig, num_prompt_tokens: int, end_tokens: list[int], seed: int
-    ) -> DecodingStrategy:
-        processors = Processors(lambda: build_processors(config, num_prompt_tokens, end_tokens))
+    def _strategy(self, config: SamplingConfig, processors: Processors, seed: int) -> DecodingStrategy:
         if not processors and not config.do_sample and config.logprobs is None:
             return Greedy()
         return Sampling(processors, build_filters(config), seed if config.do_sample else None, config.logprobs)

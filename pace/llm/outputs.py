@@ -35,6 +35,8 @@ class Metrics:
     num_drafted_tokens: int
     num_accepted_tokens: int
     """Of the drafted tokens, those that were kept."""
+    num_forced_tokens: int
+    """Generated tokens that a token_mask made certain, and that took no step of their own; not among the drafted."""
     draft_speedup: float | None
     """Of the decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in
     between, by the seconds that they took, drafting included. None where nothing was drafted, or no plain step was
@@ -66,6 +68,7 @@ class Metrics:
             num_preemptions=sum(sequence.times.num_preemptions for sequence in sequences),
             num_drafted_tokens=sum(sequence.times.num_drafted for sequence in sequences),
             num_accepted_tokens=sum(sequence.times.num_accepted for sequence in sequences),
+            num_forced_tokens=sum(sequence.times.num_forced for sequence in sequences),
             draft_speedup=_draft_speedup(sequences),
         )
 
@@ -77,6 +80,7 @@ class Metrics:
             else ""
         )
         drafted += f" ({self.draft_speedup:.2f} times as fast as without)" if self.draft_speedup else ""
+        drafted += f", {self.num_forced_tokens} forced" if self.num_forced_tokens else ""
         waited = f", waited {self.seconds_waiting:.2f} s" if self.seconds_waiting >= 0.05 else ""
         preempted = f", preemptions: {self.num_preemptions}" if self.num_preemptions else ""
         return (

@@ -47,7 +47,7 @@ class Sequence:
     sequence is in the engine, so its owner may read new ones from another thread.
 
     `strategy` decides what becomes of the sequence's logits (see `sampler.py`), `stopping` when it ends (see
-    `stopping_criteria.py`); both are made anew for each sequence.
+    `stopping_criteria.py`), `mask` which tokens may come at all (see `masks.py`); all are made anew for each sequence.
     """
 
     def __init__(self, prompt: list[int], strategy: Any, stopping: Any, max_length: int) -> None:
@@ -57,6 +57,8 @@ class Sequence:
         self.strategy = strategy
         self.stopping = stopping
         self.sink: TokenSink = NULL_SINK
+        self.mask: Any = None
+        """A `SequenceMask`; None where every token may come."""
         self.max_length = max_length
         """Tokens, prompt included, at which it finishes with "length" at the latest; what the cache must be able to
         hold."""
@@ -140,9 +142,9 @@ class Sequence:
         self.finish_reason = "error"
 
     def outcome(self) -> Sequence:
-        """A finished sequence without what it needed to get there: its strategy's state may be large."""
+        """A finished sequence without what it needed to get there: its strategy's and mask's state may be large."""
         outcome = copy.copy(self)
-        outcome.strategy, outcome.block_table, outcome.prompt_sharers = None, array("i"), []
+        outcome.strategy, outcome.mask, outcome.block_table, outcome.prompt_sharers = None, None, array("i"), []
         outcome.sink = NULL_SINK
         return outcome
 
@@ -165,12 +167,21 @@ class Times:
     num_preemptions: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_forced: int = 0
+    """Tokens that a mask made certain, and that were computed together; not among those drafted."""
     num_reused: int = 0
     """Tokens of the prompt whose keys and values the prefix cache had."""
     step_seconds: float = 0.0
     """This sequence's share of the decode steps that were measured, drafting included."""
     plain_seconds: float = 0.0
     """What the same tokens would have taken in steps without drafts, by what these were measured to take."""
+
+    def count_drafts(self, span: Span, num_accepted: int) -> None:
+        """Counts the drafts of a span, of which the first `num_accepted` came true."""
+        num_forced = min(num_accepted, span.num_forced)
+        self.num_forced += num_forced
+        self.num_accepted += num_accepted - num_forced
+        self.num_drafted += len(span.drafts) - span.num_forced
 
 
 @dataclass(slots=True)
@@ -182,6 +193,16 @@ class Span:
     num_tokens: int
     drafts: list[int] = field(default_factory=list)
     """Proposed tokens after the last known one, to be verified; only where the span reaches the end of the tokens."""
+    num_forced: int = 0
+    """The first so many drafts are all that the sequence's mask allows."""
+    num_certain: int = 0
+    """The first so many drafts are kept unseen: no logits are wanted of the rows that they would be verified by."""
+
+    def keep_drafts(self, drafts: list[int]) -> None:
+        """Drops all drafts but these, the first ones."""
+        self.drafts = drafts
+        self.num_forced = min(self.num_forced, len(drafts))
+        self.num_certain = min(self.num_certain, len(drafts))
 
     @property
     def end(self) -> int:
@@ -190,8 +211,8 @@ class Span:
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits wanted: those from `sequence.logits_from` on."""
-        return max(0, self.end - max(self.start, self.sequence.logits_from))
+        """Rows of logits wanted: those from `sequence.logits_from` on, but for certain drafts."""
+        return max(0, self.end - max(self.start, self.sequence.logits_from + self.num_certain))
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,12 @@ class SamplingOps(Protocol):
         stay. The nucleus is the words, by falling logit and then by rising index, before which less than p of the
         probability lies; the first is always in it."""
 
+    def apply_mask_(self, logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
+        """Sets to -inf what a mask does not allow. `mask` is int32 `[M, ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1
+        is the lowest) is set where token i is allowed; bits beyond V mean nothing.
+
+        Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
+
 
 class Ops(ForwardOps, WeightOps, SamplingOps, Protocol):
     """All of them: what a model is loaded with."""

@@ -35,6 +35,7 @@ from pace.llm.clients.batch import Batch
 from pace.llm.clients.streamer import Feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import Filter, Processors, largest
+from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.engine.driver import EngineDriver
@@ -81,11 +82,16 @@ class Ranking:
         self.num_logprobs = num_logprobs
         self.choices: Choices | None = None
 
+    def fork(self) -> Ranking:
+        """The strategy of a second beam with the same tokens."""
+        return Ranking(self.processors.fork(), self.filters, self.num_kept, self.num_logprobs)
+
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         tokens = span.sequence.tokens
         log_probabilities = ops.log_softmax(logits[:1])[0]
         own = None if self.num_logprobs is None else log_probabilities.numpy().copy()
-        self.processors.process_(log_probabilities, tokens)
+        self.processors.follow(tokens)
+        self.processors.apply_(log_probabilities)
         if int(ops.argmax(log_probabilities[None])[0]) < 0:
             raise ValueError(
                 f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token"
@@ -114,6 +120,7 @@ class Hypothesis:
     log_probability: float
     """Sum over the generated tokens, as processors and filters left them."""
     stopping: StoppingCriteria
+    mask: SequenceMask | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     parent: int = 0
     """Rank of the beam that it continues."""
@@ -190,10 +197,12 @@ class BeamSearch:
             Sequence(self.prompt, self.make_strategy(), NeverStops(), self.max_length)
             for _ in range(self.config.num_beams)
         ]
+        mask = None if self.config.token_mask is None else SequenceMask(self.config.token_mask.fork())
         self._state = State(
-            self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping)], [])
+            self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping, mask)], [])
         )
         first = self._sequences[0]
+        first.mask = self._state.now.running[0].mask
         if self.config.prompt_logprobs is not None:
             first.strategy, first.wanted_from = PromptLogprobs(first.strategy, self.config.prompt_logprobs), 0
             first.prompt_logprobs = self.rows[0].prompt_logprobs
@@ -329,7 +338,13 @@ class BeamSearch:
             [*beam.logprobs, TokenLogprob(token, float(choices.own[index]), choices.top)] if len(choices.own) else []
         )
         hypothesis = Hypothesis(
-            [*beam.tokens, token], len(self.prompt), log_probability, beam.stopping.fork(), logprobs, parent
+            [*beam.tokens, token],
+            len(self.prompt),
+            log_probability,
+            beam.stopping.fork(),
+            beam.mask and beam.mask.fork(),
+            logprobs,
+            parent,
         )
         hypothesis.finish_reason = hypothesis.stopping.stop_now(hypothesis)
         return hypothesis
@@ -363,8 +378,9 @@ class BeamSearch:
             if sequence is not parent:
                 cache.fork(parent, sequence, parent.num_computed)
                 sequence.recomputed_length = parent.recomputed_length
+                sequence.strategy = parent.strategy.fork()
         for (sequence, _), hypothesis in zip(placed, next.running):
-            sequence.tokens = hypothesis.tokens
+            sequence.tokens, sequence.mask = hypothesis.tokens, hypothesis.mask
             sequence.times.first_token = self.rows[0].times.first_token
         self._state = State([sequence for sequence, _ in placed], next)
 

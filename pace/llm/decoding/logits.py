@@ -6,7 +6,6 @@ fp32, changed in place. OpenAI's penalties stand beside the repetition penalty, 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -17,19 +16,21 @@ import torch
 from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.forking import fork_by_copy
 
 
 class LogitsProcessor:
-    """Changes logits in the light of the tokens so far: a penalty, a ban, a grammar.
+    """Changes logits in the light of the tokens so far: a penalty, a ban.
 
-    One object serves one sequence: each gets a deep copy of what `SamplingConfig(logits_processors=[...])` names.
-    Before every token it is told what is new of prompt and output by `accept`, then `apply` changes the logits. Where a
-    proposed token is verified and dropped, `rollback` takes it back. Subclasses define `apply`, and, where they keep
-    state, the other two: after `rollback(n)` the state must be what it was before the last n calls of `accept`.
+    One object serves one sequence: each gets a `fork()` of what `SamplingConfig(logits_processors=[...])` names. Every
+    token of prompt and output is told once, by `accept`; then `apply` changes the logits of the next. Where a proposed
+    token is verified and dropped, `rollback` takes it back. Subclasses define `apply`, and, where they keep state, the
+    other two: after `rollback(n)` the state must be what it was before the last n calls of `accept`.
     """
 
     seen: list[int]
-    """Tokens accepted and not rolled back. During `accept` and `rollback`, those before the call."""
+    """Tokens accepted and not rolled back. During `accept` and `rollback`, those before the call. Not to be changed:
+    the processors of a sequence share it."""
     num_prompt_tokens: int
     """How many of the first tokens are the prompt. Set before the first `accept`."""
 
@@ -37,7 +38,6 @@ class LogitsProcessor:
         processor = super().__new__(cls)
         processor.seen = []
         processor.num_prompt_tokens = 0
-        processor._is_torn = False
         return processor
 
     def apply(self, logits: Tensor) -> None:
@@ -50,33 +50,31 @@ class LogitsProcessor:
     def rollback(self, num_tokens: int) -> None:
         """Forgets the last `num_tokens` accepted tokens, which are `self.seen[-num_tokens:]`."""
 
-    # -- the side of the engine ----------------------------------------------------------------------------------------
+    def fork(self) -> LogitsProcessor:
+        """A second processor that has accepted the same tokens; what either does later must not show in the other.
+
+        By default a shallow copy, in which lists, dicts, sets and other containers of Python that are attributes are
+        copied too, but not what they hold. A processor with state that lies deeper overrides this."""
+        return fork_by_copy(self)
+
+    # -- by itself, without a sequence -----------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
-        """Brings the state to `tokens`: rolls back from the end what differs, accepts what is new. Raises RuntimeError
-        where that was broken off before, by Ctrl-C say, so that the state is unknown."""
-        if self._is_torn:
-            raise RuntimeError(
-                f"{type(self).__name__} was interrupted while it followed its tokens; give the prompt again"
-            )
-        self._is_torn = True
-        num_kept = len(self.seen)
-        if tokens[:num_kept] != self.seen:
-            num_kept = next(
-                (index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]),
-                min(len(tokens), num_kept),
-            )
+        """Brings the state to `tokens`, whatever they are: rolls back from the end what differs, accepts what is
+        new."""
+        num_kept = next(
+            (index for index, pair in enumerate(zip(self.seen, tokens)) if pair[0] != pair[1]),
+            min(len(tokens), len(self.seen)),
+        )
+        if num_kept < len(self.seen):
             self.rollback(len(self.seen) - num_kept)
             del self.seen[num_kept:]
         for token in tokens[num_kept:]:
             self.accept(token)
             self.seen.append(token)
-        self._is_torn = False
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        """Changes `logits [V]` in place after `tokens`, prompt and output. Raises TypeError where `apply` returns its
-        result."""
-        self.sync(tokens)
+    def process_(self, logits: Tensor) -> None:
+        """Changes `logits [V]` in place. Raises TypeError where `apply` returns its result."""
         result = self.apply(logits)
         if result is not None and result is not logits:
             raise TypeError(
@@ -86,7 +84,8 @@ class LogitsProcessor:
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """As transformers calls a processor, for one sequence: ids `[1, S]` and logits `[1, V]`, which are changed and
         returned."""
-        self.process_(logits[0], input_ids[0].tolist())
+        self.sync(input_ids[0].tolist())
+        self.process_(logits[0])
         return logits
 
 
@@ -169,6 +168,11 @@ class NoRepeatNgram(LogitsProcessor):
                 [token for token in self.followers.get(self._prefix(len(self.seen)), ()) if token < logits.shape[0]]
             ] = -math.inf
 
+    def fork(self) -> NoRepeatNgram:
+        twin = fork_by_copy(self)
+        twin.followers = {prefix: list(tokens) for prefix, tokens in self.followers.items()}
+        return twin
+
     def _prefix(self, end: int) -> tuple[int, ...]:
         """The first `size - 1` tokens of the run whose last token stands at position `end`."""
         return tuple(self.seen[end + 1 - self.size : end])
@@ -237,31 +241,60 @@ def build_processors(config: SamplingConfig, num_prompt_tokens: int, end_tokens:
     if config.min_new_tokens and end_tokens:
         processors.append(MinNewTokens(config.min_new_tokens, end_tokens, num_prompt_tokens))
     for function in config.logits_processors or ():
-        processors.append(
-            copy.deepcopy(function) if isinstance(function, LogitsProcessor) else CallableProcessor(function)
-        )
+        processors.append(function.fork() if isinstance(function, LogitsProcessor) else CallableProcessor(function))
     for processor in processors:
         processor.num_prompt_tokens = num_prompt_tokens
     return processors
 
 
 class Processors:
-    """The processors of one sequence, in their order. Where one is broken off while it follows its tokens, by Ctrl-C in
-    whichever thread steps, nobody knows their states: then all are made anew."""
+    """The processors of one sequence, in their order, and the tokens that they have all accepted.
 
-    def __init__(self, make: Callable[[], list[LogitsProcessor]]) -> None:
-        self._make = make
-        self._made: list[LogitsProcessor] | None = make()
+    They follow incrementally: the tokens of a sequence only grow while it is in the engine, so that what was accepted
+    is not looked at again.
+    """
+
+    def __init__(self, processors: list[LogitsProcessor], seen: list[int] | None = None) -> None:
+        """`processors`, which are this object's from now on, have accepted the tokens `seen`; without, those that each
+        has accepted are taken back."""
+        self._processors = processors
+        self._seen = [] if seen is None else seen
+        for processor in processors:
+            if seen is None:
+                processor.sync([])
+            processor.seen = self._seen
 
     def __bool__(self) -> bool:
-        return self._made != []
+        return bool(self._processors)
 
-    def process_(self, logits: Tensor, tokens: list[int]) -> None:
-        """Changes `logits [V]` in place after `tokens`, prompt and output."""
-        processors, self._made = self._make() if self._made is None else self._made, None
-        for processor in processors:
-            processor.process_(logits, tokens)
-        self._made = processors
+    def fork(self) -> Processors:
+        """Those of a second sequence with the same tokens."""
+        return Processors([processor.fork() for processor in self._processors], list(self._seen))
+
+    def follow(self, tokens: list[int]) -> None:
+        """Accepts what is new of `tokens`, prompt and output, of which all before was accepted already. Where they are
+        fewer than that (a step was broken off and is done again), takes back the rest."""
+        num_seen = len(self._seen)
+        if num_seen > len(tokens):
+            num_dropped = num_seen - len(tokens)
+            for processor in self._processors:
+                processor.rollback(num_dropped)
+            del self._seen[len(tokens) :]
+        elif self._processors:
+            for token in tokens[num_seen:]:
+                self.accept(token)
+
+    def accept(self, token: int) -> None:
+        """Takes note of the next token."""
+        for processor in self._processors:
+            processor.accept(token)
+        if self._processors:
+            self._seen.append(token)
+
+    def apply_(self, logits: Tensor) -> None:
+        """Changes `logits [V]`, those of the next token, in place."""
+        for processor in self._processors:
+            processor.process_(logits)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

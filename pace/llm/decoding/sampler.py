@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pace.llm.decoding.logits import Filter, Processors
+from pace.llm.decoding.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sequence import Sequence, Span, TokenLogprob
 from pace.naming import argument
 
@@ -25,12 +27,16 @@ class DecodingStrategy(Protocol):
     """True where `choose` would do nothing but take the largest logit; the sampler then does that for all such rows at
     once."""
     takes_drafts: bool
-    """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` is then there,
-    too."""
+    """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` and
+    `needs_every_row` are then there, too."""
+    needs_every_row: bool
+    """True where it looks at the logits even of a place where the sequence's mask leaves a single token."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        """Takes `logits [rows, V]` of the span's wanted rows, which it must not keep or change, and returns the tokens
-        that the sequence goes on with: none, one, or one more than the drafts it accepts. Changes no token list."""
+        """Takes `logits [rows, V]` of the span's wanted rows, as its mask leaves them, which it must not keep or change,
+        and returns the tokens that the sequence goes on with: none, one, or one more than the drafts it accepts. The
+        last rows may be missing, where they are of drafts and no token can be picked from them. Changes no token
+        list."""
         ...
 
 
@@ -39,9 +45,10 @@ class Greedy:
 
     wants_argmax_only = True
     takes_drafts = True
+    needs_every_row = False
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        return accept_drafts(ops.argmax(logits).tolist(), span.drafts)
+        return accept_drafts(ops.argmax(logits).tolist(), span)
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
         return int(ops.argmax(logits[None])[0])
@@ -59,44 +66,51 @@ class Sampling:
     wants_argmax_only = False
     takes_drafts = True
 
-    def __init__(self, processors: Any, filters: list[Any], seed: int | None, num_logprobs: int | None) -> None:
-        """`processors`, with `process_`, and `filters` are those of `logits.py`; without a seed the largest logit is
-        taken; `num_logprobs` most likely tokens are recorded beside the chosen one, None for no record."""
+    def __init__(
+        self, processors: Processors, filters: list[Filter], seed: int | None, num_logprobs: int | None
+    ) -> None:
+        """`processors` and `filters` are those of `logits.py`; without a seed the largest logit is taken;
+        `num_logprobs` most likely tokens are recorded beside the chosen one, None for no record."""
         self.processors = processors
         self.filters = filters
         self.seed = seed
         self.num_logprobs = num_logprobs
+        self.needs_every_row = bool(processors) or num_logprobs is not None
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        sequence, chosen = span.sequence, []
-        tokens = sequence.tokens
+        sequence, drafts = span.sequence, span.drafts
+        chosen = drafts[: span.num_certain]
+        num_unseen = len(chosen)
+        self.processors.follow(sequence.tokens)
         for row in range(logits.shape[0]):
             try:
-                token = self._choose_one(ops, logits[row], tokens, sequence)
+                if row:
+                    self.processors.accept(chosen[-1])
+                token = self._choose_one(ops, logits[row], sequence, len(chosen))
             except Exception:
-                if row == 0:
+                if not chosen:
                     raise
                 break
             chosen.append(token)
-            if row == len(span.drafts) or token != span.drafts[row]:
+            if row + num_unseen == len(drafts) or token != drafts[row + num_unseen]:
                 break
-            tokens = sequence.tokens + chosen
         return chosen
 
-    def _choose_one(self, ops: Any, raw: Tensor, tokens: list[int], sequence: Sequence) -> int:
-        logits = torch.from_numpy(raw.numpy().copy())
-        self.processors.process_(logits, tokens)
-        num_generated = len(tokens) - sequence.num_prompt_tokens
+    def _choose_one(self, ops: Any, given: Tensor, sequence: Sequence, num_ahead: int) -> int:
+        """The token after the sequence's and `num_ahead` others."""
+        num_generated = sequence.num_generated + num_ahead
+        logits = torch.from_numpy(given.numpy().copy())
+        self.processors.apply_(logits)
         largest = int(ops.argmax(logits[None])[0])
         if largest < 0 or logits[largest] == -math.inf:
             raise ValueError(
                 f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
-                f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size or the logits_processors"
+                f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
             )
         token = self._draw(ops, logits, num_generated)
         if self.num_logprobs is not None:
             del sequence.logprobs[num_generated:]
-            sequence.logprobs.append(token_logprob(ops, raw, token, self.num_logprobs))
+            sequence.logprobs.append(token_logprob(ops, given, token, self.num_logprobs))
         return token
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
@@ -142,63 +156,100 @@ class PromptLogprobs:
 class Sampler:
     """Turns the logits of one step into the tokens each span goes on with."""
 
-    def __init__(self, ops: Any) -> None:
+    def __init__(self, ops: Any, vocab_size: int) -> None:
         self.ops = ops
+        self._masks = MaskFiller(vocab_size)
 
-    def sample(self, logits: Tensor, spans: list[Span]) -> list[list[int]]:
+    def prepare(self, spans: list[Span]) -> PendingMasks | NoMasks:
+        """Before the model runs: drops the drafts that the masks of their sequences do not allow, and starts to compute
+        the masks of the rows that `sample` will get. They are waited for there, and by the end of the `with` block that
+        the result is to be used in."""
+        return self._masks.prepare(spans)
+
+    def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
         """For each span the tokens accepted; `logits [R, V]` holds the wanted rows of the spans, one span after the
-        other.
+        other, and is changed: what the masks do not allow is -inf.
 
-        A sequence whose logits are not finite, or whose strategy raises, fails alone: its `error` is set and it gets no
-        tokens.
+        A sequence whose logits are not finite, whose mask raises or allows nothing, or whose strategy raises, fails
+        alone: its `error` is set and it gets no tokens.
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
-        if all(span.sequence.strategy.wants_argmax_only for span in spans):
-            largest = self.ops.argmax(logits).tolist()
-            if min(largest) >= 0:
-                return self._largest(largest, spans)
-        return self._one_by_one(logits, spans)
-
-    def _largest(self, largest: list[int], spans: list[Span]) -> list[list[int]]:
-        tokens, row = [], 0
+        failures = pending.apply_(self.ops, logits)
+        largest = self.ops.argmax(logits).tolist()
+        if pending.rows:
+            self._note_failures(logits, pending.rows, largest, failures)
+        outcomes: list[list[int]] = []
+        row = 0
         for span in spans:
-            tokens.append(accept_drafts(largest[row : row + span.num_rows], span.drafts))
-            row += span.num_rows
-        return tokens
-
-    def _one_by_one(self, logits: Tensor, spans: list[Span]) -> list[list[int]]:
-        tokens, row = [], 0
-        for span in spans:
-            tokens.append([])
-            wanted = logits[row : row + span.num_rows]
-            row += span.num_rows
-            if span.num_rows:
+            outcomes.append([])
+            num_rows = span.num_rows
+            if num_rows:
                 try:
-                    check_finite(self.ops, wanted[:1] if span.drafts else wanted, span.sequence)
-                    tokens[-1] = span.sequence.strategy.choose(self.ops, wanted, span)
+                    outcomes[-1] = self._choose(logits, largest, row, num_rows, span, failures)
                 except Exception as error:
                     span.sequence.fail(error)
-        return tokens
+                row += num_rows
+        return outcomes
+
+    def _note_failures(
+        self, logits: Tensor, masked: list[int], largest: list[int], failures: dict[int, Exception]
+    ) -> None:
+        """Adds the rows for which a mask leaves nothing, and sets `largest` to -1 for all that failed."""
+        left = logits.numpy()[masked, [largest[row] for row in masked]]
+        for row, value in zip(masked, left):
+            if value == -math.inf and largest[row] >= 0 and row not in failures:
+                failures[row] = ValueError(
+                    "no token is left to pick: the token_mask allows none, or none that the model does not rule out"
+                )
+        for row in failures:
+            largest[row] = -1
+
+    def _choose(
+        self,
+        logits: Tensor,
+        largest: list[int],
+        row: int,
+        num_rows: int,
+        span: Span,
+        failures: dict[int, Exception],
+    ) -> list[int]:
+        """The tokens of one span, whose rows begin at `row`. Those of drafts beyond the first one that is not finite are
+        left out; before, there must be none."""
+        strategy = span.sequence.strategy
+        own = largest[row : row + num_rows]
+        if min(own) < 0:
+            num_finite = next(index for index, token in enumerate(own) if token < 0)
+            if num_finite < num_rows - (len(span.drafts) - span.num_certain):
+                if span.num_certain:
+                    return span.drafts[: span.num_certain]
+                raise failures.get(row + num_finite) or not_finite(span.sequence)
+            own = own[:num_finite]
+        if strategy.wants_argmax_only:
+            return accept_drafts(own, span)
+        return strategy.choose(self.ops, logits[row : row + len(own)], span)
 
 
-def accept_drafts(chosen: list[int], drafts: list[int]) -> list[int]:
-    """The tokens up to and including the first that differs from its draft; one per row, and one row more than drafts.
-    A row after the first that is not finite (-1) has none: the next step, if there is one, begins with it."""
-    num_accepted = 0
-    while num_accepted < len(drafts) and chosen[num_accepted] == drafts[num_accepted]:
-        num_accepted += 1
-    is_finite = num_accepted == 0 or chosen[num_accepted] >= 0
-    return chosen[: num_accepted + is_finite]
+def accept_drafts(chosen: list[int], span: Span) -> list[int]:
+    """The certain drafts of a span, then of the tokens `chosen` by the rows after them those up to and including the
+    first that is not the one drafted."""
+    drafts = span.drafts
+    if not drafts:
+        return chosen
+    tokens = drafts[: span.num_certain]
+    for token in chosen:
+        tokens.append(token)
+        if len(tokens) > len(drafts) or token != drafts[len(tokens) - 1]:
+            break
+    return tokens
 
 
-def check_finite(ops: Any, logits: Tensor, sequence: Sequence) -> None:
-    """Raises ValueError where the model gave NaN or +inf. (-inf is a ban, which a model may state.)"""
-    if min(ops.argmax(logits).tolist()) < 0:
-        raise ValueError(
-            f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
-            f"or the dtype too narrow: try {argument('dtype')}=float32"
-        )
+def not_finite(sequence: Sequence) -> ValueError:
+    """What a sequence fails with where the model gave NaN or +inf. (-inf is a ban, which a model may state.)"""
+    return ValueError(
+        f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
+        f"or the dtype too narrow: try {argument('dtype')}=float32"
+    )
 
 
 def token_logprob(ops: Any, logits: Tensor, token: int, num_top: int) -> TokenLogprob:

@@ -11,7 +11,7 @@ from pace.llm.sequence import Sequence
 
 
 class StoppingCriteria:
-    """End tokens, stop strings and length, of one sequence."""
+    """End tokens, stop strings, a mask that is finished, and length, of one sequence."""
 
     def __init__(self, max_length: int, end_tokens: Iterable[int] = (), stop_strings: TextStop | None = None) -> None:
         """`max_length` counts prompt and generated tokens. `end_tokens` are kept in the output, as in transformers."""
@@ -20,15 +20,23 @@ class StoppingCriteria:
         self.stop_strings: TextStop = stop_strings or NoStopStrings()
 
     def stop_now(self, sequence: Sequence) -> str | None:
-        """ "stop" where the last token ends the sequence or completes a stop string, "length" where it was the last
-        allowed, else None. To be asked after every generated token; asking again changes nothing."""
-        if sequence.tokens[-1] in self.end_tokens or self.stop_strings.found(sequence):
+        """ "stop" where the last token ends the sequence, completes a stop string or finishes its mask, "length" where it
+        was the last allowed, else None. To be asked after every generated token; asking again changes nothing."""
+        has_stop_string = self.stop_strings.found(sequence)  # in the text of an end token, too
+        if has_stop_string or sequence.tokens[-1] in self.end_tokens:
+            return "stop"
+        if sequence.mask is not None and sequence.mask.is_finished_after(sequence):
             return "stop"
         return "length" if len(sequence.tokens) >= self.max_length else None
 
     def fork(self) -> StoppingCriteria:
         """The criteria of a second sequence with the same tokens."""
         return StoppingCriteria(self.max_length, self.end_tokens, self.stop_strings.fork())
+
+    def rewind(self, num_generated: int) -> None:
+        """Forgets what was asked of tokens after the first `num_generated`: whoever drops tokens from the end of a
+        sequence calls this, so that its text is not cut by what they said."""
+        self.stop_strings.rewind(num_generated)
 
     def trim(self, text: str) -> str:
         """The generated text up to the stop string that ended it."""
@@ -47,6 +55,8 @@ class TextStop(Protocol):
 
     def fork(self) -> TextStop: ...
 
+    def rewind(self, num_generated: int) -> None: ...
+
     def trim(self, text: str) -> str: ...
 
 
@@ -58,6 +68,9 @@ class NoStopStrings:
 
     def fork(self) -> NoStopStrings:
         return self
+
+    def rewind(self, num_generated: int) -> None:
+        pass
 
     def trim(self, text: str) -> str:
         return text
@@ -72,26 +85,39 @@ class StopStrings:
 
     def __init__(self, tokenizer: Any, strings: list[str]) -> None:
         self.strings = strings
-        self.detokenizer = Detokenizer(tokenizer)
         self.cut: int | None = None
-        self._num_seen = 0
         self._longest = max(map(len, strings))
+        self._start(tokenizer)
+
+    def _start(self, tokenizer: Any) -> None:
+        self.detokenizer = Detokenizer(tokenizer)
+        self._searched = 0  # where the next search begins
+        self._num_searched = 0  # tokens
 
     def found(self, sequence: Sequence) -> bool:
-        while self._num_seen < sequence.num_generated and self.cut is None:
-            searched = max(0, len(self.detokenizer.text) - self._longest + 1)
-            self.detokenizer.push(sequence.tokens[sequence.num_prompt_tokens + self._num_seen])
-            self._num_seen += 1
-            text = self.detokenizer.text[searched:] + self.detokenizer.pending
-            index = find_stop(text, self.strings)
+        # Wherever this is broken off, it goes on there: a token is pushed once, and looked through at least once.
+        while self.cut is None and self._num_searched < sequence.num_generated:
+            if self.detokenizer.num_pushed == self._num_searched:
+                self.detokenizer.push(sequence.tokens[sequence.num_prompt_tokens + self._num_searched])
+            text = self.detokenizer.text
+            index = find_stop(text[self._searched :] + self.detokenizer.pending, self.strings)
             if index is not None:
-                self.cut = searched + index
+                self.cut = self._searched + index
+                break
+            self._searched = max(0, len(text) - self._longest + 1)
+            self._num_searched += 1
         return self.cut is not None
 
     def fork(self) -> StopStrings:
         twin = copy.copy(self)
         twin.detokenizer = self.detokenizer.fork()
         return twin
+
+    def rewind(self, num_generated: int) -> None:
+        """The tokens that stay are followed again, should anyone ask."""
+        if num_generated < self.detokenizer.num_pushed:
+            self.cut = None
+            self._start(self.detokenizer.tokenizer)
 
     def trim(self, text: str) -> str:
         return text[: self.cut]

@@ -5,7 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pace.llm.sequence import Span
+from pace.batch import BLOCK_SIZE
+from pace.llm.sequence import Sequence, Span
+
+
+def most_drafts(sequence: Sequence, recompute_length: int | None) -> int:
+    """Drafts after which the sequence would be as long as it may get, less the token that each step brings by itself.
+    And none beyond where the model would compute the text again with other angles: those rows would have the old
+    ones."""
+    length = len(sequence.tokens)
+    limit = sequence.max_length - length - 1
+    if recompute_length and sequence.rope_length < recompute_length:
+        limit = min(limit, recompute_length - 1 - length)
+    return limit
+
+
+def fit_drafts(sequence: Sequence, count: int, cache: Any, num_spans: int, recompute_length: int | None) -> int:
+    """`count`, less where the sequence may not get so long, with room in the cache; 0 where that would take blocks that
+    others need for their next token."""
+    count = min(count, most_drafts(sequence, recompute_length))
+    end = len(sequence.tokens) + count
+    if count <= 0 or (end > len(sequence.block_table) * BLOCK_SIZE and cache.num_free_blocks <= num_spans):
+        return 0
+    return count if cache.reserve(sequence, end) else 0
 
 
 @dataclass(frozen=True)

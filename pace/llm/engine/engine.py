@@ -10,6 +10,7 @@ from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager
 from pace.llm.decoding.sampler import Sampler
 from pace.llm.engine.drafter import Drafter, NoDraft
+from pace.llm.engine.forced import ForcedTokens
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
@@ -40,7 +41,8 @@ class Engine:
         self.cache = cache
         self.scheduler = scheduler
         self.drafter = drafter or NoDraft()
-        self.sampler = Sampler(ops)
+        self.sampler = Sampler(ops, model.vocab_size)
+        self.forced = ForcedTokens(scheduler, model.recompute_length)
         self.batches = BatchBuilder()
         self.max_seq_len = max_seq_len
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
@@ -101,10 +103,12 @@ class Engine:
         self._under_way = spans = self.scheduler.schedule()
         if not spans:
             return False
+        self.forced.extend(spans, self.cache)
         self.drafter.extend(spans, self.cache)
-        batch = self.batches.build(spans, self.cache.kv)
-        logits = self.model.forward(batch)
-        outcomes = self.sampler.sample(logits, spans)
+        with self.sampler.prepare(spans) as pending:
+            batch = self.batches.build(spans, self.cache.kv)
+            logits = self.model.forward(batch)
+            outcomes = self.sampler.sample(logits, spans, pending)
         for span, tokens in zip(spans, outcomes):
             self._advance(span, tokens)
         self.drafter.learn(spans, outcomes)
@@ -125,8 +129,7 @@ class Engine:
                 break
         num_accepted = max(0, len(sequence.tokens) - length - 1)
         self.cache.commit(sequence, span.start + span.num_tokens + num_accepted)
-        sequence.times.num_drafted += len(span.drafts)
-        sequence.times.num_accepted += num_accepted
+        sequence.times.count_drafts(span, num_accepted)
         self.cache.publish(sequence)
         self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)

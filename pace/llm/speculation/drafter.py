@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pace.batch import BLOCK_SIZE
-from pace.llm.engine.drafter import DraftMemory
+from pace.llm.engine.drafter import DraftMemory, fit_drafts, most_drafts
 from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import Acceptance, DraftLengths
 from pace.llm.speculation.source import DraftSource
@@ -20,8 +19,8 @@ tried."""
 class SpeculativeDrafter:
     """A `Drafter` that has a source propose as many tokens as pay.
 
-    Sequences get drafts where they decode and their strategy takes them; in a step that also reads prompts none do, as
-    the processor is busy then and each row costs its full price. What is proposed and how long it took decide about the
+    Sequences get drafts where they decode and their strategy takes them; in a step that also reads prompts or tokens
+    that masks force none do, as the processor is busy then and each row costs its full price. What is proposed and how long it took decide about the
     speed alone: the sampler picks every token as it would without drafts.
     """
 
@@ -43,6 +42,7 @@ class SpeculativeDrafter:
         self._rates: dict[Sequence, dict[int, Acceptance]] = {}
         self._rates_of_kind: dict[int, Acceptance] = {}
         self._kinds: dict[Sequence, int] = {}  # of the drafts of this step
+        self._num_proposed: dict[Sequence, int] = {}  # in this step; a mask may have dropped some of them since
         self._is_decode = False
         self._spent = 0.0  # seconds of proposing, in this step
         self._ended: float | None = (
@@ -56,7 +56,8 @@ class SpeculativeDrafter:
     # -- before the step -----------------------------------------------------------------------------------------------
 
     def extend(self, spans: list[Span], cache: Any) -> None:
-        self._is_decode = all([span.num_tokens == 1 for span in spans])
+        self._num_proposed.clear()
+        self._is_decode = all([span.num_tokens == 1 and not span.drafts for span in spans])
         if self._resting and self._goes_on_resting(len(spans)):
             return
         if self._is_decode:
@@ -96,43 +97,25 @@ class SpeculativeDrafter:
         chosen = self.lengths.choose(rates, len(spans), lambda lengths: self.source.seconds(sequences, lengths))
         if not any(chosen):
             return
-        chosen = [self._fitting(sequence, length, cache, len(spans)) for sequence, length in zip(sequences, chosen)]
+        chosen = [
+            fit_drafts(sequence, length, cache, len(spans), self._recompute_length)
+            for sequence, length in zip(sequences, chosen)
+        ]
         if any(chosen):
             for span, drafts in zip(candidates, self.source.propose(sequences, chosen)):
                 span.drafts = drafts
+                self._num_proposed[span.sequence] = len(drafts)
             self._spent = self.source.spent()
 
     def _kind(self, span: Span) -> int | None:
         """The kind of draft that the span could have; None where it can have none."""
         sequence = span.sequence
-        if not sequence.strategy.takes_drafts or span.start != len(sequence.tokens) - 1 or self._limit(sequence) < 1:
+        if not sequence.strategy.takes_drafts or span.start != len(sequence.tokens) - 1:
+            return None
+        if most_drafts(sequence, self._recompute_length) < 1:
             return None
         self._rates.setdefault(sequence, {})
         return self.source.kind(sequence, self._most)
-
-    def _limit(self, sequence: Sequence) -> int:
-        """Drafts after which the sequence would be as long as it may get, less the token that each step brings by
-        itself. And none beyond where the model would compute the text again with other angles: those rows would have
-        the old ones."""
-        length = len(sequence.tokens)
-        limit = sequence.max_length - length - 1
-        recompute_length = self._recompute_length
-        if recompute_length and sequence.rope_length < recompute_length:
-            limit = min(limit, recompute_length - 1 - length)
-        return limit
-
-    def _fitting(self, sequence: Sequence, length: int, cache: Any, num_spans: int) -> int:
-        """`length`, less where the sequence may not get so long, with room in the cache; 0 where that would take blocks
-        that others need for their next token."""
-        length = min(length, self._limit(sequence))
-        end = len(sequence.tokens) + length
-        if (
-            length
-            and (end <= len(sequence.block_table) * BLOCK_SIZE or cache.num_free_blocks > num_spans)
-            and cache.reserve(sequence, end)
-        ):
-            return length
-        return 0
 
     def _rate(self, sequence: Sequence, kind: int) -> float:
         of_kind = self._rates_of_kind.get(kind)
@@ -148,9 +131,10 @@ class SpeculativeDrafter:
         num_drafts = 0
         for span, tokens in zip(spans, outcomes):
             sequence = span.sequence
-            if span.drafts:
+            num_proposed = self._num_proposed.get(sequence, 0)
+            if num_proposed:
                 num_drafts += len(span.drafts)
-                self._learn_rate(span, max(0, len(tokens) - 1))
+                self._learn_rate(sequence, num_proposed, max(0, len(tokens) - 1))
                 self.source.settle(sequence, span.start + span.num_tokens + max(0, len(tokens) - 1))
             if sequence.is_finished:
                 self._forget(sequence)
@@ -177,15 +161,15 @@ class SpeculativeDrafter:
             self._resting_spans = num_spans
             self._plain_share = (self.lengths.plain_seconds(num_spans) or 0.0) / num_spans
 
-    def _learn_rate(self, span: Span, num_accepted: int) -> None:
-        sequence, kind = span.sequence, self._kinds[span.sequence]
+    def _learn_rate(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
+        kind = self._kinds[sequence]
         rates = self._rates[sequence]
         if kind not in rates:
             rates[kind] = Acceptance(memory=10, strength=3)
         if kind not in self._rates_of_kind:
             self._rates_of_kind[kind] = Acceptance(memory=50, strength=2)
-        rates[kind].add(len(span.drafts), num_accepted)
-        self._rates_of_kind[kind].add(len(span.drafts), num_accepted)
+        rates[kind].add(num_proposed, num_accepted)
+        self._rates_of_kind[kind].add(num_proposed, num_accepted)
 
     def _learn_cost(self, spans: list[Span], num_drafts: int, outcomes: list[list[int]], seconds: float) -> None:
         """Tells what the step took since the one before, and notes for each sequence what its tokens would have taken

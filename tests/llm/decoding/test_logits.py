@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -38,8 +37,9 @@ def ours(
     config: SamplingConfig, tokens: list[int], logits: torch.Tensor, num_prompt_tokens: int, ops=None
 ) -> torch.Tensor:
     logits = logits.clone()
-    for processor in build_processors(config, num_prompt_tokens, END):
-        processor.process_(logits, tokens)
+    processors = Processors(build_processors(config, num_prompt_tokens, END))
+    processors.follow(tokens)
+    processors.apply_(logits)
     for keep_ in build_filters(config):
         keep_(ops or backend("reference"), logits)
     return logits
@@ -190,7 +190,7 @@ class Counting(LogitsProcessor):
         logits[self.count % VOCAB] = allowed
 
 
-def test_our_own_processors_are_copied_for_each_sequence() -> None:
+def test_our_own_processors_are_forked_for_each_sequence() -> None:
     original = Counting()
     for _ in range(2):
         assert int(ours(SamplingConfig(logits_processors=[original]), [9, 9, 9], torch.zeros(VOCAB), 3).argmax()) == 3
@@ -228,30 +228,86 @@ def test_logits_that_apply_returns_would_be_lost() -> None:
         ours(SamplingConfig(logits_processors=[LogitsProcessor()]), [1], torch.zeros(VOCAB), 1)
 
 
-class BrokenOff(LogitsProcessor):
-    strikes = [3]
+class Stacking(LogitsProcessor):
+    """Keeps state in every container that a fork has to copy, and one level of it below."""
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+        self.latest: dict[str, int] = {}
+        self.distinct: set[int] = set()
 
     def accept(self, token: int) -> None:
-        if token in self.strikes:
-            self.strikes.remove(token)
-            raise KeyboardInterrupt
+        self.stack.append(token)
+        self.latest["last"] = token
+        self.distinct.add(token)
 
     def apply(self, logits: torch.Tensor) -> None:
-        logits[self.seen] += 1.0
+        logits[sorted(self.distinct)] += 1.0
+        logits[self.latest["last"]] += len(self.stack)
 
 
-def test_an_interrupted_processor_is_made_anew() -> None:
-    """By itself it can only say that nobody knows its state."""
-    alone, BrokenOff.strikes = BrokenOff(), [3, 3]
-    processors = Processors(lambda: [RepetitionPenalty(2.0), BrokenOff()])
-    for interrupted in (lambda: alone.sync([1, 3]), lambda: processors.process_(torch.ones(VOCAB), [1, 3])):
-        with pytest.raises(KeyboardInterrupt):
-            interrupted()
-    with pytest.raises(RuntimeError, match="BrokenOff was interrupted while it followed its tokens"):
-        alone.sync([1, 3])
-    logits = torch.ones(VOCAB)
-    processors.process_(logits, [1, 3])
-    assert logits[:5].tolist() == [1.0, 1.5, 1.0, 1.5, 1.0]
+@pytest.mark.parametrize(
+    "make",
+    [Stacking, Counting, lambda: RepetitionPenalty(2.0), lambda: NoRepeatNgram(2), lambda: NoRepeatNgram(1)],
+)
+def test_forks_go_their_own_ways(make) -> None:
+    def alone(tokens: list[int]) -> torch.Tensor:
+        logits = torch.ones(VOCAB)
+        make()(torch.tensor([tokens]), logits[None])
+        return logits
+
+    def after(processors: Processors) -> torch.Tensor:
+        logits = torch.ones(VOCAB)
+        processors.apply_(logits)
+        return logits
+
+    first = Processors([make()])
+    first.follow([1, 2, 1])
+    second, third = first.fork(), first.fork()
+    first.follow([1, 2, 1, 5, 1])
+    second.follow([1, 2, 1, 6])
+    fourth = second.fork()
+    fourth.accept(2)
+    assert torch.equal(after(first), alone([1, 2, 1, 5, 1])) and torch.equal(after(second), alone([1, 2, 1, 6]))
+    assert torch.equal(after(third), alone([1, 2, 1])) and torch.equal(after(fourth), alone([1, 2, 1, 6, 2]))
+
+
+class Telling(LogitsProcessor):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def accept(self, token: int) -> None:
+        self.told.append(token)
+        assert len(self.seen) == sum(isinstance(entry, int) for entry in self.told[:-1]), "those before the call"
+
+    def rollback(self, num_tokens: int) -> None:
+        self.told.append(self.seen[-num_tokens:])
+
+    def apply(self, logits: torch.Tensor) -> None: ...
+
+
+def test_a_token_is_told_once_and_taken_back_where_a_step_is_done_again() -> None:
+    telling = Telling()
+    processors = Processors([RepetitionPenalty(2.0), telling])
+    tokens = [4, 5]
+    processors.follow(tokens)
+    processors.follow(tokens)
+    tokens.append(6)
+    processors.follow(tokens)
+    processors.accept(7)
+    processors.accept(8)
+    assert telling.told == [4, 5, 6, 7, 8] == telling.seen
+    processors.follow(tokens)
+    assert telling.told == [4, 5, 6, 7, 8, [7, 8]] and telling.seen == tokens
+
+
+def test_a_processor_used_before_starts_afresh() -> None:
+    used = Counting()
+    used.sync([1, 2, 3])
+    assert int(ours(SamplingConfig(logits_processors=[used]), [9, 9], torch.zeros(VOCAB), 1).argmax()) == 2
+    assert used.count == 3
 
 
 def test_what_is_no_processor_is_told() -> None:
@@ -298,7 +354,7 @@ stateful = [
 def test_rolled_back_is_as_if_it_had_not_been(make, kept: list[int], dropped: list[int], after: list[int]) -> None:
     once, fresh = make(), make()
     once.sync(kept + dropped)
-    once = copy.deepcopy(once)
+    once = once.fork()
     once.sync(kept + after)
     fresh.sync(kept + after)
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(len(kept)))

@@ -50,17 +50,23 @@ def test_uniform_numbers_are_uniform_and_unrelated() -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen, drafts, accepted",
+    "chosen, drafts, num_certain, accepted",
     [
-        ([], [], []),
-        ([5], [], [5]),
-        ([5, 6, 7], [5, 6], [5, 6, 7]),
-        ([5, 6, 7], [5, 9], [5, 6]),
-        ([5, 6, 7], [1, 6], [5]),
+        ([], [], 0, []),
+        ([5], [], 0, [5]),
+        ([5, 6, 7], [5, 6], 0, [5, 6, 7]),
+        ([5, 6, 7], [5, 9], 0, [5, 6]),
+        ([5, 6, 7], [1, 6], 0, [5]),
+        ([5, 6], [5, 6], 0, [5, 6]),  # the row after the drafts is missing
+        ([7], [5, 6], 2, [5, 6, 7]),
+        ([], [5, 6], 2, [5, 6]),
+        ([6, 7], [5, 6], 1, [5, 6, 7]),
+        ([8, 7], [5, 6], 1, [5, 8]),
     ],
 )
-def test_drafts_are_accepted_up_to_the_first_that_differs(chosen, drafts, accepted) -> None:
-    assert accept_drafts(chosen, drafts) == accepted
+def test_drafts_are_accepted_up_to_the_first_that_differs(chosen, drafts, num_certain, accepted) -> None:
+    span = Span(None, 0, 1, drafts, num_forced=num_certain, num_certain=num_certain)
+    assert accept_drafts(chosen, span) == accepted and span.drafts == drafts
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -174,7 +180,7 @@ def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     config = SamplingConfig(**fields).merge_from(SamplingConfig())
     strategy = (
         Sampling(
-            Processors(lambda: build_processors(config, 3, [])),
+            Processors(build_processors(config, 3, [])),
             build_filters(config),
             5 if config.do_sample else None,
             None,
@@ -185,7 +191,7 @@ def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     sequence = Sequence([1, 2, 3], strategy, None, 10)
     logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0))
     with LargeOperations() as seen:
-        (tokens,) = Sampler(native).sample(logits, [Span(sequence, 0, 3)])
+        (tokens,) = Sampler(native, 50_000).sample(logits, [Span(sequence, 0, 3)])
     assert len(tokens) == 1 and sequence.error is None and seen.names == set()
     with LargeOperations() as seen:
         logits.clone()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pace.llm.decoding.detokenizer import decode
+from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.detokenizer import TextPieces, decode, find_stop
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.sequence import Sequence
 from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
+from tests.llm.generators import make_generator
+from tests.support import functions_in, interrupted_before_line
 
 
 def run(stopping: StoppingCriteria, prompt: list[int], generated: list[int]) -> tuple[str | None, list[int]]:
@@ -64,3 +67,72 @@ def test_without_a_match_the_text_is_whole() -> None:
     stopping = StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["zebra"]))
     run(stopping, [3], tokenizer("a fox")["input_ids"])
     assert stopping.trim("a fox") == "a fox"
+
+
+@pytest.mark.parametrize("kind", ZOO)
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_stop_string_in_the_text_of_an_end_token_is_cut(kind: str, ends: bool) -> None:
+    tokenizer = ZOO[kind]()
+    tokens = tokenizer("Once upon a time", add_special_tokens=False)["input_ids"]
+    stopping = StoppingCriteria(1000, tokens[-1:] if ends else [], StopStrings(tokenizer, ["ime", "time"]))
+    reason, used = run(stopping, [3], tokens)
+    pieces = TextPieces(tokenizer, ["ime", "time"])
+    streamed = "".join([pieces.push(token) for token in used] + [pieces.flush()])
+    assert reason == "stop" and stopping.trim(decode(tokenizer, used)) == streamed == "Once upon a "
+
+
+def test_generate_and_stream_agree_about_the_text_of_an_end_token() -> None:
+    """The end token is a letter here, which is a stop string, too."""
+    generator = make_generator()
+    tokens = generator.generate([2, 2], SamplingConfig(max_new_tokens=12, ignore_eos=True)).generated_token_ids[0]
+    end, letter = tokens[5], chr(97 + tokens[5] % 26)
+    assert end not in (0, *tokens[:5]) and letter not in generator.tokenizer.decode(tokens[:5])
+    config = SamplingConfig(max_new_tokens=12, eos_token_id=end, stop_strings=[letter])
+    out = generator.generate([2, 2], config)
+    assert out.generated_token_ids == [tokens[:6]]
+    assert out.texts == ["".join(generator.stream([2, 2], config))] == [generator.tokenizer.decode(tokens[:5])]
+
+
+@pytest.mark.parametrize("kind", ZOO)
+def test_tokens_that_are_dropped_do_not_cut_the_text(kind: str) -> None:
+    tokenizer = ZOO[kind]()
+    tokens = tokenizer("Once upon a time there was", add_special_tokens=False)["input_ids"]
+    for kept in range(len(tokens)):
+        stopping = StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["time"]))
+        reason, used = run(stopping, [3], tokens)
+        assert reason == "stop"
+        stopping.rewind(kept)
+        text = decode(tokenizer, tokens[:kept])
+        assert stopping.trim(text) == text[: find_stop(text, ["time"])]
+        if kept < len(used):
+            again = Sequence([3], None, stopping, 1000)
+            again.tokens += tokens[:kept]
+            assert stopping.stop_now(again) is None
+            again.tokens += used[kept:]
+            assert stopping.stop_now(again) == "stop", "and what stays is followed again"
+            assert stopping.trim(decode(tokenizer, used)) == "Once upon a "
+
+
+@pytest.mark.parametrize("kind", ZOO)
+def test_broken_off_at_any_line_and_asked_again(kind: str) -> None:
+    """Ctrl-C, or an error of the tokenizer: no token is followed twice, and none passed over."""
+    tokenizer = ZOO[kind]()
+    tokens = tokenizer("Once upon a naïve 🦊 time there was", add_special_tokens=False)["input_ids"]
+    within = functions_in("detokenizer.py", "stopping_criteria.py")
+    line, was_interrupted = 0, True
+    while was_interrupted:
+        line += 1
+        stopping = StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["🦊 ti"]))
+        sequence = Sequence([3], None, stopping, 1000)
+
+        def work() -> str | None:
+            for token in tokens[sequence.num_generated :]:
+                sequence.append(token)
+                if stopping.stop_now(sequence):
+                    return "stop"
+            return None
+
+        was_interrupted = interrupted_before_line(line, work, within)
+        assert stopping.stop_now(sequence) == "stop" or work() == "stop", f"line {line}"
+        assert stopping.trim(decode(tokenizer, sequence.generated)) == "Once upon a naïve ", f"line {line}"
+    assert line > 100

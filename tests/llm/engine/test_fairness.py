@@ -119,7 +119,7 @@ class Remembering(LogitsProcessor):
     alive: weakref.WeakSet[Remembering] = weakref.WeakSet()
     most_alive = 0
 
-    def __deepcopy__(self, memo: dict) -> Remembering:
+    def fork(self) -> Remembering:
         copied = Remembering()
         Remembering.alive.add(copied)
         Remembering.most_alive = max(Remembering.most_alive, len(Remembering.alive))

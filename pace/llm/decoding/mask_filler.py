@@ -1,0 +1,142 @@
+"""Masks of a step's rows, filled by threads of their own while the model runs."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pace.llm.decoding.masks import SequenceMask
+from pace.llm.sequence import Span
+
+CORES_PER_THREAD = 8
+MOST_THREADS = 4
+"""Threads that fill, for masks that release the interpreter: the model's kernels want the other cores."""
+
+
+@dataclass(slots=True)
+class Job:
+    """The rows of one span."""
+
+    mask: SequenceMask
+    drafts: list[int]
+    first: int
+    """Of its rows, among those that have a mask."""
+    num_rows: int
+    num_filled: int = 0
+    failure: Exception | None = None
+
+    def run(self, bits: Tensor) -> None:
+        rows = bits[self.first : self.first + self.num_rows]
+        self.num_filled, self.failure = self.mask.fill(rows, self.drafts)
+
+
+def run_all(jobs: list[Job], bits: Tensor) -> None:
+    for job in jobs:
+        job.run(bits)
+
+
+class PendingMasks:
+    """Masks that are being filled. To be used in a `with` block, which waits for them however it ends: nobody else may
+    touch a mask in between."""
+
+    def __init__(self, rows: list[int], bits: Tensor, jobs: list[Job], futures: list[Future[None]]) -> None:
+        self.rows = rows
+        """Of the step's logits, those that have a mask."""
+        self._bits = bits
+        self._jobs = jobs
+        self._futures = futures
+
+    def __enter__(self) -> PendingMasks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        wait(self._futures)
+
+    def apply_(self, ops: Any, logits: Tensor) -> dict[int, Exception]:
+        """Waits for the masks, and sets to -inf in `logits [R, V]` what they do not allow. Returns what was raised, by
+        row: such a row holds nothing that could be picked from."""
+        failures: dict[int, Exception] = {}
+        for future in self._futures:
+            future.result()
+        for job in self._jobs:
+            for index in range(job.first + job.num_filled, job.first + job.num_rows):
+                failures[self.rows[index]] = job.failure
+        ops.apply_mask_(logits, self._bits, torch.tensor(self.rows, dtype=torch.int64))
+        return failures
+
+
+class NoMasks:
+    """Those of a step in which every token may follow."""
+
+    rows: list[int] = []
+
+    def __enter__(self) -> NoMasks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def apply_(self, ops: Any, logits: Tensor) -> dict[int, Exception]:
+        return {}
+
+
+NO_MASKS = NoMasks()
+
+
+class MaskFiller:
+    """Fills the masks of one step at a time."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._bits = torch.empty(0, -(-vocab_size // 32), dtype=torch.int32)
+        self._num_threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // CORES_PER_THREAD))
+        self._executor: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def prepare(self, spans: list[Span]) -> PendingMasks | NoMasks:
+        """Drops proposed tokens that are not allowed from `span.drafts`, and starts the masks of the rows from which a
+        token may be picked."""
+        masked = {
+            id(span)
+            for span in spans
+            if span.sequence.mask is not None and span.start + span.num_tokens == len(span.sequence.tokens)
+        }
+        if not masked:
+            return NO_MASKS
+        row, rows, jobs = 0, [], []
+        for span in spans:
+            if id(span) in masked:
+                mask, first = span.sequence.mask, len(rows)
+                span.keep_drafts(mask.cut(span.sequence, span.drafts))
+                row += span.num_rows
+                rows += range(row - 1 - len(span.drafts) + span.num_certain, row)
+                jobs.append(Job(mask, span.drafts, first, len(rows) - first))
+            else:
+                row += span.num_rows
+        if len(self._bits) < len(rows):
+            self._bits = torch.empty(len(rows), self._bits.shape[1], dtype=torch.int32)
+        bits = self._bits[: len(rows)]
+        return PendingMasks(rows, bits, jobs, [self._start(part, bits) for part in self._shares(jobs)])
+
+    def _shares(self, jobs: list[Job]) -> list[list[Job]]:
+        """The jobs of each thread: one has all those that do not release the interpreter."""
+        alone = [job for job in jobs if not job.mask.mask.releases_gil]
+        spread = [job for job in jobs if job.mask.mask.releases_gil]
+        shares = [spread[index :: self._num_threads] for index in range(self._num_threads)]
+        shares[0] = shares[0] + alone
+        return [share for share in shares if share]
+
+    def _start(self, jobs: list[Job], bits: Tensor) -> Future[None]:
+        if self._executor is None or self._process != os.getpid():  # after a fork the threads are gone
+            self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="pace-masks")
+            self._process = os.getpid()
+        return self._executor.submit(run_all, jobs, bits)

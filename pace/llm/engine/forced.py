@@ -1,0 +1,40 @@
+"""Tokens that a sequence's mask makes certain, computed together in one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.llm.engine.drafter import fit_drafts
+from pace.llm.engine.scheduler import Scheduler
+from pace.llm.sequence import Span
+
+
+class ForcedTokens:
+    """Puts what a mask leaves no choice about into the spans, as drafts that are certain.
+
+    They go the way of drafts: the cache has room for them, and what stands behind the one that ends the sequence is
+    dropped. Where the strategy does not need their rows, no logits are computed of them.
+    """
+
+    def __init__(self, scheduler: Scheduler, recompute_length: int | None) -> None:
+        """`scheduler` says how many tokens and rows a step may have; `recompute_length` is the model's."""
+        self._scheduler = scheduler
+        self._recompute_length = recompute_length
+
+    def extend(self, spans: list[Span], cache: Any) -> None:
+        masked = [span for span in spans if span.sequence.mask is not None]
+        if not masked:
+            return
+        tokens_left = self._scheduler.max_tokens_per_step - sum(span.num_tokens for span in spans)
+        rows_left = self._scheduler.max_logit_rows_per_step - sum(span.num_rows for span in spans)
+        for span in masked:
+            sequence, strategy = span.sequence, span.sequence.strategy
+            if not strategy.takes_drafts or span.start + span.num_tokens < len(sequence.tokens):
+                continue
+            most = min(tokens_left, rows_left) if strategy.needs_every_row else tokens_left
+            tokens = sequence.mask.forced_after(sequence)[: max(0, most)]
+            tokens = tokens[: fit_drafts(sequence, len(tokens), cache, len(spans), self._recompute_length)]
+            span.drafts, span.num_forced = tokens, len(tokens)
+            span.num_certain = 0 if strategy.needs_every_row else len(tokens)
+            tokens_left -= len(tokens)
+            rows_left -= len(tokens) - span.num_certain

@@ -1,0 +1,527 @@
+"""A mask beside the model gives what a model gives that has the mask built in: tokens, ends and log-probabilities."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from pace.assets import TINY, TINY_DRAFT
+from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.logits import Processors, build_filters, build_processors
+from pace.llm.decoding.masks import AllowedTokens, TokenMask, fill_bits
+from pace.llm.decoding.sampler import Sampling
+from pace.llm.sequence import Sequence, Span
+from tests.llm.decoding.masks import VOCAB, Automaton, FunctionMask, MaskedModel, random_allowed
+from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.speculation.drafters import RandomDrafts, make_generator, make_source, repetitive_prompts
+
+CONFIGS = {
+    "greedy": SamplingConfig(),
+    "sampled": SamplingConfig(do_sample=True, seed=3, top_k=0),
+    "cooler": SamplingConfig(do_sample=True, seed=5, temperature=0.4, top_p=0.9, min_p=0.01),
+    "penalties": SamplingConfig(do_sample=True, seed=3, repetition_penalty=1.3, frequency_penalty=0.2),
+    "logprobs": SamplingConfig(logprobs=3),
+    "sampled logprobs": SamplingConfig(do_sample=True, seed=4, logprobs=2),
+    "prompt logprobs": SamplingConfig(prompt_logprobs=2),
+    "stop strings": SamplingConfig(stop_strings=["ab", "q", "xx"]),
+    "samples": SamplingConfig(do_sample=True, seed=8, num_return_sequences=3),
+    "beams": SamplingConfig(num_beams=3, num_return_sequences=2, logprobs=1),
+    "sampled beams": SamplingConfig(num_beams=3, do_sample=True, seed=2, temperature=1.5, repetition_penalty=1.2),
+}
+SOURCES = [None, "lookup", "perfect", "half", "pard-half", "random"]
+
+
+def what_matters(out):
+    return (
+        out.generated_token_ids,
+        out.finish_reasons,
+        out.texts,
+        out.logprobs,
+        out.prompt_logprobs,
+        out.sequence_scores,
+    )
+
+
+def with_mask(config: SamplingConfig, mask: TokenMask | None, num_tokens: int = 24) -> SamplingConfig:
+    return config.copy().merge_from(SamplingConfig(max_new_tokens=num_tokens, token_mask=mask))
+
+
+@functools.cache
+def built_in(name: str, seed: int, prompt: tuple[int, ...]):
+    model = MaskedModel(random_allowed(seed), len(prompt))
+    return what_matters(make_generator(model=model).generate(list(prompt), with_mask(CONFIGS[name], None)))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("forces", [False, True])
+def test_random_masks(name: str, source: str | None, forces: bool) -> None:
+    generator = make_generator(source and make_source(source), 4)
+    for seed, prompt in enumerate(repetitive_prompts(7, 4)):
+        mask = FunctionMask(random_allowed(seed), forces)
+        out = generator.generate(prompt, with_mask(CONFIGS[name], mask))
+        assert what_matters(out) == built_in(name, seed, tuple(prompt))
+        assert bool(out.metrics.num_forced_tokens) == (forces and "beams" not in name)
+        assert mask.tokens == [], "the mask that was named is not used itself"
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("releases_gil", [False, True])
+@pytest.mark.parametrize("num_blocks", [9, 400])
+def test_masked_and_unmasked_rows_in_one_batch(source: str | None, releases_gil: bool, num_blocks: int) -> None:
+    """Also where the cache is too small for all, so that sequences give way and are computed again."""
+    generator = make_generator(
+        source and make_source(source, 60), 4, num_blocks=num_blocks, max_tokens_per_step=24, max_sequences_per_step=16
+    )
+    generator.engine.sampler._masks._num_threads = 3
+    prompts = repetitive_prompts(3, 18, longest=30)
+    names = [name for name in CONFIGS if "beams" not in name and name != "samples"]
+    requests, expected = [], []
+    for index, prompt in enumerate(prompts):
+        name = names[index % len(names)]
+        if index % 3:
+            mask = FunctionMask(random_allowed(index % 3), index % 2 == 0, releases_gil)
+            expected.append(built_in(name, index % 3, tuple(prompt)))
+        else:
+            mask = None
+            expected.append(what_matters(make_generator().generate(prompt, with_mask(CONFIGS[name], None))))
+        requests.append(generator.add_request(prompt, with_mask(CONFIGS[name], mask)))
+    outs = [request.result() for request in requests]
+    assert list(map(what_matters, outs)) == expected
+    assert (sum(out.metrics.num_preemptions for out in outs) > 0) == (num_blocks == 9)
+    assert sum(out.metrics.num_forced_tokens for out in outs) > 10
+    generator.engine.check_idle()
+
+
+# -- beside the model ----------------------------------------------------------------------------------------------------
+
+
+class Waiting(AllowedTokens):
+    """Is filled only once the model runs."""
+
+    runs = threading.Event()
+    count = 0
+
+    def fill(self, row: torch.Tensor) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.runs.wait(timeout=30)
+        Waiting.count += 1
+        super().fill(row)
+
+
+def test_masks_are_filled_while_the_model_runs() -> None:
+    generator = make_generator()
+    generator.engine.model.hook = lambda batch: Waiting.runs.set()
+    tokens = generator.generate([1, 2], with_mask(SamplingConfig(), Waiting([5, 6]), 8)).generated_token_ids[0]
+    assert set(tokens) <= {5, 6} and Waiting.count == 8
+
+
+def test_a_step_masks_all_rows_at_once_and_looks_for_the_largest_once(monkeypatch) -> None:
+    generator = make_generator(model=FakeModel(eos_bias=-50.0))
+    ops, calls = generator.engine.sampler.ops, []
+
+    class Counted:
+        def __getattr__(self, name: str):
+            calls.append(name)
+            return getattr(ops, name)
+
+    generator.engine.sampler.ops = Counted()
+    masks = [None, AllowedTokens(range(7, 30)), FunctionMask(random_allowed(1), forces=False)] * 4
+    requests = [
+        generator.add_request([1 + index], with_mask(SamplingConfig(), mask, 5)) for index, mask in enumerate(masks)
+    ]
+    for request in requests:
+        request.result()
+    assert calls == ["apply_mask_", "argmax"] * 5
+    calls.clear()
+    generator.generate([[1], [2]], SamplingConfig(max_new_tokens=5))
+    assert calls == ["argmax"] * 5, "nothing of masks where there are none"
+
+
+def test_an_error_of_the_model_waits_for_the_masks() -> None:
+    """A mask left to a thread would be asked by the next step at the same time."""
+    generator, started, busy = make_generator(), threading.Event(), []
+
+    class Slow(AllowedTokens):
+        def fill(self, row: torch.Tensor) -> None:
+            busy.append(1)
+            started.set()
+            threading.Event().wait(0.2)
+            super().fill(row)
+            busy.pop()
+
+    def fail(batch: object) -> None:
+        assert started.wait(30)
+        raise RuntimeError("the model's")
+
+    generator.engine.model.hook = fail
+    with pytest.raises(RuntimeError, match="the model's"):
+        generator.generate([1], with_mask(SamplingConfig(), Slow([3])))
+    assert not busy
+    generator.engine.model.hook = lambda batch: None
+    assert generator.generate([1], with_mask(SamplingConfig(), Slow([3]), 2)).generated_token_ids == [[3, 3]]
+    generator.engine.check_idle()
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    generator = make_generator()
+    config = with_mask(SamplingConfig(), AllowedTokens([3, 4]), 5)
+    expected = generator.generate([1], config).generated_token_ids
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        same = generator.generate([1], config).generated_token_ids == expected
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- drafts and forced tokens --------------------------------------------------------------------------------------------
+
+
+def test_drafts_that_are_not_allowed_never_reach_the_model() -> None:
+    model, allowed = FakeModel(eos_bias=-50.0), range(5, 40)
+    computed: list[int] = []
+    model.hook = lambda batch: computed.extend(batch.tokens.tolist())
+    generator = make_generator(RandomDrafts(), 6, model=model)
+    out = generator.generate([6, 7], with_mask(SamplingConfig(), AllowedTokens(allowed), 40))
+    assert set(computed) <= set(allowed) and len(computed) > 2 + 39
+    assert out.metrics.num_drafted_tokens == len(computed) - 2 - 39 + out.metrics.num_accepted_tokens
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_forced_tokens_take_one_step_together_and_no_logits(sampled: bool) -> None:
+    """A skeleton with two places to choose at: three steps, of which the first reads the prompt."""
+    table = {state: {token: state + 1} for state, token in enumerate([5, 6, 7, 0, 8, 9, 0, 10, 11, 12])}
+    table[3], table[6] = {20: 4, 21: 4, 22: 4}, {30: 7, 31: 7}
+    model = FakeModel()
+    rows: list[tuple[int, int]] = []
+    model.hook = lambda batch: rows.append((len(batch.tokens), len(batch.logit_rows)))
+    generator = make_generator(model=model)
+    config = with_mask(SamplingConfig(do_sample=sampled, seed=2 if sampled else None), Automaton(table), 100)
+    out = generator.generate([1, 2, 3, 4], config)
+    (tokens,) = out.generated_token_ids
+    assert tokens[:3] == [5, 6, 7] and tokens[4:6] == [8, 9] and tokens[7:] == [10, 11, 12]
+    assert tokens[3] in (20, 21, 22) and tokens[6] in (30, 31) and out.finish_reasons == ["stop"]
+    assert rows == [(4 + 3, 1), (1 + 2, 1), (1 + 3, 1)]
+    assert out.metrics.num_forced_tokens == 3 + 2 + 2, "the last one is what its step brings anyway"
+    assert out.metrics.num_drafted_tokens == 0 and "7 forced" in str(out.metrics)
+    generator.engine.check_idle()
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 13))
+@pytest.mark.parametrize("name", ["greedy", "logprobs"])
+def test_nothing_is_computed_beyond_the_length(num_tokens: int, name: str) -> None:
+    model, positions = FakeModel(), []
+    model.hook = lambda batch: positions.extend(batch.positions.tolist())
+    allowed = random_allowed(5, share_forced=0.9)
+    out = make_generator(model=model).generate([1, 2], with_mask(CONFIGS[name], FunctionMask(allowed), num_tokens))
+    plain = make_generator().generate([1, 2], with_mask(CONFIGS[name], FunctionMask(allowed, False), num_tokens))
+    assert what_matters(out) == what_matters(plain)
+    assert max(positions) < 2 + num_tokens - 1
+
+
+@pytest.mark.parametrize("name", ["greedy", "logprobs"])
+@pytest.mark.parametrize("budget", [{"max_tokens_per_step": 6}, {"max_logit_rows_per_step": 5}], ids=str)
+def test_a_step_stays_within_its_budget(name: str, budget: dict) -> None:
+    model, sizes = FakeModel(), []
+    model.hook = lambda batch: sizes.append((len(batch.tokens), len(batch.logit_rows)))
+    generator = make_generator(model=model, **budget)
+    allowed = random_allowed(5, share_forced=0.9)
+    config = with_mask(CONFIGS[name], FunctionMask(allowed), 30)
+    out = generator.generate([[1, 2], [3], [4]], config)
+    plain = make_generator().generate([[1, 2], [3], [4]], with_mask(CONFIGS[name], FunctionMask(allowed, False), 30))
+    assert what_matters(out) == what_matters(plain) and out.metrics.num_forced_tokens > 10
+    assert all(tokens <= budget.get("max_tokens_per_step", 512) for tokens, _ in sizes)
+    assert all(rows <= budget.get("max_logit_rows_per_step", 512) for _, rows in sizes)
+
+
+@pytest.mark.parametrize("prompt_length", [1, 17, 19, 20, 25])
+def test_a_text_computed_again_where_angles_change(prompt_length: int) -> None:
+    model, rows = FakeModel(), []
+    model.recompute_length = 20
+    model.hook = lambda batch: rows.append((int(batch.positions[0]), int(batch.positions[-1])))
+    allowed = random_allowed(5, share_forced=0.9)
+    prompt = list(range(1, prompt_length + 1))
+    out = make_generator(model=model).generate(prompt, with_mask(SamplingConfig(), FunctionMask(allowed), 30))
+    plain = make_generator().generate(prompt, with_mask(SamplingConfig(), FunctionMask(allowed, False), 30))
+    assert what_matters(out) == what_matters(plain) and out.metrics.num_forced_tokens > 5
+    assert not [(first, last) for first, last in rows if 0 < first < 19 <= last]
+    assert prompt_length >= 20 or any(first == 0 and last >= 19 for first, last in rows)
+
+
+@pytest.mark.parametrize("forces", [False, True])
+def test_a_processor_that_bans_a_forced_token_is_heard(forces: bool) -> None:
+    mask = FunctionMask(lambda tokens: frozenset([5 + len(tokens) % 20]), forces)
+    config = with_mask(SamplingConfig(bad_words_ids=[[9]]), mask)
+    with pytest.raises(ValueError, match="after 4 generated tokens no token is left to pick.*token_mask"):
+        make_generator().generate([1], config)
+
+
+@pytest.mark.parametrize("forces", [False, True])
+def test_text_ends_within_forced_tokens(forces: bool) -> None:
+    mask = FunctionMask(lambda tokens: frozenset([5 + len(tokens) % 20]), forces)
+    for config, tokens, text in (
+        (SamplingConfig(stop_strings=["hi"]), [5, 6, 7, 8], "fg"),
+        (SamplingConfig(eos_token_id=8), [5, 6, 7, 8], "fghi"),
+        (SamplingConfig(max_new_tokens=3), [5, 6, 7], "fgh"),
+    ):
+        generator = make_generator()
+        out = generator.generate([1], with_mask(config, mask))
+        assert out.generated_token_ids == [tokens] and out.texts == [text]
+        generator.engine.check_idle()
+
+
+# -- ends and errors -----------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_mask_ends_its_sequence() -> None:
+    mask = Automaton({0: {7: 1, 8: 1}, 1: {9: 2, 10: 2}})
+    for source in SOURCES:
+        generator = make_generator(source and make_source(source), 4, model=FakeModel(eos_bias=-50.0))
+        out = generator.generate([[1], [2, 3]], with_mask(SamplingConfig(num_return_sequences=1), mask))
+        assert out.finish_reasons == ["stop"] * 2 and [len(tokens) for tokens in out.generated_token_ids] == [2, 2]
+        generator.engine.check_idle()
+    out = make_generator().generate([1], with_mask(SamplingConfig(num_beams=2, num_return_sequences=2), mask))
+    assert out.finish_reasons == ["stop"] * 2 and all(len(tokens) == 2 for tokens in out.generated_token_ids)
+
+
+class Failing(AllowedTokens):
+    """Raises at one method, after some tokens."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(range(3, 40))
+        self.where = where
+        self.length = 0
+
+    def _maybe(self, where: str, length: int) -> None:
+        if where == self.where and length >= 3:
+            raise RuntimeError(f"mine, in {where}")
+
+    def fill(self, row: torch.Tensor) -> None:
+        self._maybe("fill", self.length)
+        super().fill(row)
+
+    def accept(self, token: int) -> None:
+        self._maybe("accept", self.length)
+        super().accept(token)
+        self.length += 1
+
+    def rollback(self, num_tokens: int) -> None:
+        self._maybe("rollback", self.length)
+        self.length -= num_tokens
+
+    def count_allowed(self, tokens: list[int]) -> int:
+        self._maybe("count_allowed", self.length)
+        return super().count_allowed(tokens)
+
+    def forced(self) -> list[int]:
+        self._maybe("forced", self.length)
+        return []
+
+    @property
+    def is_finished(self) -> bool:
+        self._maybe("is_finished", self.length)
+        return False
+
+
+@pytest.mark.parametrize("source", [None, "lookup", "perfect"])
+@pytest.mark.parametrize("where", ["fill", "accept", "rollback", "count_allowed", "forced", "is_finished"])
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_a_mask_that_raises_fails_its_sequence_alone(source: str | None, where: str, name: str) -> None:
+    if source is None and where in ("rollback", "count_allowed"):
+        pytest.skip("not asked without drafts")
+    model = FakeModel(eos_bias=-50.0)
+    generator = make_generator(source and make_source(source), 4, model=model)
+    others = [generator.add_request([token] * 8, with_mask(SamplingConfig(), None)) for token in (1, 2)]
+    masked = generator.add_request([7] * 6, with_mask(SamplingConfig(), AllowedTokens(range(3, 40))))
+    failing = generator.add_request([5] * 9, with_mask(CONFIGS[name], Failing(where)))
+    with pytest.raises(RuntimeError, match=f"mine, in {where}"):
+        failing.result()
+    for request, token in zip(others, (1, 2)):
+        assert request.result().generated_token_ids == [greedy(model, [token] * 8, 24)]
+    assert set(masked.result().generated_token_ids[0]) <= set(range(3, 40))
+    generator.engine.check_idle()
+
+
+class Nothing(AllowedTokens):
+    """Allows nothing after two tokens, or what does not exist."""
+
+    def __init__(self, words: list[int]) -> None:
+        super().__init__([5, 6])
+        self.words = words
+        self.length = 0
+
+    def accept(self, token: int) -> None:
+        self.length += 1
+
+    def rollback(self, num_tokens: int) -> None:
+        self.length -= num_tokens
+
+    def fill(self, row: torch.Tensor) -> None:
+        super().fill(row)
+        if self.length >= 2:
+            row.copy_(torch.tensor(self.words, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("words", [[0, 0], [0, -(1 << 18)]], ids=["nothing", "tokens 50 to 63"])
+@pytest.mark.parametrize("name", ["greedy", "sampled", "logprobs", "prompt logprobs", "beams"])
+def test_a_mask_that_leaves_nothing_is_an_error_of_its_sequence(words: list[int], name: str) -> None:
+    generator = make_generator(model=FakeModel(eos_bias=-50.0))
+    other = generator.add_request([4], with_mask(SamplingConfig(), None))
+    with pytest.raises(ValueError, match="no token is left to pick: the token_mask allows none"):
+        generator.generate([1], with_mask(CONFIGS[name], Nothing(words)))
+    assert other.result().generated_token_ids == [greedy(generator.engine.model, [4], 24)]
+    generator.engine.check_idle()
+
+
+def test_a_model_that_rules_out_what_the_mask_allows() -> None:
+    model = FakeModel()
+    honest = model.logits_of
+    model.logits_of = lambda tokens: honest(tokens).index_fill(0, torch.tensor([5, 6]), -torch.inf)
+    for config in (SamplingConfig(), SamplingConfig(do_sample=True, seed=1)):
+        with pytest.raises(ValueError, match="none that the model does not rule out"):
+            make_generator(model=model).generate([1], with_mask(config, AllowedTokens([5, 6])))
+
+
+def test_drafts_beyond_a_row_that_fails_are_dropped() -> None:
+    """A mask that cannot be filled after drafts which do not come true fails nothing."""
+
+    class Picky(FunctionMask):
+        def fill(self, row: torch.Tensor) -> None:
+            assert 48 not in self.tokens
+            super().fill(row)
+
+    model = FakeModel(eos_bias=-50.0)
+    source = RandomDrafts()
+    source.propose = lambda sequences, lengths: [[48] * length for length in lengths]
+    mask = Picky(lambda tokens: frozenset(range(VOCAB)) if tokens else frozenset(range(1, 48)))
+    plain = make_generator(model=model).generate([1, 2], with_mask(SamplingConfig(), mask))
+    assert 48 not in plain.generated_token_ids[0]
+    out = make_generator(source, 3, model=model).generate([1, 2], with_mask(SamplingConfig(), mask))
+    assert what_matters(out) == what_matters(plain) and out.metrics.num_drafted_tokens > 20
+
+
+# -- masks themselves ----------------------------------------------------------------------------------------------------
+
+
+def test_bits_are_the_lowest_first() -> None:
+    row = torch.full((3,), 77, dtype=torch.int32)
+    fill_bits(row, [0, 1, 31, 33, 64])
+    assert row.tolist() == [3 - 2**31, 2, 1]
+    fill_bits(row, [])
+    assert row.tolist() == [0, 0, 0]
+    for beyond in ([96], [-1]):
+        with pytest.raises(ValueError, match="a mask of 96 bits has no place for the token"):
+            fill_bits(row, beyond)
+
+
+def test_what_is_no_mask_is_told() -> None:
+    for wrong in (5, "a", AllowedTokens, object(), [AllowedTokens([1])]):
+        with pytest.raises(TypeError, match="token_mask must be a pace.llm.TokenMask"):
+            SamplingConfig(token_mask=wrong)
+    with pytest.raises(ValueError, match="name at least one"):
+        AllowedTokens([])
+    with pytest.raises(ValueError, match="no place for the token 5000"):
+        make_generator().generate([1], with_mask(SamplingConfig(), AllowedTokens([5000])))
+    for method, arguments in (("fill", (None,)), ("accept", (1,)), ("rollback", (1,)), ("count_allowed", ([1],))):
+        with pytest.raises(NotImplementedError, match=f"TokenMask must define {method}"):
+            getattr(TokenMask(), method)(*arguments)
+
+
+def test_configs_with_one_mask_are_equal() -> None:
+    config = with_mask(SamplingConfig(), AllowedTokens([1]))
+    assert config == config.copy() == SamplingConfig().merge_from(config)
+
+
+def test_forks_go_their_own_ways() -> None:
+    for mask in (Automaton({0: {1: 1, 2: 0}, 1: {3: 0}}), FunctionMask(random_allowed(1)), AllowedTokens([1, 2, 3])):
+        row, fresh, other = (torch.empty(2, dtype=torch.int32) for _ in range(3))
+        mask.fill(fresh)
+        twin = mask.fork()
+        token = next(token for token in range(50) if mask.count_allowed([token]))
+        twin.accept(token)
+        mask.fill(row)
+        assert torch.equal(row, fresh)
+        twin.fill(other)
+        twin.rollback(1)
+        twin.fill(row)
+        assert torch.equal(row, fresh)
+
+
+# -- the bundled model, row by row in Python -----------------------------------------------------------------------------
+
+
+native = pytest.importorskip("pace.ops.native", reason="the kernels are not built")
+
+
+@functools.cache
+def bundled(kind: str) -> LLMModel:
+    spec = {
+        "plain": None,
+        "lookup": PromptLookupConfig(adaptive=False),
+        "draft": DraftModelConfig(TINY_DRAFT, num_draft_tokens=4, adaptive=False),
+    }[kind]
+    return LLMModel(TINY, spec_config=spec, dtype="float32")
+
+
+def by_hand(model: LLMModel, prompt: list[int], config: SamplingConfig, allowed, num_tokens: int):
+    """Tokens and log-probabilities, a row at a time."""
+    config = config.copy().merge_from(SamplingConfig())
+    processors = Processors(build_processors(config, len(prompt), []))
+    seed = config.seed if config.do_sample else None
+    strategy = Sampling(processors, build_filters(config), seed, config.logprobs)
+    sequence = Sequence(prompt, strategy, None, 1000)
+    with model.session() as session:
+        logits = session.append(prompt)
+        for _ in range(num_tokens):
+            may_follow = allowed(tuple(sequence.generated))
+            logits[0, [token for token in range(logits.shape[1]) if token not in may_follow]] = -torch.inf
+            (token,) = strategy.choose(native, logits, Span(sequence, 0, 1))
+            sequence.append(token)
+            logits = session.append([token])
+    return sequence.generated, sequence.logprobs
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled", "cooler", "penalties", "logprobs", "sampled logprobs"])
+def test_the_bundled_model(name: str) -> None:
+    plain = bundled("plain")
+    prompt = plain.tokenizer("Once upon a time, there was a")["input_ids"]
+    allowed = random_allowed(3, plain.config.vocab_size, share_forced=0.4)
+    tokens, logprobs = by_hand(plain, prompt, CONFIGS[name], allowed, 24)
+    for kind in ("plain", "lookup", "draft"):
+        for forces in (False, True):
+            config = with_mask(CONFIGS[name], FunctionMask(allowed, forces))
+            out = bundled(kind).generate([prompt], config.copy().merge_from(SamplingConfig(ignore_eos=True)))
+            assert out.generated_token_ids == [tokens]
+            assert out.logprobs == (None if CONFIGS[name].logprobs is None else [logprobs])
+
+
+@pytest.mark.parametrize("kind", ["plain", "lookup", "draft"])
+def test_the_bundled_model_with_few_and_many_tokens(kind: str) -> None:
+    """Masked beside unmasked rows, several samples of each."""
+    plain = bundled("plain")
+    prompts = ["Once upon a time", "1, 2, 3, 1, 2, 3,", "The capital of France is"]
+    free = SamplingConfig(
+        do_sample=True, seed=5, num_return_sequences=2, max_new_tokens=20, ignore_eos=True, logprobs=1
+    )
+    masked = free.copy().merge_from(SamplingConfig(token_mask=AllowedTokens(range(100, 1500))))
+    expected = [what_matters(plain.generate(prompt, config)) for prompt in prompts for config in (free, masked)]
+    results: dict[int, object] = {}
+
+    def work(index: int) -> None:
+        config = masked if index % 2 else free
+        results[index] = what_matters(bundled(kind).generate(prompts[index // 2], config))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[index] for index in range(6)] == expected
