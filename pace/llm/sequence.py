@@ -135,6 +135,7 @@ class Sequence:
         """Forgets all but the first generated tokens; the sequence has left the engine."""
         del self.tokens[self.num_prompt_tokens + num_generated :]
         del self.logprobs[num_generated:]
+        self.stopping.rewind(num_generated)
 
     def fail(self, error: BaseException) -> None:
         """Ends the sequence with an error, which its owner raises; other sequences go on."""

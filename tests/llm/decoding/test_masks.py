@@ -19,6 +19,7 @@ from pace.llm.decoding.sampler import Sampling
 from pace.llm.sequence import Sequence, Span
 from tests.llm.decoding.masks import VOCAB, Automaton, FunctionMask, MaskedModel, random_allowed
 from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.generators import by_hand, check_idle
 from tests.llm.speculation.drafters import RandomDrafts, make_generator, make_source, repetitive_prompts
 
 CONFIGS = {
@@ -69,7 +70,7 @@ def test_random_masks(name: str, source: str | None, forces: bool) -> None:
         assert what_matters(out) == built_in(name, seed, tuple(prompt))
         assert bool(out.metrics.num_forced_tokens) == (forces and "beams" not in name)
         assert mask.tokens == [], "the mask that was named is not used itself"
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -80,7 +81,7 @@ def test_masked_and_unmasked_rows_in_one_batch(source: str | None, releases_gil:
     generator = make_generator(
         source and make_source(source, 60), 4, num_blocks=num_blocks, max_tokens_per_step=24, max_sequences_per_step=16
     )
-    generator.engine.sampler._masks._num_threads = 3
+    generator.driver.engine.sampler._masks._num_threads = 3
     prompts = repetitive_prompts(3, 18, longest=30)
     names = [name for name in CONFIGS if "beams" not in name and name != "samples"]
     requests, expected = [], []
@@ -97,7 +98,7 @@ def test_masked_and_unmasked_rows_in_one_batch(source: str | None, releases_gil:
     assert list(map(what_matters, outs)) == expected
     assert (sum(out.metrics.num_preemptions for out in outs) > 0) == (num_blocks == 9)
     assert sum(out.metrics.num_forced_tokens for out in outs) > 10
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 # -- beside the model ----------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Waiting(AllowedTokens):
     count = 0
 
     def fill(self, row: torch.Tensor) -> None:
-        assert threading.current_thread() is not threading.main_thread()
+        assert threading.current_thread().name.startswith("pace-masks")
         assert self.runs.wait(timeout=30)
         Waiting.count += 1
         super().fill(row)
@@ -118,27 +119,29 @@ class Waiting(AllowedTokens):
 
 def test_masks_are_filled_while_the_model_runs() -> None:
     generator = make_generator()
-    generator.engine.model.hook = lambda batch: Waiting.runs.set()
+    generator.driver.engine.model.hook = lambda batch: Waiting.runs.set()
     tokens = generator.generate([1, 2], with_mask(SamplingConfig(), Waiting([5, 6]), 8)).generated_token_ids[0]
     assert set(tokens) <= {5, 6} and Waiting.count == 8
 
 
 def test_a_step_masks_all_rows_at_once_and_looks_for_the_largest_once(monkeypatch) -> None:
     generator = make_generator(model=FakeModel(eos_bias=-50.0))
-    ops, calls = generator.engine.sampler.ops, []
+    ops, calls = generator.driver.engine.sampler.ops, []
 
     class Counted:
         def __getattr__(self, name: str):
             calls.append(name)
             return getattr(ops, name)
 
-    generator.engine.sampler.ops = Counted()
+    generator.driver.engine.sampler.ops = Counted()
     masks = [None, AllowedTokens(range(7, 30)), FunctionMask(random_allowed(1), forces=False)] * 4
-    requests = [
-        generator.add_request([1 + index], with_mask(SamplingConfig(), mask, 5)) for index, mask in enumerate(masks)
-    ]
-    for request in requests:
-        request.result()
+    with by_hand(generator) as hand:
+        requests = [
+            generator.add_request([1 + index], with_mask(SamplingConfig(), mask, 5)) for index, mask in enumerate(masks)
+        ]
+        while hand.step():
+            pass
+    assert all(request.done for request in requests)
     assert calls == ["apply_mask_", "argmax"] * 5
     calls.clear()
     generator.generate([[1], [2]], SamplingConfig(max_new_tokens=5))
@@ -161,13 +164,13 @@ def test_an_error_of_the_model_waits_for_the_masks() -> None:
         assert started.wait(30)
         raise RuntimeError("the model's")
 
-    generator.engine.model.hook = fail
+    generator.driver.engine.model.hook = fail
     with pytest.raises(RuntimeError, match="the model's"):
         generator.generate([1], with_mask(SamplingConfig(), Slow([3])))
     assert not busy
-    generator.engine.model.hook = lambda batch: None
+    generator.driver.engine.model.hook = lambda batch: None
     assert generator.generate([1], with_mask(SamplingConfig(), Slow([3]), 2)).generated_token_ids == [[3, 3]]
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
@@ -212,7 +215,7 @@ def test_forced_tokens_take_one_step_together_and_no_logits(sampled: bool) -> No
     assert rows == [(4 + 3, 1), (1 + 2, 1), (1 + 3, 1)]
     assert out.metrics.num_forced_tokens == 3 + 2 + 2, "the last one is what its step brings anyway"
     assert out.metrics.num_drafted_tokens == 0 and "7 forced" in str(out.metrics)
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 13))
@@ -275,7 +278,7 @@ def test_text_ends_within_forced_tokens(forces: bool) -> None:
         generator = make_generator()
         out = generator.generate([1], with_mask(config, mask))
         assert out.generated_token_ids == [tokens] and out.texts == [text]
-        generator.engine.check_idle()
+        check_idle(generator)
 
 
 # -- ends and errors -----------------------------------------------------------------------------------------------------
@@ -287,7 +290,7 @@ def test_a_finished_mask_ends_its_sequence() -> None:
         generator = make_generator(source and make_source(source), 4, model=FakeModel(eos_bias=-50.0))
         out = generator.generate([[1], [2, 3]], with_mask(SamplingConfig(num_return_sequences=1), mask))
         assert out.finish_reasons == ["stop"] * 2 and [len(tokens) for tokens in out.generated_token_ids] == [2, 2]
-        generator.engine.check_idle()
+        check_idle(generator)
     out = make_generator().generate([1], with_mask(SamplingConfig(num_beams=2, num_return_sequences=2), mask))
     assert out.finish_reasons == ["stop"] * 2 and all(len(tokens) == 2 for tokens in out.generated_token_ids)
 
@@ -347,7 +350,7 @@ def test_a_mask_that_raises_fails_its_sequence_alone(source: str | None, where: 
     for request, token in zip(others, (1, 2)):
         assert request.result().generated_token_ids == [greedy(model, [token] * 8, 24)]
     assert set(masked.result().generated_token_ids[0]) <= set(range(3, 40))
-    generator.engine.check_idle()
+    check_idle(generator)
 
 
 class Nothing(AllowedTokens):
@@ -377,8 +380,8 @@ def test_a_mask_that_leaves_nothing_is_an_error_of_its_sequence(words: list[int]
     other = generator.add_request([4], with_mask(SamplingConfig(), None))
     with pytest.raises(ValueError, match="no token is left to pick: the token_mask allows none"):
         generator.generate([1], with_mask(CONFIGS[name], Nothing(words)))
-    assert other.result().generated_token_ids == [greedy(generator.engine.model, [4], 24)]
-    generator.engine.check_idle()
+    assert other.result().generated_token_ids == [greedy(generator.driver.engine.model, [4], 24)]
+    check_idle(generator)
 
 
 def test_a_model_that_rules_out_what_the_mask_allows() -> None:

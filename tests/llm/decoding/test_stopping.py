@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from pace.llm.clients.streamer import CallbackStreamer
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import TextPieces, decode, find_stop
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.sequence import Sequence
 from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
+from tests.llm.fake_model import FakeTokenizer
 from tests.llm.generators import make_generator
+from tests.llm.speculation import drafters
 from tests.support import functions_in, interrupted_before_line
 
 
@@ -136,3 +139,24 @@ def test_broken_off_at_any_line_and_asked_again(kind: str) -> None:
         assert stopping.stop_now(sequence) == "stop" or work() == "stop", f"line {line}"
         assert stopping.trim(decode(tokenizer, sequence.generated)) == "Once upon a naïve ", f"line {line}"
     assert line > 100
+
+
+@pytest.mark.parametrize("source", [None, "perfect"])
+def test_a_callback_that_has_enough_sees_its_text_whole(source: str | None) -> None:
+    """What comes after the token that it ends with may complete a stop string, in the same step or before it is heard."""
+    plain = drafters.make_generator().generate([2, 2], SamplingConfig(max_new_tokens=12, ignore_eos=True))
+    tokens, tokenizer = plain.generated_token_ids[0], FakeTokenizer()
+    stop = tokenizer.decode(tokens[4:6])
+    assert 0 not in tokens[:6] and stop not in tokenizer.decode(tokens[:5])
+    config = SamplingConfig(max_new_tokens=12, ignore_eos=True, stop_strings=[stop])
+    for enough in range(1, 6):
+        generator = drafters.make_generator(source and drafters.make_source(source), 8)
+        told = []
+
+        def watch(event) -> bool:
+            told.append(event)
+            return len(told) < enough
+
+        out = generator.generate([2, 2], config, CallbackStreamer(watch, tokenizer))
+        assert out.generated_token_ids == [tokens[:enough]] and out.finish_reasons == ["cancelled"]
+        assert out.texts == [tokenizer.decode(tokens[:enough])] == ["".join(event.text for event in told)]
