@@ -14,9 +14,12 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.project.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -28,14 +31,6 @@ LOGS = {"docs/benchmarks.md"}
 """Pages whose commands name paths of the machine that ran them."""
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"make ([a-z-]+)")
-PRINTED = {
-    "README.md": ["Cairo", "5, 6, 7, 8", "Tokyo"],
-    "docs/guide.md": ["Cairo", "5, 6, 7, 8", "Tokyo"],
-    "docs/decoding.md": ["Tokyo", "cancelled"],
-    "docs/quantization.md": ["all weights"],
-    "docs/cache.md": ["0 of"],
-}
-"""What the Python blocks of a page print, among other things."""
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -71,17 +66,20 @@ def test_the_front_page_is_short_and_leads_to_every_other():
 
 
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python")])
-def test_python_blocks_run(page):
+def test_python_blocks_run_and_do_what_is_said(page, tmp_path):
     """One after the other in one process, as a reader would paste them."""
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(PAGES[page], "python"))],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert not [words for words in PRINTED[page] if words not in result.stdout], result.stdout
+    program, asserted = [], 0
+    for block in blocks(PAGES[page], "python"):
+        claims = [textwrap.dedent(claim) for phrase, claim in CLAIMS[page].items() if phrase in block]
+        assert len(claims) == 1, f"one entry of claims.py belongs to each block, and {len(claims)} to this:\n{block}"
+        program += [block, *claims]
+        asserted += 1
+    assert asserted == len(CLAIMS[page])
+    file = tmp_path / "page.py"  # a file, so that a traceback shows the line
+    file.write_text("\n".join(program), encoding="utf-8")
+    result = subprocess.run([sys.executable, file], env=environment(), capture_output=True, text=True, timeout=250)
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    assert result.stdout
 
 
 def test_prefixes_are_reused_as_the_cache_guide_shows():

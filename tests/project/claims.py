@@ -1,0 +1,76 @@
+"""What the pages say of their Python blocks, to be asserted once a block has run."""
+
+from __future__ import annotations
+
+CLAIMS = {
+    "README.md": {
+        "The capital of Egypt": """
+            assert "Cairo" in output.texts[0] and "5, 6, 7, 8" in output.texts[1]
+            assert all(len(row) <= 8 for row in output.generated_token_ids)""",
+        "small.stream": """
+            told = small.generate(prompt, SamplingConfig(do_sample=True, temperature=0.7, seed=1))
+            pieces = list(small.stream(prompt, SamplingConfig(do_sample=True, temperature=0.7, seed=1)))
+            assert "Tokyo" in told.texts[0] and "".join(pieces) == told.texts[0] and len(pieces) > 1
+            assert small.memory_report().compression() > 3""",
+    },
+    "docs/guide.md": {
+        "The capital of Egypt": """
+            assert "Cairo" in output.texts[0] and output.metrics.num_generated_tokens <= 4""",
+        "model.stream(": """
+            pieces = list(model.stream(prompt, SamplingConfig(do_sample=True, temperature=0.7, seed=1, max_new_tokens=60)))
+            assert len(pieces) > 10
+            assert "".join(pieces) == model.generate(prompt, SamplingConfig(
+                do_sample=True, temperature=0.7, seed=1, max_new_tokens=60)).texts[0]""",
+        '["1, 2, 3, 4,"': """
+            assert "5, 6, 7, 8" in output.texts[0] and "Tokyo" in output.texts[1]
+            assert all(len(row) <= 8 for row in output.generated_token_ids)""",
+        "model.session()": """
+            assert logits.shape == (1, model.config.vocab_size)
+            assert token == model.generate(ids, SamplingConfig(max_new_tokens=1)).generated_token_ids[0][0]
+            assert logprobs[0].max() < 1e-5
+            assert len(logprobs[0]) == len(model.tokenizer("The capital of Japan is Tokyo.")["input_ids"]) - 1""",
+        'quantization="int4"': """
+            assert small.memory_report().compression() > 3
+            assert small.memory_report().total < model.memory_report().total / 2""",
+    },
+    "docs/decoding.md": {
+        "add_request": """
+            assert "Cairo" in urgent.text and urgent.done and all(request.done for request in requests)
+            alone = [model.generate(prompt, config).texts[0] for prompt in (
+                "1, 2, 3, 4,", "The capital of Japan is", "Once upon a time")]
+            assert [request.result().texts[0] for request in requests] == alone""",
+        "def watch": r"""
+            assert out.finish_reasons[0] == "cancelled" and out.texts[0].count("\\n") <= 1
+            assert len(out.generated_token_ids[1]) < 200""",
+        "class Budget": """
+            said = [*model.tokenizer("1, 2, 3, 4,")["input_ids"], *out.generated_token_ids[0]]
+            assert all(a != b for a, b in zip(said[-len(out.generated_token_ids[0]) - 1:], said[-len(out.generated_token_ids[0]):]))
+            assert out.texts[0].count(",") == 2 == out.generated_token_ids[0].count(comma)
+            unlimited = model.generate("1, 2, 3, 4,", SamplingConfig(max_new_tokens=16))
+            assert unlimited.texts[0].count(",") > 2""",
+        "prompt_logprobs": """
+            assert out.prompt_logprobs[0][0] is None
+            scored = model.score("The capital of Japan is")[0].tolist()
+            assert [entry.logprob for entry in out.prompt_logprobs[0][1:]] == scored
+            assert all(len(entry.top) == 2 for entry in out.logprobs[0])""",
+        "num_beams=4": """
+            assert len(output.texts) == 3 and output.sequence_scores == sorted(output.sequence_scores, reverse=True)
+            greedy = model.score(model.generate("Once upon a time", SamplingConfig(max_new_tokens=20)).output_token_ids)[0][-20:]
+            assert output.sequence_scores[0] >= float(greedy.mean()) - 1e-5""",
+        "PromptLookupConfig())": """
+            plain = LLMModel(TINY).generate("1, 2, 3, 4, 5, 6, 7, 8, 9,", SamplingConfig(max_new_tokens=40))
+            assert output.generated_token_ids == plain.generated_token_ids""",
+    },
+    "docs/cache.md": {
+        "prefix_cache_bytes": """
+            assert output.metrics.num_reused_tokens >= 16 and output.metrics.num_reused_tokens % 16 == 0""",
+    },
+    "docs/quantization.md": {
+        "careful": """
+            layouts = {part: matrix.plan.layout for matrix in model._model.matrices() for part in matrix.parts}
+            assert all(layout is None for part, layout in layouts.items() if ".layers.0." in part)
+            down, gate = layouts["model.layers.1.mlp.down_proj"], layouts["model.layers.1.mlp.gate_proj"]
+            assert (down.code, gate.code, gate.group, gate.has_mins) == ("int8", "int4", 32, True)""",
+    },
+}
+"""By page and a phrase of one block: Python that fails where what the text around says of it does not hold."""
