@@ -3,7 +3,7 @@ tools know them, too.
 
     int4    weight_packed int32 [N, ceil(K / 8)], eight codes a word along K, the lowest bits first; weight_shape int64 [2] = N, K
     int8    weight int8 [N, K]
-    both    weight_scale [N, groups], bfloat16 of groups and float32 of rows
+    both    weight_scale [N, groups], float32; of groups that were calibrated, bfloat16
 
 An LM head that is the embedding, in int8, has a weight_scale of its own, the same again: transformers ties the codes of
 the two, and nothing else.
@@ -26,10 +26,12 @@ from pace.ops.weight_layout import QuantizedRows, WeightLayout
 LAYOUTS = {"int4": "pack-quantized", "int8": "int-quantized"}
 
 
-def planned(module: str, shape: tuple[int, int], layout: WeightLayout) -> dict[str, TensorInfo]:
-    """The tensors that hold the matrix `{module}.weight` of a shape."""
+def planned(
+    module: str, shape: tuple[int, int], layout: WeightLayout, scale_dtype: torch.dtype
+) -> dict[str, TensorInfo]:
+    """The tensors that hold the matrix `{module}.weight` of a shape, with scales in `scale_dtype`."""
     n, k = shape
-    scales = TensorInfo(torch.float32 if layout.group is None else torch.bfloat16, (n, layout.num_groups(k)))
+    scales = TensorInfo(scale_dtype, (n, layout.num_groups(k)))
     if layout.code == "int8":
         return {f"{module}.weight": TensorInfo(torch.int8, (n, k)), f"{module}.weight_scale": scales}
     return {
@@ -40,14 +42,13 @@ def planned(module: str, shape: tuple[int, int], layout: WeightLayout) -> dict[s
 
 
 def encode(module: str, rows: QuantizedRows) -> dict[str, Tensor]:
-    """Rows of those tensors; without `weight_shape`, which is none of rows."""
-    scales = rows.scales if rows.layout.group is None else rows.scales.bfloat16()
+    """Rows of those tensors, with scales as they are; without `weight_shape`, which is none of rows."""
     if rows.layout.code == "int8":
-        return {f"{module}.weight": rows.codes, f"{module}.weight_scale": scales}
+        return {f"{module}.weight": rows.codes, f"{module}.weight_scale": rows.scales}
     codes = functional.pad(rows.codes, (0, -rows.shape[1] % 8), value=8)
     return {
         f"{module}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int32),
-        f"{module}.weight_scale": scales,
+        f"{module}.weight_scale": rows.scales,
     }
 
 

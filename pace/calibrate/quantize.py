@@ -38,7 +38,7 @@ from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_confi
 from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.memory import available_memory_bytes, format_bytes
 from pace.naming import argument
-from pace.ops import reference
+from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows
 from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
 
@@ -266,14 +266,14 @@ class _Job:
         self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
         """The embedding that is the LM head, too."""
         tensors: dict[str, TensorInfo] = {}
-        inside = {name for layer in model.layers for name in layer.slots()}
+        self.inside = {name for layer in model.layers for name in layer.slots()}
         for name, source in self.sources.items():
             info, module = reader.tensors[source], name.removesuffix(".weight")
             if module in self.formats:
-                tensors |= encoding.planned(module, info.shape, self.layouts[module])
+                tensors |= encoding.planned(module, info.shape, self.layouts[module], self.scale_dtype(name))
             else:
                 # What a migration has divided is written as it was computed.
-                scaled = method.migration is not None and name in inside and len(info.shape) == 1
+                scaled = method.migration is not None and name in self.inside and len(info.shape) == 1
                 tensors[name] = TensorInfo(torch.float32, info.shape) if scaled else info
         if self.tied and encoding.shares_codes(self.layouts[self.tied]):
             tensors["lm_head.weight_scale"] = tensors[f"{self.tied}.weight_scale"]
@@ -376,17 +376,29 @@ class _Job:
 
     def quantize_part(self, product: Linear, part: str, rows: slice, inputs: InputStatistics | None) -> None:
         weight, layout = product.weight.matrix[rows], self.layouts[part]
-        mean_squares = torch.ones(product.k) if inputs is None else importance(inputs.squares)
-        scales = fit_scales(weight, layout, mean_squares)
-        if self.method.rounding == "gptq":
-            rounded = gptq(weight, layout, scales, inputs.hessian, self.method.act_order)
+        if inputs is None:
+            rounded = self.as_at_load(part, weight)
         else:
-            rounded = round_to_nearest(weight, layout, scales)
+            scales = fit_scales(weight, layout, importance(inputs.squares))
+            if self.method.rounding == "gptq":
+                rounded = gptq(weight, layout, scales, inputs.hessian, self.method.act_order)
+            else:
+                rounded = round_to_nearest(weight, layout, scales)
         self.write_rows(part, rounded)
         product.weight.matrix[rows] = rounded.dequantize()
 
-    # -------------------------------------------------------------------------------------------------- reading and
-    # writing
+    def as_at_load(self, module: str, rows: Tensor) -> QuantizedRows:
+        """Without a look at inputs: the codes and scales that `LLMModel(quantization=...)` gives these rows."""
+        return native.quantize(rows, self.formats[module], f"{module}.weight").unpaired()
+
+    def scale_dtype(self, name: str) -> torch.dtype:
+        """Of a tensor's scales: float32 where they are those of quantising at load or of whole rows; calibration knows
+        of scales of groups that they will be bfloat16, half the bytes."""
+        layout = self.layouts[name.removesuffix(".weight")]
+        is_calibrated = self.method.is_calibrated and name in self.inside
+        return torch.bfloat16 if is_calibrated and layout.group else torch.float32
+
+    # -- reading and writing -------------------------------------------------------------------------------------------
 
     def load(self, layer: Layer, dtype: torch.dtype) -> None:
         """Gives a layer its weights, as floats."""
@@ -406,19 +418,19 @@ class _Job:
         return next((self.reader.tensors[self.sources[name]].dtype for name in layer.slots()), torch.float32)
 
     def copy(self, layer: Layer) -> None:
-        """Writes tensors as the checkpoint has them, and those of formats rounded to the nearest."""
+        """Writes tensors as the checkpoint has them, and those of formats as quantising at load does."""
         for name in layer.slots():
             module = name.removesuffix(".weight")
             for start, piece in self.pieces(name):
                 if module in self.formats:
-                    layout, floats = self.layouts[module], piece.float()
-                    rounded = round_to_nearest(floats, layout, fit_scales(floats, layout, torch.ones(floats.shape[1])))
-                    self.write_rows(module, rounded, start)
+                    self.write_rows(module, self.as_at_load(module, piece), start)
                 else:
                     self.writer.write(name, piece, start)
 
     def write_rows(self, module: str, rows: QuantizedRows, start: int = 0) -> None:
         for name, part in encoding.encode(module, rows).items():
+            if name.endswith(".weight_scale"):
+                part = part.to(self.writer.tensors[name].dtype)
             self.writer.write(name, part, start)
             if name == f"{self.tied}.weight_scale" and "lm_head.weight_scale" in self.writer.tensors:
                 self.writer.write("lm_head.weight_scale", part, start)

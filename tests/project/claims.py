@@ -40,7 +40,7 @@ CLAIMS = {
                 "1, 2, 3, 4,", "The capital of Japan is", "Once upon a time")]
             assert [request.result().texts[0] for request in requests] == alone""",
         "def watch": r"""
-            assert out.finish_reasons[0] == "cancelled" and out.texts[0].count("\\n") <= 1
+            assert out.finish_reasons[0] == "cancelled" and out.texts[0].count("\n") <= 1
             assert len(out.generated_token_ids[1]) < 200""",
         "class Budget": """
             said = [*model.tokenizer("1, 2, 3, 4,")["input_ids"], *out.generated_token_ids[0]]
