@@ -27,9 +27,6 @@ def cpu_info() -> dict[str, object]:
 def release_pages(address: int, nbytes: int) -> None:
     """Gives the whole pages inside a range back to the system: file mappings are read again on use, other memory becomes zero."""
 
-def rss_bytes() -> int:
-    """Resident bytes of this process; 0 where unknown."""
-
 def read_bandwidth(buffer_bytes: int, seconds: float) -> float:
     """Bytes a second that all threads read together from a buffer of this size."""
 
@@ -86,6 +83,9 @@ def top_k_top_p(logits: int, row_stride: int, rows: int, n: int, top_k: int, top
 def apply_mask(logits: int, row_stride: int, n: int, bits: int, bits_stride: int, masks: int, rows: int) -> None: ...
 
 # Attention.
+BLOCK_POSITIONS: int
+"""Positions in a key/value block."""
+
 class KvView:
     """One layer's key/value blocks."""
 

@@ -6,6 +6,10 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
 
 MAP_NORESERVE = 0x4000
 """Of Linux on x86-64; Python's mmap module names it only from 3.13 on."""
@@ -66,52 +70,96 @@ def format_bytes(num_bytes: float) -> str:
 def resident_bytes(peak: bool = False) -> int:
     """Bytes of this process that are in memory now, or with `peak` the most there have been; 0 where the system does not
     tell."""
-    field = "VmHWM:" if peak else "VmRSS:"
-    lines = (_read("/proc/self/status") or "").splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+    return _kilobytes(_read(Path("/proc/self/status")), "VmHWM" if peak else "VmRSS") or 0
 
 
-def available_memory_bytes() -> int:
-    """Bytes that this process may still take: the machine's available memory, or what its cgroup (v2 or v1) leaves if
-    less. File pages count as available, as in the kernel's own MemAvailable: it drops them when memory is asked for."""
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A bound on what this process may take, below what the machine has."""
+
+    limit_bytes: int
+    room_bytes: int
+    """What is left of it. File pages of a cgroup count as left: the system drops them when memory is asked for."""
+    source: str
+    """The file that sets it, or how a user did."""
+
+
+def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
+    """The limits of this process's cgroup and of all its ancestors, version 2 and version 1, and of its address space;
+    from the files below `root`."""
     limits = []
-    for line in (_read("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            limits.append(int(line.split()[1]) * 1024)
-    if not limits:
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    rooms = [_cgroup_room(*names) for names in _CGROUP_FILES]
-    limits += [room for room in rooms if room is not None]
-    return min(limits)
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        files = CGROUP_V1 if controllers else CGROUP_V2
+        group = Path(path.lstrip("/"))
+        # Inside a container the path may be the host's; what is mounted there as the root is its own group.
+        folders = dict.fromkeys(root / files.mount / folder for folder in (group, *group.parents))
+        limits += [limit for folder in folders if (limit := files.read(folder, root))]
+    for line in _read(root / "proc/self/limits").splitlines():
+        if line.startswith("Max address space") and line.split()[3].isdigit():
+            limit, taken = int(line.split()[3]), _kilobytes(_read(root / "proc/self/status"), "VmSize") or 0
+            limits.append(MemoryLimit(limit, max(0, limit - taken), "ulimit -v"))
+    return limits
 
 
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file")),
-    (
-        "/sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-    ),
+def machine_memory_bytes(root: Path = ROOT) -> tuple[int | None, int | None]:
+    """Bytes of memory that the machine has, and that are free or would be when asked for, whatever this process may
+    take of them; None where the system does not tell."""
+    meminfo = _read(root / "proc/meminfo")
+    return _kilobytes(meminfo, "MemTotal"), _kilobytes(meminfo, "MemAvailable")
+
+
+def available_memory_bytes(root: Path = ROOT) -> int:
+    """Bytes that this process may still take: the machine's available memory, or what the tightest limit leaves if
+    less."""
+    total, available = machine_memory_bytes(root)
+    if available is None:
+        available = (total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
+    return min([available, *(limit.room_bytes for limit in memory_limits(root))])
+
+
+@dataclass(frozen=True)
+class _CgroupFiles:
+    """What one version of cgroups calls its files."""
+
+    mount: str
+    limit: str
+    usage: str
+    file_pages: tuple[str, ...]
+    """Counters in memory.stat."""
+
+    def read(self, folder: Path, root: Path) -> MemoryLimit | None:
+        """None where there is no such group or no limit."""
+        limit, usage = (_read(folder / name).strip() for name in (self.limit, self.usage))
+        if not limit.isdigit():
+            return None
+        counters = dict(line.split() for line in _read(folder / "memory.stat").splitlines() if line.count(" ") == 1)
+        reclaimable = sum(int(counters.get(name, 0)) for name in self.file_pages)
+        taken = max(0, int(usage) - reclaimable) if usage.isdigit() else 0
+        source = f"/{(folder / self.limit).relative_to(root)}"
+        return MemoryLimit(int(limit), max(0, int(limit) - taken), source)
+
+
+CGROUP_V2 = _CgroupFiles("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file"))
+CGROUP_V1 = _CgroupFiles(
+    "sys/fs/cgroup/memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
 )
-"""Folder, limit, usage, and the names of file pages in memory.stat; version 2, then version 1."""
 
 
-def _cgroup_room(folder: str, limit_name: str, usage_name: str, file_pages: tuple[str, ...]) -> int | None:
-    """Bytes that a cgroup leaves; None where there is no such cgroup or no limit."""
-    limit, usage = (_read(f"{folder}/{name}") for name in (limit_name, usage_name))
-    if not limit or not usage or not limit.strip().isdigit() or not usage.strip().isdigit():
-        return None
-    counters = dict(
-        line.split() for line in (_read(f"{folder}/memory.stat") or "").splitlines() if len(line.split()) == 2
-    )
-    reclaimable = sum(int(counters.get(name, 0)) for name in file_pages)
-    return max(0, int(limit) - max(0, int(usage) - reclaimable))
+def _kilobytes(text: str, field: str) -> int | None:
+    """The bytes of a line "field:   n kB"; None where there is none."""
+    found = re.search(rf"^{field}:\s*(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
-def _read(path: str) -> str | None:
+def _read(file: Path) -> str:
+    """Empty where it cannot be read."""
     try:
-        with open(path, encoding="ascii") as stream:
-            return stream.read()
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return ""

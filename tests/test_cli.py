@@ -591,5 +591,6 @@ def test_memory_limits(tmp_path, files, expected):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = memory(tmp_path)
-    assert (found["total_bytes"], found["available_bytes"]) == (4096 * 1024, 1024 * 1024)
+    available = min(1024 * 1024, expected[0] or 1024 * 1024)  # what loading goes by
+    assert (found["total_bytes"], found["available_bytes"]) == (4096 * 1024, available)
     assert (found["limit_bytes"], found["limit_source"]) == expected

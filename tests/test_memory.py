@@ -1,24 +1,126 @@
 """How much memory there is, and memory that is only addresses until it is written."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 import pytest
 
-from pace.memory import _cgroup_room, available_memory_bytes, format_bytes, parse_bytes, reserve
+from pace.cli import environment
+from pace.memory import available_memory_bytes, format_bytes, parse_bytes, reserve, resident_bytes
 
 
 def test_available_memory_is_of_this_machine() -> None:
     assert 1 << 20 < available_memory_bytes() < 1 << 50
 
 
-def test_a_cgroup_is_asked_and_its_file_pages_are_not_held_against_it(tmp_path) -> None:
-    names = (str(tmp_path), "memory.max", "memory.current", ("inactive_file", "active_file"))
-    assert _cgroup_room(*names) is None
-    (tmp_path / "memory.current").write_text("900\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _cgroup_room(*names) is None, "no limit"
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert _cgroup_room(*names) == 100
-    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 400\nactive_file 50\nodd line here\n")
-    assert _cgroup_room(*names) == 550
+V2 = {"limit": "memory.max", "usage": "memory.current", "files": "active_file", "mount": "sys/fs/cgroup"}
+V1 = {
+    "limit": "memory.limit_in_bytes",
+    "usage": "memory.usage_in_bytes",
+    "files": "total_active_file",
+    "mount": "sys/fs/cgroup/memory",
+}
+LINES = {"v2": "0::{}\n", "v1": "9:name=systemd:/init\n5:cpu,memory:{}\n0::/elsewhere\n"}
+
+
+class System:
+    """A tree of /proc and /sys/fs/cgroup below a folder."""
+
+    def __init__(self, root: Path, version: str, path: str) -> None:
+        self.root, self.files = root, V2 if version == "v2" else V1
+        self.write("proc/meminfo", "MemTotal: 40 kB\nMemFree: 1 kB\nMemAvailable: 30 kB\n")
+        self.write("proc/self/cgroup", LINES[version].format(path))
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def group(self, path: str, limit: object, usage: int | None = None, file_pages: int = 0) -> None:
+        folder = f"{self.files['mount']}{path.rstrip('/')}"
+        self.write(f"{folder}/{self.files['limit']}", f"{limit}\n")
+        self.write(f"{folder}/memory.stat", f"anon 300\n{self.files['files']} {file_pages}\nan odd line here\n")
+        if usage is not None:
+            self.write(f"{folder}/{self.files['usage']}", f"{usage}\n")
+
+    @property
+    def available(self) -> int:
+        """The same to who loads and to `pace env`."""
+        found = available_memory_bytes(self.root)
+        assert environment.memory(self.root)["available_bytes"] == found
+        return found
+
+
+@pytest.fixture(params=["v2", "v1"])
+def make_system(request, tmp_path):
+    return lambda path: System(tmp_path, request.param, path)
+
+
+UNLIMITED = ["max", 9223372036854771712]
+"""As version 2 and version 1 write it."""
+
+
+@pytest.mark.parametrize("unlimited", UNLIMITED)
+def test_without_a_limit_it_is_what_the_machine_has(make_system, unlimited) -> None:
+    system = make_system("/user/me")
+    assert system.available == 30 << 10
+    system.group("/user/me", unlimited, 500)
+    assert system.available == 30 << 10
+
+
+def test_the_own_group_is_asked_and_its_file_pages_are_not_held_against_it(make_system) -> None:
+    system = make_system("/user/me")
+    system.group("/user/me", 1000, 900)
+    assert system.available == 100
+    system.group("/user/me", 1000, 900, file_pages=450)
+    assert system.available == 550
+    system.group("/user/me", 1000, 900, file_pages=5000)
+    assert system.available == 1000
+    system.group("/user/me", 1000, 1200)
+    assert system.available == 0
+
+
+@pytest.mark.parametrize("tightest", ["/a/b/c", "/a/b", "/a", "/"])
+def test_all_ancestors_are_asked(make_system, tightest) -> None:
+    system = make_system("/a/b/c")
+    for group in ("/a/b/c", "/a/b", "/a", "/"):
+        system.group(group, 9000, 8000)
+    system.group(tightest, 9000, 8900)
+    system.group("/a/other", 9000, 9000)
+    assert system.available == 100
+    assert environment.memory(system.root)["limit_bytes"] == 9000
+
+
+def test_a_container_that_sees_the_hosts_path_finds_its_group_at_the_mount(make_system) -> None:
+    system = make_system("/docker/0123456789")
+    system.group("/", 5000, 1000)
+    assert system.available == 4000
+
+
+def test_a_limit_of_which_nobody_tells_what_is_taken_is_all_there(make_system) -> None:
+    system = make_system("/a")
+    system.group("/a", 700)
+    assert system.available == 700
+
+
+def test_address_space_is_memory_too(make_system) -> None:
+    system = make_system("/")
+    system.write(
+        "proc/self/limits", "Limit  Soft Limit  Hard Limit  Units\nMax address space   20480  unlimited  bytes\n"
+    )
+    system.write("proc/self/status", "Name: x\nVmSize:\t      12 kB\nVmRSS:\t 3 kB\n")
+    assert system.available == 8 << 10
+
+
+def test_limits_that_are_damaged_are_none(make_system) -> None:
+    system = make_system("/a")
+    for text in ("", "lots", "-5", "12.5"):
+        system.group("/a", text, 3)
+        assert system.available == 30 << 10
+
+
+def test_resident_memory_is_counted() -> None:
+    assert 1 << 20 < resident_bytes() <= resident_bytes(peak=True) < 1 << 40
 
 
 def test_reserved_memory_is_zero_and_can_be_more_than_there_is() -> None:

@@ -57,6 +57,7 @@ void rotary(Address x, int64_t tokens, int64_t heads, int64_t token_stride, int6
 void bind_attention(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     py::class_<pace::KvView>(m, "KvView").def(py::init(&kv_view));
+    m.attr("BLOCK_POSITIONS") = pace::kBlockPositions;
     m.def("attention", attention, release);
     m.def("store_kv", store_kv, release);
     m.def("rotary", rotary, release);

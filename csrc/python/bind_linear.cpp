@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 
 #include "bindings.h"
 #include "pace/limits.h"
@@ -17,16 +16,6 @@ void release_pages(Address address, size_t bytes) {
     const Address page = Address(sysconf(_SC_PAGESIZE));
     const Address begin = (address + page - 1) / page * page, end = (address + bytes) / page * page;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-}
-
-// Resident bytes of this process, or 0 where the system does not tell.
-size_t rss_bytes() {
-    size_t size = 0, resident = 0;
-    if (FILE* file = std::fopen("/proc/self/statm", "r")) {
-        if (std::fscanf(file, "%zu %zu", &size, &resident) != 2) resident = 0;
-        std::fclose(file);
-    }
-    return resident * size_t(sysconf(_SC_PAGESIZE));
 }
 
 pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Address levels) {
@@ -125,7 +114,6 @@ void bind_linear(py::module_& m) {
     m.def("linear", linear, release);
     m.def("activation", activation, release);
     m.def("release_pages", release_pages);
-    m.def("rss_bytes", rss_bytes);
     m.def("read_bandwidth", pace::read_bandwidth, release, py::arg("buffer_bytes"), py::arg("seconds"));
     m.def("fma_peak", pace::fma_peak, release, py::arg("seconds"));
 }

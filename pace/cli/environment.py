@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pace import __version__, env
+from pace.memory import ROOT, available_memory_bytes, machine_memory_bytes, memory_limits
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy")
 
@@ -82,14 +83,19 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join(f"{title:16} {text}" for title, text in lines)
 
 
-def memory(root: Path = Path("/")) -> dict[str, Any]:
-    """Bytes of memory that there are, that are free for use, and the tightest limit on this process (None: no limit),
-    from the files below `root`."""
-    total, available = _meminfo(root)
-    limit, source = min(_memory_limits(root), default=(None, None))
-    if limit is not None and total is not None and limit >= total:
-        limit, source = None, None
-    return {"total_bytes": total, "available_bytes": available, "limit_bytes": limit, "limit_source": source}
+def memory(root: Path = ROOT) -> dict[str, Any]:
+    """Bytes of memory that there are, that this process may still take, and the tightest limit on it (None: no limit),
+    from the files below `root`: what loading goes by."""
+    total, _ = machine_memory_bytes(root)
+    tightest = min(memory_limits(root), key=lambda limit: limit.limit_bytes, default=None)
+    if tightest is not None and total is not None and tightest.limit_bytes >= total:
+        tightest = None
+    return {
+        "total_bytes": total,
+        "available_bytes": available_memory_bytes(root),
+        "limit_bytes": tightest and tightest.limit_bytes,
+        "limit_source": tightest and tightest.source,
+    }
 
 
 def _threads(cpu: dict[str, Any]) -> dict[str, Any]:
@@ -120,44 +126,6 @@ def _instruction_set(extension) -> dict[str, Any]:
         "reason": "PACE_ISA asks for it" if forced else "the best that this CPU has",
         "available": available,
     }
-
-
-def _meminfo(root: Path) -> tuple[int | None, int | None]:
-    fields = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    return tuple(
-        int(fields[name].split()[0]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable")
-    )
-
-
-def _memory_limits(root: Path) -> list[tuple[int, str]]:
-    """The limits of this process's cgroup and all its ancestors (both versions), and of its address space."""
-    limits = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount, name = (
-            ("sys/fs/cgroup/memory", "memory.limit_in_bytes") if controllers else ("sys/fs/cgroup", "memory.max")
-        )
-        group = Path(path.lstrip("/"))
-        for folder in dict.fromkeys(
-            [group, *group.parents]
-        ):  # inside a container the path may be the host's: the root is there
-            file = root / mount / folder / name
-            text = _read(file).strip()
-            if text.isdigit():
-                limits.append((int(text), f"/{file.relative_to(root)}"))
-    for line in _read(root / "proc/self/limits").splitlines():
-        if line.startswith("Max address space") and line.split()[3].isdigit():
-            limits.append((int(line.split()[3]), "ulimit -v"))
-    return limits
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _pinning(cpus: list[int] | None) -> str:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.batch import KVBlocks
+from pace.batch import BLOCK_SIZE, KVBlocks
 from pace.ops.checks import check_heads, check_vector, describe
 
 if TYPE_CHECKING:
     from pace.batch import LayerBlocks, Spans
 
-BLOCK_POSITIONS = 16
 MAX_HEAD_DIM = 512
 
 # Numbers of DType in csrc/include/pace/types.h.
@@ -116,17 +115,17 @@ def kv_view(kv: LayerBlocks) -> _C.KvView:
             raise ValueError(
                 f"cache {name} have scales where they are int8, and only there; got {blocks.dtype} {'without' if scales is None else 'with'} scales"
             )
-    if k.ndim != 4 or k.shape[3] != BLOCK_POSITIONS or not _has_contiguous_heads(k, kv.k_scales):
-        raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_POSITIONS}], {_LAYOUT}; got {describe(k)}")
+    if k.ndim != 4 or k.shape[3] != BLOCK_SIZE or not _has_contiguous_heads(k, kv.k_scales):
+        raise ValueError(f"cache keys must be [blocks, Hkv, D, {BLOCK_SIZE}], {_LAYOUT}; got {describe(k)}")
     num_blocks, kv_heads, key_dim, _ = k.shape
     if not 1 <= key_dim <= MAX_HEAD_DIM or not 1 <= kv.value_dim <= MAX_HEAD_DIM or kv_heads < 1:
         raise ValueError(
             f"heads of 1 to {MAX_HEAD_DIM} elements are supported, at least one of them; the cache has keys {describe(k)} and values of {kv.value_dim}"
         )
-    padded_dim = -(-kv.value_dim // BLOCK_POSITIONS) * BLOCK_POSITIONS
-    if v.shape != (num_blocks, kv_heads, BLOCK_POSITIONS, padded_dim) or not _has_contiguous_heads(v, kv.v_scales):
+    padded_dim = -(-kv.value_dim // BLOCK_SIZE) * BLOCK_SIZE
+    if v.shape != (num_blocks, kv_heads, BLOCK_SIZE, padded_dim) or not _has_contiguous_heads(v, kv.v_scales):
         raise ValueError(
-            f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_POSITIONS}, {padded_dim}], {_LAYOUT}; got {describe(v)}"
+            f"cache values must be [{num_blocks}, {kv_heads}, {BLOCK_SIZE}, {padded_dim}], {_LAYOUT}; got {describe(v)}"
         )
     dtype = CACHE_DTYPES[k.dtype]
     return _C.KvView(
@@ -144,11 +143,11 @@ def _has_contiguous_heads(blocks: Tensor, scales: Tensor | None) -> bool:
         return True
     num_blocks, heads, rows, columns = blocks.shape
     elements = rows * columns
-    head = elements + (0 if scales is None else BLOCK_POSITIONS * scales.itemsize)
+    head = elements + (0 if scales is None else BLOCK_SIZE * scales.itemsize)
     block = max(blocks.stride(0), heads * head)
     if scales is not None:
         lies_behind = scales.dtype == torch.float32 and scales.data_ptr() == blocks.data_ptr() + elements
-        fits = scales.shape == (num_blocks, heads, BLOCK_POSITIONS) and _has_strides(
+        fits = scales.shape == (num_blocks, heads, BLOCK_SIZE) and _has_strides(
             scales, block // scales.itemsize, head // scales.itemsize, 1
         )
         if not lies_behind or not fits:

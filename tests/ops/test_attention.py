@@ -372,3 +372,7 @@ def test_wrong_arguments_are_refused_with_what_was_wrong():
     for message, call in cases:
         with pytest.raises((ValueError, TypeError), match=message):
             call()
+
+
+def test_blocks_are_as_long_as_the_kernels_think() -> None:
+    assert _C.BLOCK_POSITIONS == BLOCK_SIZE

@@ -12,6 +12,7 @@ STUB = Path(pace.__file__).parent / "_C.pyi"
 def test_the_stub_lists_the_functions_and_classes_of_the_extension():
     tree = ast.parse(STUB.read_text())
     stubbed = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    stubbed |= {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}
     assert stubbed == {name for name in dir(_C) if not name.startswith("_")}
 
 
