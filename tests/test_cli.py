@@ -23,8 +23,8 @@ from pace.assets import TINY, TINY_DRAFT
 from pace.cli import COMMANDS, main
 from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
 from pace.cli.environment import memory
+from pace.cli.options_in_messages import rewrite
 from pace.llm.configs import SamplingConfig
-from pace.naming import argument, arguments_named_by
 from tests.support import finish
 
 CAPITAL = ["generate", "--chat", "What is the capital of Japan?"]
@@ -187,14 +187,46 @@ def test_errors_name_options_as_they_are_typed(command, arguments, message, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_python_callers_read_names_in_python(command):
-    """Before a command, during it, and after."""
-    command(*QUANTIZE, "--tokens", "10")
-    assert argument("max_tokens") == "max_tokens" and argument("act_order", False) == "act_order=False"
-    with arguments_named_by(lambda name, flag: f"--{name}" if name == "known" else None):
-        assert argument("known") == "--known" and argument("other", True) == "other=True"
-        with pytest.raises(ValueError, match="^generation_config.json: top_k must be"):
-            SamplingConfig.from_dict({"top_k": -1})
+def test_errors_in_python_name_arguments_whatever_a_command_does_meanwhile(monkeypatch):
+    """As a server in the same process would tell its clients."""
+    told = []
+
+    def run(arguments):
+        for wrong in ({"max_new_tokens": -1}, {"do_sample": 3}):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                SamplingConfig(**wrong)
+            told.append(str(caught.value).split()[0])
+        return 0
+
+    monkeypatch.setattr("pace.cli.generate.run", run)
+    assert main(["generate", "x"]) == 0 and told == ["max_new_tokens", "do_sample"]
+
+
+OPTIONS = {"max_new_tokens": "--max-new-tokens", "context": "--context", "group": "--group", "overrides": "--keep"}
+OPTIONS |= {"max_tokens": "--tokens", "calibrate": "--calibrate", "dtype": "--dtype"}
+FLAGS = {("act_order", True): "--act-order", ("act_order", False): "--no-act-order", ("report", False): "--no-report"}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("max_new_tokens=5 is too many; lower max_new_tokens, or", "--max-new-tokens=5 is too many; lower --max-new-tokens, or"),
+        ("context must be 2; the context is read", "--context must be 2; the context is read"),
+        ("context and max_tokens would have no effect", "--context and --tokens would have no effect"),
+        ("give one to calibrate on (calibrate), or calibrate it", "give one to calibrate on (--calibrate), or calibrate it"),
+        ("load with dtype=bfloat16; tensor x is of dtype float64", "load with --dtype=bfloat16; tensor x is of dtype float64"),
+        ("overrides: no module; leave it out by overrides", "--keep: no module; leave it out by --keep"),
+        ("act_order=False tells (report=False), report=True", "--no-act-order tells (--no-report), report=True"),
+        ("act_order=Falsely", "act_order=Falsely"),
+        ("/x/generation_config.json: max_tokens must be 3", "/x/generation_config.json: max_tokens must be 3"),
+        ("QuantizationConfig('int4', group=32) with group=3", "QuantizationConfig('int4', group=32) with --group=3"),
+        ("no 'max_tokens' in /a/max_tokens/b, max_tokens-x, a.max_tokens, my_max_tokens, max_tokens.txt", None),
+        ("group 3 of the context has no dtype", None),
+    ],
+)  # fmt: skip
+def test_arguments_in_messages_become_options(message, expected):
+    find = lambda name, flag: OPTIONS.get(name) if flag is None else FLAGS.get((name, flag))
+    assert rewrite(message, find) == (expected or message)
 
 
 def test_debug_shows_where():

@@ -10,13 +10,15 @@ the reader of our output went away.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 from pace import __version__
-from pace.naming import arguments_named_by
+from pace.cli.options_in_messages import OptionsInLog, option, rewrite
 
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue or answer one prompt"),
@@ -36,17 +38,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage in front."""
 
     def error(self, message: str):
-        self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
-
-    def option(self, name: str, flag: bool | None = None) -> str | None:
-        """What sets the argument of that name (`dest`), or sets it to a flag; None where nothing does."""
-        found = [
-            text
-            for action in self._actions
-            if action.dest == name
-            for text in action.option_strings or [action.metavar]
-        ]
-        return next((text for text in found if flag is None or text.startswith("--no-") != flag), None)
+        self.exit(2, f"pace: error: {rewrite(message, _finder(self))} (see: {self.prog} --help)\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,13 +52,11 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(module_name)
         module.add_arguments(parser)
         parser.add_argument("--debug", action="store_true", help="show the log of pace, and a traceback where it fails")
-        with arguments_named_by(lambda name, flag: parser.option(name, flag) or _loading_parser().option(name, flag)):
-            # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no
-            # option.
-            arguments = parser.parse_args(argv[argv.index(top.command) + 1 :])
-            top.debug |= arguments.debug
-            _show_log(logging.DEBUG if top.debug else logging.WARNING)
-            return module.run(arguments)
+        # Not top.arguments: argparse has dropped a first `--` from there, which says that what follows is no option.
+        arguments = parser.parse_args(argv[argv.index(top.command) + 1 :])
+        top.debug |= arguments.debug
+        _show_log(logging.DEBUG if top.debug else logging.WARNING, parser)
+        return module.run(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -76,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if top.debug:
             raise
-        print(f"pace: error: {_describe(error)}", file=sys.stderr)
+        print(f"pace: error: {rewrite(_describe(error), _finder(parser))}", file=sys.stderr)
         return EXIT_FAILED
 
 
@@ -97,6 +87,7 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@functools.cache
 def _loading_parser() -> OneLineErrorParser:
     """The options of every command that loads a model: what one that does not may have to advise."""
     from pace.cli.arguments import add_loading_arguments
@@ -106,10 +97,15 @@ def _loading_parser() -> OneLineErrorParser:
     return parser
 
 
-def _show_log(level: int) -> None:
+def _finder(parser: argparse.ArgumentParser) -> Callable[[str, bool | None], str | None]:
+    """As `option`: of the command, else of those that load a model, which it may be advised to use."""
+    return lambda name, flag: option(parser, name, flag) or option(_loading_parser(), name, flag)
+
+
+def _show_log(level: int, parser: argparse.ArgumentParser) -> None:
     """The library is quiet; at the command line, what it has to say from `level` on goes to stderr."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("pace: %(message)s"))
+    handler.setFormatter(OptionsInLog(_finder(parser)))
     logger = logging.getLogger("pace")
     logger.handlers = [handler]
     logger.setLevel(level)
