@@ -44,7 +44,7 @@ class Plan:
     weight_bytes: int
     kv_bytes_per_token: int
     max_context: int
-    """The longest text, or each of `batch`, that fits into the memory available now, at most what the model was made
+    """The longest sequence, or each of `batch`, that fits into the memory available now, at most what the model was made
     for; 0 where the weights do not fit."""
     prefill_tokens_per_second: float
     """Of a prompt of `prompt` tokens."""
@@ -72,7 +72,7 @@ def plan(
     matrices, the one plan for that.
 
     Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of
-    a quantised checkpoint without its tensors, and ValueError for texts longer than the model's positions or an unknown
+    a quantised checkpoint without its tensors, and ValueError for sequences longer than the model's positions or an unknown
     `kv_cache_dtype`."""
     model_class, config = read_config(config_json)
     if config.quantization_config and checkpoint is None:

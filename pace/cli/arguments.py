@@ -50,7 +50,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     drafts.add_argument("--pard", metavar="PATH_OR_HUB_ID", help="a parallel draft model (PARD) that drafts")
     drafts.add_argument(
-        "--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for texts that copy"
+        "--prompt-lookup", action="store_true", help="draft what followed the last tokens before: for outputs that copy"
     )
 
 
@@ -101,7 +101,7 @@ def add_loading_arguments(group: argparse._ActionsContainer) -> None:
         "--prefix-cache-bytes",
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="what the beginnings of earlier texts may take; 0 for none (default: a quarter)",
+        help="what the beginnings of earlier sequences may take; 0 for none (default: a quarter)",
     )
     add_kv_cache_dtype_argument(group, argparse.SUPPRESS)
     group.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit on the Hub")

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{arguments.model} on {limits.isa}, {limits.threads} threads: {limits.read_gb_s:.1f} GB/s read, {limits.fma_gflops:.0f} GFLOPS, {_gib(available)} available"
     )
     width = max(12, *(len(p.dtype) + 2 for p in plans))
-    print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'longest text':>14}{'prefill':>13}{'decode':>13}")
+    print(f"{'held as':<{width}}{'weights':>11}{'cache/token':>14}{'most tokens':>14}{'prefill':>13}{'decode':>13}")
     for p in plans:
         context = f"{p.max_context:,}" if p.fits else "does not fit"
         print(
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"speeds are predictions for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them"
     )
-    print("a model takes half of the memory that is left for texts unless it is told more (--kv-cache-bytes)")
+    print("a model takes half of the memory that is left for sequences unless it is told more (--kv-cache-bytes)")
     return 0
 
 

@@ -126,7 +126,7 @@ class LLMModel:
         return Session(self._open.driver)
 
     def score(self, texts_or_ids: Any) -> list[Tensor]:
-        """For each text of T tokens (inputs as in `generate`) fp32 `[T - 1]`: entry i is the log-probability of token
+        """For each sequence of T tokens (inputs as in `generate`) fp32 `[T - 1]`: entry i is the log-probability of token
         i + 1 after tokens 0 .. i. The first token has none."""
         generator = self._open
         return score(

@@ -12,7 +12,7 @@ right."""
 
 @dataclass(frozen=True)
 class PromptLookupConfig:
-    """Drafts are what followed the last tokens where they stood before, in prompt or output: for texts that copy, at
+    """Drafts are what followed the last tokens where they stood before, in prompt or output: for outputs that copy, at
     next to no cost.
 
     Raises TypeError and ValueError for what is out of range, as the other configs do.
@@ -55,7 +55,7 @@ class DraftModelConfig:
 
 @dataclass(frozen=True)
 class PardConfig:
-    """Drafts are those of a parallel draft model: one forward pass over the text and mask tokens proposes them all
+    """Drafts are those of a parallel draft model: one forward pass over the sequence and mask tokens proposes them all
     (arXiv 2504.18583).
 
     The model must have been trained for it (such as amd/PARD-Qwen2.5-0.5B): its config.json names the mask token in

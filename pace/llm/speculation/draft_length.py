@@ -46,7 +46,7 @@ class StepCosts:
     them."""
 
     FORGET_AFTER = 2000
-    """Measurements after which a number of tokens that did not come again is dropped: the text has grown, the machine
+    """Measurements after which a number of tokens that did not come again is dropped: sequences have grown, the machine
     is busy."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class AdaptiveLength:
     """Plain steps after which drafts are tried where none seem to pay: twice as many after each try, until drafts pay
     again."""
     PLAIN_EVERY, PLAIN_RUN = 64, 4
-    """Drafted steps after which some go without: what a plain step costs changes as the text grows."""
+    """Drafted steps after which some go without: what a plain step costs changes as sequences grow."""
     KEEP_FOR = 8
     """Decisions in which a threshold is not computed anew."""
     MOST_REST = 32

@@ -16,11 +16,11 @@ from pace.llm.sequence import Sequence, Span
 from pace.llm.speculation.draft_length import StepCosts
 
 CATCH_UP_TOKENS = 512
-"""Of all sequences together that the draft model reads in one step, of texts that it has not seen yet: as many as the
+"""Of all sequences together that the draft model reads in one step, of sequences that it has not seen yet: as many as the
 scheduler gives a prefill, so that the others wait no longer for it."""
 
 AMORTISED_OVER = 64
-"""Tokens over which reading a text for the first time must pay; fewer where fewer are left to generate."""
+"""Tokens over which reading a sequence for the first time must pay; fewer where fewer are left to generate."""
 
 
 class DraftModel:
@@ -62,7 +62,7 @@ class DraftModel:
     # -- what the drafter asks -----------------------------------------------------------------------------------------
 
     def kind(self, sequence: Sequence, most: int) -> int | None:
-        """One kind; None where the text gets too long for the draft model."""
+        """One kind; None where the sequence gets too long for the draft model."""
         return 0 if len(sequence.tokens) + most <= self.max_length else None
 
     def seconds(self, sequences: list[Sequence], lengths: list[int]) -> float:
@@ -127,7 +127,7 @@ class DraftModel:
         return [sum(length > depth for length in lengths) for depth in range(max(lengths))]
 
     def _draft(self, sequences: list[Sequence], lengths: list[int], proposals: dict[Sequence, list[int]]) -> None:
-        """Adds `lengths` tokens to the proposals of sequences whose text has been read but for a few tokens."""
+        """Adds `lengths` tokens to the proposals of sequences that have been read but for a few tokens."""
         shadows = [self._shadows[sequence] for sequence in sequences]
         for depth in range(max(lengths, default=0)):
             live = [index for index, length in enumerate(lengths) if length > depth]
@@ -160,7 +160,7 @@ class DraftModel:
 
     def _make_room(self, sequence: Sequence, length: int, spared: dict[Sequence, int]) -> bool:
         """A shadow of the sequence with its tokens and room for `length`, at the cost of shadows not spared; False
-        without room, or where the text has a token that is not among the draft model's."""
+        without room, or where the sequence has a token that is not among the draft model's."""
         shadow = self._shadows.pop(sequence, None) or self._new_shadow(sequence)
         self._shadows[sequence] = shadow
         new = sequence.tokens[len(shadow.tokens) :]
@@ -218,7 +218,7 @@ class DraftModel:
 
 
 class ParallelDraftModel(DraftModel):
-    """A `DraftSource` for models trained as in arXiv 2504.18583 (PARD): the text, then `k - 1` times the mask token,
+    """A `DraftSource` for models trained as in arXiv 2504.18583 (PARD): the sequence, then `k - 1` times the mask token,
     and one forward pass: the last k rows are the k drafts. What the masks left in the cache goes again."""
 
     def __init__(self, mask_token_id: int, *arguments: Any, **named: Any) -> None:

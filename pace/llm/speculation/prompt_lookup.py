@@ -1,4 +1,4 @@
-"""Drafts out of the text itself: what followed the last tokens where they stood before."""
+"""Drafts out of the sequence itself: what followed the last tokens where they stood before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NgramIndex:
         return None
 
     def following(self, num_tokens: int) -> list[int]:
-        """What stood after the run that was found. Where that reaches the end of the text, it goes on as the text
+        """What stood after the run that was found. Where that reaches the end of the sequence, it goes on as the sequence
         repeats itself."""
         tokens, start = self.tokens, self.match
         found = tokens[start : start + num_tokens]

@@ -12,7 +12,7 @@ class DraftSource(Protocol):
     """Proposes what may come next. Keeps what it needs for each sequence until `forget`; between two calls a sequence
     only grows. The drafter calls it under the engine's lock.
 
-    What it proposes decides how fast a text comes, never what it is."""
+    What it proposes decides how fast tokens come, never which ones."""
 
     def kind(self, sequence: Sequence, most: int) -> int | None:
         """What sort of proposal there is for the sequence now, of up to `most` tokens; None where there is none.
