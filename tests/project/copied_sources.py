@@ -1,0 +1,95 @@
+"""A copy of the sources, to which a recipe of CONTRIBUTING.md is applied."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BUILT_TABLES = {"generic", "avx2", "emulated_avx512_bf16"}
+"""Vectors of 4, 8 and 16 lanes, on any CPU with AVX2."""
+
+
+class Copy:
+    """The sources that a recipe touches and that tests read, in a folder of their own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.touched: set[str] = set()
+        for name in ("pace", "csrc", "tests", "docs"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+        for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml", "CMakeLists.txt"):
+            shutil.copy(ROOT / name, folder)
+
+    def write(self, path: str, text: str) -> None:
+        """A new file."""
+        assert not (self.folder / path).exists(), f"{path} is there already: choose another toy"
+        (self.folder / path).write_text(text)
+        self.touched.add(path)
+
+    def add_after(self, path: str, beginning: str, text: str) -> None:
+        """Inserts lines behind the first one that begins with `beginning`."""
+        self._insert(path, beginning, text, behind=True)
+
+    def add_before(self, path: str, beginning: str, text: str) -> None:
+        """Inserts lines before the first one that begins with `beginning`."""
+        self._insert(path, beginning, text, behind=False)
+
+    def _insert(self, path: str, beginning: str, text: str, behind: bool) -> None:
+        old = (self.folder / path).read_text()
+        found = re.search(rf"^{re.escape(beginning)}.*\n", old, re.MULTILINE)
+        assert found, f"{path} has no line that begins with {beginning!r}"
+        place = found.end() if behind else found.start()
+        (self.folder / path).write_text(old[:place] + text + old[place:])
+        self.touched.add(path)
+
+    def run(self, *command: object) -> tuple[int, str]:
+        """Exit status and output."""
+        environment = os.environ | {
+            "PYTHONPATH": str(self.folder),
+            "HF_HUB_OFFLINE": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        result = subprocess.run(
+            [str(part) for part in command],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        return result.returncode, result.stdout
+
+    def pytest(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and output of the copy's own tests, which import the copy's `pace`."""
+        return self.run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments)
+
+    def build(self, *test_sources: str) -> None:
+        """The extension with the kernels of `BUILT_TABLES`, and the C++ tests of these files alone, all without
+        optimisation. Everything would take minutes."""
+        import pybind11
+
+        dispatch = self.folder / "csrc" / "dispatch.cpp"
+        for path in (self.folder / "csrc" / "isa").glob("*.cpp"):
+            if path.stem not in BUILT_TABLES:
+                path.unlink()
+                named = rf"^(PACE_DECLARE_TABLE\({path.stem}\)|    {{&{path.stem}::kernel_table, .*)\n"
+                dispatch.write_text(re.sub(named, "", dispatch.read_text(), flags=re.MULTILINE))
+        for path in (self.folder / "tests" / "csrc").glob("test_*.cpp"):
+            if path.name not in test_sources:
+                path.unlink()
+        lists = self.folder / "CMakeLists.txt"
+        lists.write_text(lists.read_text().replace("-O3", "-O0").replace("OPTIONS -O1", "OPTIONS -O0"))
+        for command in (
+            ["cmake", "-S", ".", "-B", "build", "-G", "Ninja", "-DPACE_TESTS=ON"]
+            + [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+            + [f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={self.folder / 'pace'}"],
+            ["cmake", "--build", "build", "--parallel", str(len(os.sched_getaffinity(0)))],
+        ):
+            status, output = self.run(*command)
+            assert status == 0, output[-8000:]
