@@ -6,7 +6,7 @@
 //                     start from zero; C + (even + odd). Subnormals count as zero.
 //   int8_t, tdpbssd   C + the 64 products, in integers of 32 bits
 //
-// What a CPU refuses (an invalid opcode: no tests here run on one), the emulation does too: tiles that were not
+// What a CPU refuses (an invalid opcode), the emulation does too: tiles that were not
 // configured, and shapes that do not belong together.
 #if PACE_ISA_LEVEL >= 5
 

@@ -61,7 +61,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=600,
+            timeout=850,
         )
         return result.returncode, result.stdout
 
