@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tests.project import toy_model
-from tests.project.copied_sources import ROOT, Copy
+from tests.project import toy_model, toy_operation
+from tests.project.copied_sources import BUILT_TABLES, ROOT, Copy
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -52,3 +52,15 @@ def test_a_model_that_is_wrong(copy):
     toy_model.add(copy, "    gate_up_names = ('up_proj', 'gate_proj')\n")
     status, output = copy.pytest("tests/llm/models/test_oracle.py", "-k", "seed_oss and test_float32_logits")
     assert status == 1 and "relative_error" in output, output
+
+
+@pytest.mark.timeout(900)
+def test_a_kernel(copy):
+    """An operation from its kernel to its instruction. What it promises is held to by the tests of all operations."""
+    toy_operation.add(copy)
+    copy.build("test_hinge.cpp")
+    status, output = copy.run("build/pace_tests", "hinge")
+    assert status == 0 and f"kernels tested: {' '.join(sorted(BUILT_TABLES))}" in output, output
+    status, output = copy.pytest("tests/ops/test_hinge.py", "tests/ops/test_protocol.py", "tests/project/test_stub.py")
+    assert status == 0 and num_passed(output) > 5, output
+    assert not [path for path in paths_of("A kernel") if path not in copy.touched and "test" not in path]
