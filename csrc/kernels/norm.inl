@@ -48,9 +48,8 @@ static void rms_norm(const NormRow& row, int64_t k, float eps) {
 }
 
 static void layer_norm(const NormRow& row, int64_t k, float eps) {
-    const float total = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
-        return load_lanes(row.x + i, n);
-    });
+    const float total =
+        sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) { return load_lanes(row.x + i, n); });
     const F32 mean = broadcast(total / float(k));
     const float squares = sum_over_row(k, [&](int64_t i, int n) __attribute__((always_inline)) {
         const F32 centred = load_lanes(row.x + i, n) - mean;
