@@ -268,8 +268,8 @@ class SamplingConfig:
     generator."""
     logprobs: int | bool | None = None
     """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
-    They are of the model's own distribution, among the tokens that a token_mask allows: before temperature, penalties and
-    filters."""
+    They are of the model's own distribution, among the tokens that a token_mask allows: before temperature, penalties
+    and filters."""
     prompt_logprobs: int | bool | None = None
     """The same for each token of the prompt after the first."""
     ignore_eos: bool = False

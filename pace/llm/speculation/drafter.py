@@ -19,9 +19,9 @@ tried."""
 class SpeculativeDrafter:
     """A `Drafter` that has a source propose as many tokens as pay.
 
-    Sequences get drafts where they decode and their strategy takes them; in a step that also reads prompts or tokens
-    that masks force none do, as the processor is busy then and each row costs its full price. What is proposed and how long it took decide about the
-    speed alone: the sampler picks every token as it would without drafts.
+    Sequences get drafts where they decode and their strategy takes them. In a step that also reads prompts, or tokens
+    that masks force, none do: the processor is busy then and each row costs its full price. What is proposed and how
+    long it took decide about the speed alone: the sampler picks every token as it would without drafts.
     """
 
     def __init__(

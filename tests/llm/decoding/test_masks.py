@@ -84,7 +84,7 @@ def test_masked_and_unmasked_rows_in_one_batch(source: str | None, releases_gil:
     generator.driver.engine.sampler._masks._num_threads = 3
     prompts = repetitive_prompts(3, 18, longest=30)
     names = [name for name in CONFIGS if "beams" not in name and name != "samples"]
-    requests, expected = [], []
+    asked, expected = [], []
     for index, prompt in enumerate(prompts):
         name = names[index % len(names)]
         if index % 3:
@@ -93,7 +93,9 @@ def test_masked_and_unmasked_rows_in_one_batch(source: str | None, releases_gil:
         else:
             mask = None
             expected.append(what_matters(make_generator().generate(prompt, with_mask(CONFIGS[name], None))))
-        requests.append(generator.add_request(prompt, with_mask(CONFIGS[name], mask)))
+        asked.append((prompt, with_mask(CONFIGS[name], mask)))
+    with by_hand(generator):
+        requests = [generator.add_request(*request) for request in asked]
     outs = [request.result() for request in requests]
     assert list(map(what_matters, outs)) == expected
     assert (sum(out.metrics.num_preemptions for out in outs) > 0) == (num_blocks == 9)
@@ -474,7 +476,7 @@ def bundled(kind: str) -> LLMModel:
     return LLMModel(TINY, spec_config=spec, dtype="float32")
 
 
-def by_hand(model: LLMModel, prompt: list[int], config: SamplingConfig, allowed, num_tokens: int):
+def row_by_row(model: LLMModel, prompt: list[int], config: SamplingConfig, allowed, num_tokens: int):
     """Tokens and log-probabilities, a row at a time."""
     config = config.copy().merge_from(SamplingConfig())
     processors = Processors(build_processors(config, len(prompt), []))
@@ -497,7 +499,7 @@ def test_the_bundled_model(name: str) -> None:
     plain = bundled("plain")
     prompt = plain.tokenizer("Once upon a time, there was a")["input_ids"]
     allowed = random_allowed(3, plain.config.vocab_size, share_forced=0.4)
-    tokens, logprobs = by_hand(plain, prompt, CONFIGS[name], allowed, 24)
+    tokens, logprobs = row_by_row(plain, prompt, CONFIGS[name], allowed, 24)
     for kind in ("plain", "lookup", "draft"):
         for forces in (False, True):
             config = with_mask(CONFIGS[name], FunctionMask(allowed, forces))

@@ -6,14 +6,13 @@ import pytest
 
 from pace.llm.clients.streamer import CallbackStreamer
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.detokenizer import TextPieces, decode, find_stop
+from pace.llm.decoding.detokenizer import Detokenizer, TextPieces, decode, find_stop
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.sequence import Sequence
 from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
 from tests.llm.fake_model import FakeTokenizer
 from tests.llm.generators import make_generator
 from tests.llm.speculation import drafters
-from tests.support import functions_in, interrupted_before_line
 
 
 def run(stopping: StoppingCriteria, prompt: list[int], generated: list[int]) -> tuple[str | None, list[int]]:
@@ -116,29 +115,62 @@ def test_tokens_that_are_dropped_do_not_cut_the_text(kind: str) -> None:
             assert stopping.trim(decode(tokenizer, used)) == "Once upon a "
 
 
+class Struck:
+    """A tokenizer that is broken off at its n-th call, by Ctrl-C or an error of its own."""
+
+    def __init__(self, tokenizer, strike_at: int) -> None:
+        self.tokenizer, self.calls_left = tokenizer, strike_at
+        self.all_special_ids = tokenizer.all_special_ids
+
+    def _call(self, function, *arguments, **named):
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise KeyboardInterrupt
+        return function(*arguments, **named)
+
+    def decode(self, *arguments, **named) -> str:
+        return self._call(self.tokenizer.decode, *arguments, **named)
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self._call(self.tokenizer.convert_ids_to_tokens, token)
+
+
 @pytest.mark.parametrize("kind", ZOO)
-def test_broken_off_at_any_line_and_asked_again(kind: str) -> None:
-    """Ctrl-C, or an error of the tokenizer: no token is followed twice, and none passed over."""
+def test_broken_off_at_any_call_and_asked_again(kind: str) -> None:
+    """No token is followed twice, and none passed over."""
     tokenizer = ZOO[kind]()
     tokens = tokenizer("Once upon a naïve 🦊 time there was", add_special_tokens=False)["input_ids"]
-    within = functions_in("detokenizer.py", "stopping_criteria.py")
-    line, was_interrupted = 0, True
-    while was_interrupted:
-        line += 1
-        stopping = StoppingCriteria(1000, stop_strings=StopStrings(tokenizer, ["🦊 ti"]))
-        sequence = Sequence([3], None, stopping, 1000)
+    strike_at, was_struck = 0, True
+    while was_struck:
+        strike_at += 1
+        struck = Struck(tokenizer, strike_at)
+        stopping = StoppingCriteria(1000, stop_strings=StopStrings(struck, ["🦊 ti"]))
+        sequence, reason = Sequence([3], None, stopping, 1000), None
+        while reason is None:
+            sequence.append(tokens[sequence.num_generated])
+            try:
+                reason = stopping.stop_now(sequence)
+            except KeyboardInterrupt:
+                reason = stopping.stop_now(sequence)
+        was_struck = struck.calls_left <= 0
+        assert reason == "stop"
+        assert stopping.trim(decode(tokenizer, sequence.generated)) == "Once upon a naïve ", f"call {strike_at}"
+    assert strike_at > 30
 
-        def work() -> str | None:
-            for token in tokens[sequence.num_generated :]:
-                sequence.append(token)
-                if stopping.stop_now(sequence):
-                    return "stop"
-            return None
 
-        was_interrupted = interrupted_before_line(line, work, within)
-        assert stopping.stop_now(sequence) == "stop" or work() == "stop", f"line {line}"
-        assert stopping.trim(decode(tokenizer, sequence.generated)) == "Once upon a naïve ", f"line {line}"
-    assert line > 100
+@pytest.mark.parametrize("kind", ZOO)
+def test_a_push_that_is_broken_off_has_not_been(kind: str) -> None:
+    tokenizer = ZOO[kind]()
+    tokens = tokenizer("a naïve 🦊", add_special_tokens=False)["input_ids"]
+    for strike_at in range(1, 4 * len(tokens)):
+        follower, pieces = Detokenizer(Struck(tokenizer, strike_at)), []
+        for token in tokens:
+            try:
+                pieces.append(follower.push(token))
+            except KeyboardInterrupt:
+                pieces.append(follower.push(token))
+        follower.tokenizer = tokenizer
+        assert "".join(pieces) + follower.flush() == decode(tokenizer, tokens), f"call {strike_at}"
 
 
 @pytest.mark.parametrize("source", [None, "perfect"])
