@@ -275,7 +275,7 @@ class SamplingConfig:
     ignore_eos: bool = False
     """Generate past end tokens."""
     logits_processors: list[Callable] | None = None
-    """Of `pace.llm.LogitsProcessor`, forked for every sequence, or callables as transformers' own: (input_ids
+    """`pace.llm.LogitsProcessor` objects, forked for every sequence, or callables as transformers' own: (input_ids
     LongTensor [1, S], logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
     token_mask: Any = None
     """A `pace.llm.TokenMask`, forked for every sequence: which tokens may come at all. It stands before everything else

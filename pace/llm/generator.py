@@ -42,9 +42,9 @@ class Prepared:
     config: SamplingConfig
     """With every field settled: the caller's, the checkpoint's, or the default."""
     limits: list[int]
-    """Of each prompt, the tokens at which it ends, its own included."""
+    """Tokens at which each prompt ends, its own included."""
     seeds: list[int]
-    """Of each prompt."""
+    """Seed of each prompt."""
 
     @property
     def num_rows(self) -> int:

@@ -91,15 +91,15 @@ class LLMModel:
         `inputs`: a string, a list of strings, token ids (a list, or a list of lists), an integer tensor `[S]` or
         `[B, S]`, or a tokenizer's output with its attention mask, padded on either side.
         `sampling_config`: beats the checkpoint's generation_config.json field by field, which beats the defaults.
-        `streamer`: told each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer. One that
-        answers False ends its row there.
+        `streamer`: receives each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer. A
+        `put` that returns False ends its row.
         `cancel`: an event that another thread sets to end the call after the step under way. Rows that had not ended
         come back as far as they are, as "cancelled".
 
         Any number of prompts: as many as run at once are in the engine, the others follow. Several show a bar on a
         terminal, where the model was loaded with `progress` and there is no streamer.
 
-        Raises ValueError or TypeError for what the inputs or the config ask and cannot have, before any work is done.
+        Raises ValueError or TypeError, before any work, for inputs or a config that cannot be served.
         After an exception or Ctrl-C the model is usable, and what other threads generate goes on.
         """
         return self._open.generate(inputs, sampling_config, streamer, cancel)

@@ -39,7 +39,7 @@ from pace.quant import QuantizationConfig, read_quantization
 logger = logging.getLogger("pace")
 
 CACHE_SHARE = 0.5
-"""Of the memory available once the weights are loaded, the part that keys and values may grow into."""
+"""Part of the memory available after loading that keys and values may grow into."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class LoadOptions:
     tokenizer_name_or_path: str | Path | None = None
     """Where the tokenizer is, if not with the model. A model without one takes token ids."""
     dtype: torch.dtype | str = torch.bfloat16
-    """Of the weights (bfloat16, float16, float32, or their names), whatever the checkpoint's own."""
+    """Dtype of the weights in memory (bfloat16, float16, float32, or their names), whatever the checkpoint's own."""
     kv_cache_type: KVCacheType | str = "paged"
-    """How a sequence's room grows, with the same results: "paged" in blocks that sequences share; "bmc" as one run with
-    spare rows, which moves when these are used up; "dynamic" as one run that moves whenever it is too short. See
-    docs/cache.md."""
+    """Way in which a sequence's room grows, with the same results. "paged": blocks that sequences share; "bmc": one run
+    with spare rows, which moves when they are used up; "dynamic": one run that moves whenever it is too short
+    (docs/cache.md)."""
     spec_config: SpecConfig | None = None
-    """Where drafts come from, for faster decoding of the same text (docs/decoding.md): a PromptLookupConfig,
+    """Source of drafts, for faster decoding of the same tokens (docs/decoding.md): a PromptLookupConfig,
     DraftModelConfig or PardConfig. A draft model is loaded with the dtypes, quantisation (without overrides) and
     backend of the model."""
     quantization: Any = None
@@ -74,7 +74,7 @@ class LoadOptions:
     from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
     "attention=torch,mlp=torch" for short, says for each operator whether the kernels or plain torch run it."""
     num_threads: int | None = None
-    """Of this process's kernels, for all its models; None for the physical cores that this process may use."""
+    """Threads of this process's kernels, for all its models; None for the physical cores that it may use."""
     max_seq_len: int | None = None
     """The longest a sequence, prompt included, may get; None for what the model's config allows."""
     revision: str | None = None
@@ -88,23 +88,22 @@ class LoadOptions:
     progress: bool = True
     """A bar while loading, and while several prompts are continued, on a terminal only."""
     kv_cache_bytes: int | str | None = None
-    """What keys and values may take, in bytes or as "2GiB"; None for half of the memory available after loading. It is
-    address space until it is used. Sequences that do not fit all at once take turns, with the same results; a prompt
-    that would not fit alone is refused, and a sequence that grows to fill it all ends with "length". A draft model's
-    keys and values take their part of it."""
+    """Memory that keys and values may take, in bytes or as "2GiB"; None for half of what is available after loading. It
+    is address space until it is used. Sequences that do not fit at once take turns, with the same results. A prompt
+    that would not fit alone is refused; a sequence that grows to fill it all ends with "length". Those of a draft model
+    count."""
     pin_threads: bool | None = None
     """Each thread on a CPU of its own, for a process that has its CPUs to itself; None for what PACE_PIN_THREADS says,
     which is no by default (docs/threads.md)."""
     bmc_rows: int | None = None
     """New rows at a time of "bmc"; None for as many as balance time and memory."""
     prefix_cache_bytes: int | str = "auto"
-    """Of `kv_cache_bytes`, what the beginnings of sequences that have ended may keep, so that one which begins like
-    them does not compute it again; "auto" for a quarter (with a cache type that shares no blocks: nothing), 0 for none.
+    """Part of `kv_cache_bytes` that may keep what sequences began with after they end, so that one which begins alike
+    does not compute it again. "auto" is a quarter, and nothing with a cache type that shares no blocks; 0 is none.
     Sequences that want the room get it; those at work share what they begin with at no cost."""
     kv_cache_dtype: torch.dtype | str = "auto"
-    """Of keys and values: "auto" for `dtype`, or a float dtype, or "int8": one byte for each element, and a scale for
-    each head and token. That is about half of bfloat16's memory, and moves logits two to four times as far as a cache
-    in bfloat16 does (docs/numerics.md); what is promised of bits holds for it as well."""
+    """Dtype of keys and values. "auto": that of the weights. "int8" is a byte for each element and a scale for each head
+    and token: about half of bfloat16's memory, at some loss (docs/numerics.md). Row determinism holds for each."""
     load_in_4bit: bool = False
     """The same as `quantization="nf4"`."""
     load_in_8bit: bool = False

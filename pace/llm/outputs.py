@@ -15,9 +15,9 @@ class Metrics:
     line."""
 
     num_prompt_tokens: int
-    """Of every sequence, also where several share a prompt."""
+    """Prompt tokens, counted for every sequence, also where several share a prompt."""
     num_reused_tokens: int
-    """Of the prompt tokens, those whose keys and values were in the prefix cache."""
+    """Prompt tokens whose keys and values were in the prefix cache."""
     num_generated_tokens: int
     total_seconds: float
     seconds_waiting: float
@@ -34,11 +34,11 @@ class Metrics:
     its first row."""
     num_drafted_tokens: int
     num_accepted_tokens: int
-    """Of the drafted tokens, those that were kept."""
+    """Drafted tokens that were kept."""
     num_forced_tokens: int
     """Generated tokens that a token_mask made certain, and that took no step of their own; not among the drafted."""
     draft_speedup: float | None
-    """Of the decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in
+    """Ratio, over decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in
     between, by the seconds that they took, drafting included. None where nothing was drafted, or no plain step was
     measured."""
 
@@ -118,9 +118,9 @@ class GenerateOutput:
     which has nothing before it, and for those that a cancelled row had not read."""
     metrics: Metrics
     request_metrics: list[Metrics]
-    """Of each row alone. A later sample of a prompt waits while the first one reads it."""
+    """Metrics of each row alone. A later sample of a prompt waits while the first one reads it."""
     sequence_scores: list[float] | None = None
-    """Of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave them,
+    """Scores of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave them,
     by their number to the power of `length_penalty`."""
 
 

@@ -90,10 +90,10 @@ class Sequence:
         """True while this one is in another's `prompt_sharers`."""
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        """Of each prompt token after those before it, where asked for; None for the first, and for what is not yet
+        """Log-probability of each prompt token after those before it, where asked for; None for the first, and for what is not yet
         computed."""
         self.score: float | None = None
-        """Of a text that beam search found."""
+        """Score of a continuation that beam search found."""
         self.times = Times()
 
     @property
