@@ -76,8 +76,8 @@ def both(**options):
     yield LLMModel(**options)
     parts = loading.open(LoadOptions(**options))
     model = LLMModel.__new__(LLMModel)
-    model._model, model._engine, model.tokenizer, defaults = parts
-    model._generator = Generator(parts.engine, parts.tokenizer, defaults, options["progress"])
+    model._model, model.tokenizer = parts.model, parts.tokenizer
+    model._generator = Generator(parts.engine, parts.tokenizer, parts.defaults, options["progress"])
     yield model
 
 
