@@ -55,10 +55,10 @@ class TensorDict:
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
         """Pieces of 24 rows, so that pieces end within tensors and within panels of 16."""
-        count = len(self._rows(name))
+        count = self._rows(name).shape[0]
         return (
             [(start, min(start + 24, count)) for start in range(0, count, 24)]
-            if self.state[name].ndim > 1
+            if len(self.tensors[name][1]) > 1
             else [(0, count)]
         )
 
@@ -67,7 +67,7 @@ class TensorDict:
 
     def _rows(self, name: str) -> Tensor:
         tensor = self.state[name]
-        return tensor.flatten(0, -2) if tensor.ndim > 2 else tensor
+        return tensor.flatten(0, -2) if len(tensor.shape) > 2 else tensor
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         pass

@@ -77,11 +77,12 @@ def test_a_forked_child_can_use_the_kernels():
 
 def test_a_flush_of_denormals_set_by_the_caller_does_not_change_results():
     tiny = torch.full((300, 64), 1e-42)
-    weight = torch.full((64,), 2.0)
-    expected = native.layer_norm(tiny, weight, None, 1e-12, tiny)[1]
+    expected = tiny.clone()
+    native.scale_(expected, 2.0)
     try:
         torch.set_flush_denormal(True)
-        flushed = native.layer_norm(tiny, weight, None, 1e-12, tiny)[1]
+        flushed = tiny.clone()
+        native.scale_(flushed, 2.0)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(flushed.view(torch.int32), expected.view(torch.int32)) and (expected > 0).all()

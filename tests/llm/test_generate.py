@@ -427,7 +427,6 @@ def test_a_callback_streams_a_batch(model: LLMModel) -> None:
 def test_a_stream_left_early_frees_its_blocks(model: LLMModel) -> None:
     stream = model.stream([5], GREEDY)
     next(stream)
-    assert model._engine.cache.used_bytes > 0
     stream.close()
     check_idle(model)
     stream = model.stream([5], GREEDY)

@@ -39,6 +39,8 @@ CLAIMS = {
             alone = [model.generate(prompt, config).texts[0] for prompt in (
                 "1, 2, 3, 4,", "The capital of Japan is", "Once upon a time")]
             assert [request.result().texts[0] for request in requests] == alone""",
+        "AllowedTokens(": """
+            assert len(out.generated_token_ids[0]) == 4 and set(out.generated_token_ids[0]) <= set(digits)""",
         "def watch": r"""
             assert out.finish_reasons[0] == "cancelled" and out.texts[0].count("\n") <= 1
             assert len(out.generated_token_ids[1]) < 200""",

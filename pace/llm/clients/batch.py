@@ -11,9 +11,6 @@ from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sequence import Sequence, TokenLogprob
 
-SPARE_SEQUENCES = 8
-"""Sequences of a batch that wait in the engine beside those that run, so that the next ones are there when rows end."""
-
 
 class Mail:
     """The sink of a batch's sequences: a queue that the caller's thread empties. It wakes it once for each row, and for
@@ -34,7 +31,7 @@ class Mail:
 class Batch:
     """Runs the rows of one call, of any number.
 
-    The engine has only about as many of them at a time as run in a step, so that neither what sequences keep beside their
+    The engine has only twice as many of them at a time as run in a step, the next ones being there when rows end, so that neither what sequences keep beside their
     tokens (processors' states, say) nor the wait of other calls' requests grows with the batch. The feed is told on the
     caller's thread.
     """
@@ -93,7 +90,7 @@ class Batch:
                 self._submit(group)
 
     def _has_room(self) -> bool:
-        return len(self._live) < self.driver.engine.scheduler.max_sequences_per_step + SPARE_SEQUENCES
+        return len(self._live) < 2 * self.driver.engine.scheduler.max_sequences_per_step
 
     def _submit(self, group: list[Sequence]) -> None:
         self.driver.submit(group)

@@ -46,6 +46,7 @@ class EngineDriver:
         self._engine: Engine | None = engine
         self._why_ended: Callable[[], Exception] | None = None
         self._is_forked = False
+        self._is_exiting = False
         self._inbox: deque[tuple[Work, Refusal]] = deque()
         self._make_locks()
         _drivers.add(self)
@@ -191,6 +192,8 @@ class EngineDriver:
 
     def _finish(self) -> None:
         """Fails what is in flight, with the lock held: whoever posts meanwhile is in time to be told, or raises."""
+        if self._is_exiting:
+            return
         with self._lock:
             self._engine.fail_all(self._why_ended())
             while self._inbox:
@@ -210,6 +213,7 @@ class EngineDriver:
 
     def _exit(self) -> None:
         """Before the interpreter goes: a thread that came back from C++ to one that is gone would abort the process."""
+        self._is_exiting = True  # whoever still waits is a daemon thread, and goes with the interpreter
         self._end(lambda: RuntimeError("the interpreter is exiting"))
 
     def _after_fork_in_child(self) -> None:

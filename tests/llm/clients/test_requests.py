@@ -199,10 +199,10 @@ def test_a_request_that_fails_fails_alone() -> None:
         [1, 2, 3], SamplingConfig(max_new_tokens=20, ignore_eos=True, logits_processors=[refuse])
     )
     assert len(other.result().generated_token_ids[0]) == 20
-    assert request.done and request.finish_reason == "error" and len(request.tokens) == 4
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the processor's own"):
             request.result()
+    assert request.done and request.finish_reason == "error" and len(request.tokens) == 4
     with pytest.raises(RuntimeError, match="the processor's own"):
         list(request)
     check_idle(generator)

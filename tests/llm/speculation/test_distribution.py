@@ -90,9 +90,9 @@ def test_a_bias_is_noticed(monkeypatch) -> None:
     """A verification that takes the draft wherever the model gives it some probability."""
     honest = sampler.Sampling._choose_one
 
-    def biased(self, ops, raw, tokens, sequence):
-        token = honest(self, ops, raw, tokens, sequence)
-        return min(token, VOCAB - 2) if len(tokens) > len(PROMPT) + 1 else token
+    def biased(self, ops, raw, sequence, num_chosen):
+        token = honest(self, ops, raw, sequence, num_chosen)
+        return min(token, VOCAB - 2) if len(sequence.tokens) + num_chosen > len(PROMPT) + 1 else token
 
     monkeypatch.setattr(sampler.Sampling, "_choose_one", biased)
     counts, _ = sampled("half")
