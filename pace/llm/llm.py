@@ -96,7 +96,7 @@ class LLMModel:
         `cancel`: an event that another thread sets to end the call after the step under way. Rows that had not ended
         come back as far as they are, as "cancelled".
 
-        Any number of prompts: as many as run at once are in the engine, the others follow. Several show a bar on a
+        Any number of prompts: the engine has twice as many as run at once, the others follow. Several show a bar on a
         terminal, where the model was loaded with `progress` and there is no streamer.
 
         Raises ValueError or TypeError, before any work, for inputs or a config that cannot be served.
