@@ -127,8 +127,8 @@ class KVSpec:
         result).
 
         Memory is taken when a position is written, and a block's keys and values of all layers lie together: so the
-        cache can be on huge pages and yet grow with the text, and a block is copied at once. On pages of 4 KB decode
-        attention took up to 1.4 times as long.
+        cache can be on huge pages and yet grow with the sequence, and a block is copied at once. On pages of 4 KB
+        decode attention took up to 1.4 times as long.
         Raises OSError where there are no addresses."""
         memory = reserve(num_blocks * self.block_bytes, huge_pages=True)
         return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)

@@ -125,13 +125,14 @@ def evaluate(
     context: int | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Of `texts`, or rows of token ids, cut into windows of `context` tokens (default: 512, or what the models take); a
-    token is predicted from those before it in its window.
+    """Returns perplexity, and divergence from a reference, over `texts` or rows of token ids.
+
+    They are cut into windows of `context` tokens (default: 512, or what the models take). Each token is predicted from
+    those before it in its window.
 
     `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal only.
 
-    **Memory**: the logits of as many tokens as fit into 16 MB for each model, besides a few numbers for each token;
-    while a text is tokenised, some 470 bytes for each of its tokens.
+    **Memory**: 16 MB of logits for each model, and a few numbers for each token. A text is tokenised as a whole.
     **Numerics**: softmax, its differences and all sums in float64, of logits in float32.
 
     Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and

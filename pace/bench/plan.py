@@ -44,8 +44,8 @@ class Plan:
     weight_bytes: int
     kv_bytes_per_token: int
     max_context: int
-    """The longest sequence, or each of `batch`, that fits into the memory available now, at most what the model was made
-    for; 0 where the weights do not fit."""
+    """The longest sequence, or each of `batch`, that fits into the memory available now, at most what the model was
+    made for; 0 where the weights do not fit."""
     prefill_tokens_per_second: float
     """Of a prompt of `prompt` tokens."""
     decode_tokens_per_second: float
@@ -72,8 +72,8 @@ def plan(
     matrices, the one plan for that.
 
     Raises what reading the config and planning for the checkpoint's tensors raise, NotImplementedError for a config of
-    a quantised checkpoint without its tensors, and ValueError for sequences longer than the model's positions or an unknown
-    `kv_cache_dtype`."""
+    a quantised checkpoint without its tensors, and ValueError for sequences longer than the model's positions or an
+    unknown `kv_cache_dtype`."""
     model_class, config = read_config(config_json)
     if config.quantization_config and checkpoint is None:
         raise NotImplementedError(
@@ -121,8 +121,10 @@ def _ways(
 
 @contextmanager
 def quantized_tensors(path: Path, config_json: dict[str, Any]) -> Iterator[TensorReader | None]:
-    """The tensors of a checkpoint that may be quantised, for `plan`; None of one of floats, whose config tells all, and
-    of one whose weights are not here. Raises what opening it raises else."""
+    """Returns the tensors of a checkpoint that may be quantised, for `plan`.
+
+    None for a checkpoint of floats, whose config says all, and for one whose weights are not here. Raises what opening
+    it raises."""
     _, config = read_config(config_json)
     reader = None
     if is_gguf(path) or config.quantization_config:

@@ -80,9 +80,8 @@ many rows on tiles, measured on no machine yet, so that its prefill should be un
 
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
-    """Of the kernels of an instruction set, for weights of a dtype, or in codes (`Costs.code`). `generic`, and with
-    codes `avx512`, which has no VNNI and was not measured, are told as if they were `avx2`; `generic` comes to lower
-    limits with about its shares."""
+    """Returns the shares of the machine's limits that the kernels of an instruction set reach, for weights of a dtype
+    or in codes (`Costs.code`). `generic`, and `avx512` with codes, take those of `avx2`: neither was measured."""
     if code is not None:
         if isa in ("avx512_vnni", "avx512_bf16", "amx"):
             return VNNI_CODES[code]

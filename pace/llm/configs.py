@@ -21,8 +21,8 @@ logger = logging.getLogger("pace")
 
 
 class KVCacheType(str, enum.Enum):
-    """How a text's room for keys and values grows: as a run that moves whenever it is too short, as one with spare
-    rows, or in blocks of 16 positions from anywhere, which texts share. The results are the same; docs/cache.md
+    """Policy by which a sequence's room for keys and values grows, with the same results: a run that moves whenever it
+    is too short, one with spare rows, or blocks of 16 positions from anywhere, which sequences share. docs/cache.md
     compares them."""
 
     DYNAMIC = "dynamic"
@@ -215,8 +215,8 @@ class SamplingConfig:
     """
 
     max_new_tokens: int | None = None
-    """Tokens to generate at most. Where nobody sets it or max_length: 256, or what the context still holds if that is
-    less."""
+    """Greatest number of tokens to generate. Where neither it nor max_length is set: 256, or what the context still
+    holds if that is less."""
     max_length: int | None = None
     """Prompt and generated tokens together; max_new_tokens beats it."""
     min_new_tokens: int = 0
@@ -243,16 +243,16 @@ class SamplingConfig:
     no_repeat_ngram_size: int = 0
     """No run of this many tokens occurs twice in prompt and output; 0 is off."""
     num_beams: int = 1
-    """Texts that beam search follows at once; 1 is no beam search. With do_sample, candidates are drawn instead of the
-    likeliest taken."""
+    """Continuations that beam search follows at once; 1 is no beam search. With do_sample, candidates are drawn instead
+    of the likeliest taken."""
     length_penalty: float = 1.0
-    """In beam search, the log-probability of a text is divided by this power of its generated length: above 0 favours
-    long texts, below 0 short ones."""
+    """In beam search, the log-probability of a sequence is divided by this power of its generated length: above 0
+    favours long sequences, below 0 short ones."""
     early_stopping: bool | str = False
-    """In beam search, True ends it with num_beams finished texts, False when a better one is unlikely, "never" when
+    """In beam search, True ends it with num_beams finished sequences, False when a better one is unlikely, "never" when
     none is possible."""
     num_return_sequences: int = 1
-    """Samples per prompt; with num_beams, so many of the best texts."""
+    """Samples per prompt; with num_beams, the number of best continuations returned."""
     eos_token_id: int | list[int] | None = None
     """End tokens; where nobody sets them, those of generation_config.json, config.json, or the tokenizer."""
     pad_token_id: int | None = None

@@ -30,16 +30,16 @@ class Metrics:
     """Tokens after the first of each sequence, by the seconds from the first token of all to the end; 0.0 where there
     are none."""
     num_preemptions: int
-    """How often one of its sequences gave way to others, and went on later; of a beam search all its beams, told with
-    its first row."""
+    """Number of times that one of its sequences gave way to others and went on later. The first row of a beam search
+    counts those of all its beams."""
     num_drafted_tokens: int
     num_accepted_tokens: int
     """Drafted tokens that were kept."""
     num_forced_tokens: int
     """Generated tokens that a token_mask made certain, and that took no step of their own; not among the drafted."""
     draft_speedup: float | None
-    """Ratio, over decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured in
-    between, by the seconds that they took, drafting included. None where nothing was drafted, or no plain step was
+    """Ratio, over decode steps: the seconds that steps without drafts would have taken for the same tokens, as measured
+    in between, by the seconds that they took, drafting included. None where nothing was drafted, or no plain step was
     measured."""
 
     @classmethod
@@ -98,8 +98,8 @@ def _draft_speedup(sequences: list[Sequence]) -> float | None:
 
 @dataclass(frozen=True)
 class GenerateOutput:
-    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best texts of its
-    beam search."""
+    """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best
+    continuations of its beam search."""
 
     output_token_ids: Tensor
     """int64 `[rows, S + T]`: the prompt as given (lists and strings of several lengths are padded on the left to the
@@ -120,8 +120,8 @@ class GenerateOutput:
     request_metrics: list[Metrics]
     """Metrics of each row alone. A later sample of a prompt waits while the first one reads it."""
     sequence_scores: list[float] | None = None
-    """Scores of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave them,
-    by their number to the power of `length_penalty`."""
+    """Scores of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave
+    them, by their number to the power of `length_penalty`."""
 
 
 @dataclass(frozen=True)

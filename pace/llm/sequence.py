@@ -14,8 +14,8 @@ _ids = itertools.count()
 
 
 class TokenSink(Protocol):
-    """Who hears of a sequence's progress, on the thread that owns the engine and in the middle of its step: it notes what
-    it is told, wakes who waits, and returns at once."""
+    """Who hears of a sequence's progress, on the thread that owns the engine and in the middle of its step: it notes
+    what it is told, wakes who waits, and returns at once."""
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         """A generated token, which is in `sequence.tokens` by now; its log-probability where asked for."""
@@ -90,8 +90,8 @@ class Sequence:
         """True while this one is in another's `prompt_sharers`."""
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        """Log-probability of each prompt token after those before it, where asked for; None for the first, and for what is not yet
-        computed."""
+        """Log-probability of each prompt token after those before it, where asked for; None for the first, and for what
+        is not yet computed."""
         self.score: float | None = None
         """Score of a continuation that beam search found."""
         self.times = Times()
@@ -103,7 +103,7 @@ class Sequence:
 
     @property
     def rope_length(self) -> int:
-        """The least length that rope scaling looks at: the prompt's, or that of the text which was computed again as
+        """The least length that rope scaling looks at: the prompt's, or that of what was computed again as
         one."""
         return max(self.num_prompt_tokens, self.recomputed_length)
 

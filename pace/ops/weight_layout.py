@@ -37,12 +37,13 @@ MIN_GROUP = 16
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """A code for each weight, a scale for each group of codes in a row, and with `has_mins` something to add:
+    """Layout of a quantised matrix: a code for each weight, a scale for each group of codes in a row, and with
+    `has_mins` a minimum for each group:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
 
-    where level(c) is c for int8, c - 8 or `codebook[c]` for int4, and the float's value for float8. A zero point z is
-    such a minimum: s (c - z) = s (c - 8) + s (8 - z). Raises ValueError for what no kernel knows."""
+    level(c) is c for int8, c - 8 or `codebook[c]` for int4, and the float's value for float8. A zero point z is the
+    minimum s (8 - z). Raises ValueError for a layout that no kernel has."""
 
     code: str
     """A name of `CODES`."""

@@ -65,9 +65,9 @@ def by_largest(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fitted_scales(x: Tensor, steps_to_largest: Sequence[float], weights: Tensor | None = None) -> Tensor:
-    """Scales of groups as `by_largest` gives them: of those that put the largest weight so many steps from zero, each
-    fitted by least squares to the levels that it gives, the one with the least squared error. `weights`, positive: of
-    the elements' squared errors."""
+    """Returns scales of groups as `by_largest` does, but the best of a few. Each candidate puts the largest weight at a
+    certain step from zero, and is then fitted by least squares to the levels it gives. The one with the least squared
+    error wins. `weights`, positive, weigh the elements' squared errors."""
     scales, least = torch.zeros(x.shape[:-1]), torch.zeros(x.shape[:-1])
     for steps in steps_to_largest:
         levels = (x * -steps).round_().clamp_(-8, 7)

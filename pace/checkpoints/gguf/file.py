@@ -4,10 +4,11 @@
     offset | padding to a multiple of general.alignment | data of the tensors
 
 All in little endian; a string is its length and its bytes, an array the type of its elements, their number and the
-elements. The header is checked completely when the file is opened: afterwards every read is in bounds. The gguf
-package's `GGUFReader` is what the tests compare with, and not what reads here: it makes several numpy views for every
-token of a vocabulary (18 s and 500 MB of memory for 152,000 tokens and as many merges, with gguf 0.19; 0.2 s and 30 MB
-here), and goes as far as the numbers that a file announces.
+elements. The header is checked completely when the file is opened: afterwards every read is in bounds.
+
+The gguf package's `GGUFReader` is the oracle of the tests. It does not read here: it makes several numpy views for
+every token of a vocabulary, and follows whatever numbers a file announces (benchmarks/RESULTS.md, "Headers of GGUF
+files").
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 

@@ -13,8 +13,8 @@ blocks.
 
     W[n, k] = (q[n, k] - zero_point[n, g]) * weight_scale[n, g],    packed: u = q + 2^(bits - 1), and zero points so, too
 
-Versions before 0.16 packed fields of 3, 5, 6 and 7 bits without crossing words, 32 // bits in each; the number of words
-tells. What is done to activations is left to the kernels here. Source: the code of compressed-tensors,
+Versions before 0.16 packed fields of 3, 5, 6 and 7 bits without crossing words, 32 // bits in each. The number of words
+shows which. What is done to activations is left to the kernels here. Source: the code of compressed-tensors,
 https://github.com/vllm-project/compressed-tensors
 """
 

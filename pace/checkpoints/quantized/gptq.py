@@ -7,8 +7,8 @@
 
     W[n, k] = (u[k, n] - zero[g_idx[k], n]) * scales[g_idx[k], n]
 
-Which modules have how many bits, and which of the sizes of groups, the shapes tell; so the patterns of names, by which
-`dynamic` gives them, need not be read. Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
+The shapes of a module's tensors give its bits and its group size, so the patterns of `dynamic` need not be read.
+Source: the code of GPTQModel, https://github.com/ModelCloud/GPTQModel
 """
 
 from __future__ import annotations

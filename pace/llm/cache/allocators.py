@@ -1,8 +1,8 @@
 """How a sequence's room in the cache grows: block by block from anywhere, or as one run that moves when it is too
 short.
 
-Attention looks at blocks through a table and reads no position beyond a text's length, so the allocators differ in what
-is copied and how much room is spare, and in nothing else: docs/cache.md has the costs.
+Attention looks at blocks through a table and reads no position beyond a sequence's length, so the allocators differ in
+what is copied and how much room is spare, and in nothing else: docs/cache.md has the costs.
 """
 
 from __future__ import annotations
@@ -73,15 +73,16 @@ class Paged:
 
 
 class Contiguous:
-    """Every sequence has one run of adjacent blocks. Where that is too short, or its end is shared, the text is copied
-    once into a new run, with rows to spare for what comes; until these are used up it grows in place, drafts included.
+    """Every sequence has one run of adjacent blocks. Where that is too short, or its end is shared, the sequence is
+    copied once into a new run, with rows to spare for what comes; until these are used up it grows in place, drafts
+    included.
 
     Balancing Memory and Compute (BMC, arXiv 2511.12031) with r spare rows; with r = 1 it is the growing by what is
     needed that it is compared to ("dynamic"), where a row is a block of 16 positions at the least.
     """
 
     def __init__(self, pool: BlockPool, spare_rows: Callable[[int], int]) -> None:
-        """`spare_rows(n)`: new rows, at least 1, for a text that wants its n-th position and has no room for it."""
+        """`spare_rows(n)`: new rows, at least 1, for a sequence that wants its n-th position and has no room for it."""
         self.pool = pool
         self.spare_rows = spare_rows
 
@@ -127,8 +128,8 @@ class Contiguous:
         return True
 
     def _widen(self, sequence: Sequence, num_blocks: int) -> bool:
-        """Makes the run so long by taking free blocks next to it, those above first; if it needs some below, the text
-        slides down."""
+        """Makes the run so long by taking free blocks next to it, those above first; if it needs some below, the
+        sequence slides down."""
         pool, old = self.pool, sequence.block_table
         if not old or self._is_shared(sequence):
             return False
@@ -147,10 +148,10 @@ class Contiguous:
 
 
 def balanced_rows(num_tokens: int) -> int:
-    """The r of BMC for a text of n tokens: `sqrt(2 c n)`, with c = COPY_COST, in whole blocks.
+    """The r of BMC for a sequence of n tokens: `sqrt(2 c n)`, with c = COPY_COST, in whole blocks.
 
     A copy of n rows every r tokens costs c / r of the time that attention reads these rows in; r / 2 rows are spare on
-    average, which is r / 2n of the text's own. Their sum is least there. Derived in docs/cache.md."""
+    average, which is r / 2n of the sequence's own. Their sum is least there. Derived in docs/cache.md."""
     return BLOCK_SIZE * num_blocks_of(math.isqrt(int(2 * COPY_COST * num_tokens)))
 
 

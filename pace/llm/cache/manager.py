@@ -16,13 +16,13 @@ from pace.llm.sequence import Sequence
 from pace.naming import argument
 
 PREFIX_SHARE = 0.25
-"""Of the budget, the part that the beginnings of texts which have ended may take where nobody says: the rest stays with
-the system until texts that are at work want it."""
+"""Of the budget, the part that the beginnings of sequences which have ended may take where nobody says: the rest stays
+with the system until sequences that are at work want it."""
 
 
 class CacheManager:
-    """The cache of all sequences of one model: a pool of blocks, a allocator by which a sequence gets them, and the prefix
-    cache.
+    """The cache of all sequences of one model: a pool of blocks, a allocator by which a sequence gets them, and the
+    prefix cache.
 
     A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager
     and its parts alone change `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the thread that

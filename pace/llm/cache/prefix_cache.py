@@ -1,4 +1,4 @@
-"""Texts that begin alike share the blocks of their beginning, also after the first of them has ended."""
+"""Sequences that begin alike share the blocks of their beginning, also after the first of them has ended."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RootKey(NamedTuple):
 class Node:
     """A block whose keys and values are known, and what is known to follow it.
 
-    Its path from the root spells the text that they were computed from; the root stands for a `RootKey`. Python's dict finds a child by the hash of its
-    16 tokens and then compares them one by one: the path is the chained hash, and what merely has the same hash is
-    another child."""
+    Its path from the root spells the tokens that they were computed from; the root stands for a `RootKey`. Python's
+    dict finds a child by the hash of its 16 tokens and then compares them one by one: the path is the chained hash, and
+    what merely has the same hash is another child."""
 
     parent: Node | None
     """None for a root, which has a key instead of tokens, and no block."""
@@ -41,7 +41,7 @@ class Node:
 class PrefixCache:
     """The blocks that sequences have filled, by the tokens in them and before them.
 
-    A block enters when it is full (`publish`) and is not written again: a sequence that cuts its text back and goes on
+    A block enters when it is full (`publish`) and is not written again: a sequence that is cut back and goes on
     differently copies it first. When nobody holds it any more it is idle, until the pool wants it for something else.
     Sequences give blocks back from the last to the first and hold a block only together with all before it, so the one
     that has been idle for longest never has a known block behind it.
@@ -72,11 +72,11 @@ class PrefixCache:
             self._hold(sequence, index, node.block)
             index += 1
             sequence.num_computed = index * BLOCK_SIZE
-        if times.first_token is None:  # what a text finds again after it was preempted is none of its prompt's saving
+        if times.first_token is None:  # what is found again after a preemption is no saving
             times.num_reused = (times.num_reused if num_before else 0) + sequence.num_computed - num_before
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes the sequence's full blocks known. Where the same text is known already, the sequence takes the known
+        """Makes the sequence's full blocks known. Where the same tokens are known already, it takes the known
         block, which holds the same bits, and gives its own back."""
         table = sequence.block_table
         end = first = min(sequence.num_computed, len(sequence.tokens)) // BLOCK_SIZE
@@ -121,7 +121,7 @@ class PrefixCache:
                 )
 
     def _node_before(self, sequence: Sequence, index: int) -> Node | None:
-        """What is known of the text before a block of the table; None where that is nothing."""
+        """What is known before a block of the table; None where that is nothing."""
         return self._nodes.get(sequence.block_table[index - 1]) if index else self._roots.get(self._root_key(sequence))
 
     def _root_key(self, sequence: Sequence) -> RootKey:

@@ -1,18 +1,20 @@
-"""Beam search: several continuations of a prompt at once, of which the likeliest go on.
+"""Beam search: follows several continuations of a prompt at once and keeps the likeliest.
 
 The results are those of transformers (`GenerationMixin._beam_search`) for each prompt by itself. One round, with K
 beams and E end tokens:
 
     choices     log-probabilities of what may follow each beam, as the processors leave them (not made to sum to 1 again)
-    candidates  of all beams together the max(2, 1 + E) K likeliest texts, or as many drawn without replacement (do_sample)
+    candidates  the max(2, 1 + E) K likeliest continuations of all beams together, or as many drawn without replacement
+                (do_sample)
     finished    those of the first K candidates that stop, with score = log-probability / generated tokens ** length_penalty,
                 join those of the rounds before, of which the K best stay
     running     the K likeliest candidates that do not stop are the next beams
 
-The search is over when nothing runs; when K have finished and early_stopping is True; or when K have finished and the
-likeliest beam would not be better than the worst of them: at its length now, or, with early_stopping="never" and a
-positive length_penalty, at the greatest length. Where bans leave less than K texts to go on with, the search goes on
-with those; transformers fills up with copies of log-probability -1e9.
+The search is over when nothing runs. It is also over when K have finished and `early_stopping` is True. With False, it
+is over when K have finished and the likeliest beam, at its length now, is no better than the worst of them. "never"
+with a positive length_penalty judges that beam at the greatest length.
+Where bans leave fewer than K continuations, the search goes on with those; transformers fills up with copies of
+log-probability -1e9.
 
 A beam is a sequence of the engine that is parked after every token. Beams that come of one beam share its blocks of the
 cache: a fork counts references, and only a block that is written while it is shared gets copied.
@@ -112,7 +114,7 @@ class Ranking:
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A text of the search: one that goes on as a beam, or one that has ended. To stopping criteria it looks like a
+    """A sequence of the search: one that goes on as a beam, or one that has ended. To stopping criteria it looks like a
     `Sequence`."""
 
     tokens: list[int]
@@ -213,8 +215,8 @@ class BeamSearch:
         engine.between_steps.append(self.advance)
 
     def cancel(self) -> None:
-        """Ends the search with what it has found, the finished texts first, and frees its blocks. Harmless when it is
-        over, or was never started."""
+        """Ends the search with what it has found, the finished sequences first, and frees its blocks. Harmless when it
+        is over, or was never started."""
         if not self.is_over:
             now = self._state.now
             self._finish(now.finished + sorted(now.running, key=self._score, reverse=True), "cancelled")
@@ -223,7 +225,7 @@ class BeamSearch:
     # -- what the engine does, between two steps -----------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Once everything that may follow the beams is known, decides which texts go on, and lets them. What goes wrong
+        """Once everything that may follow the beams is known, decides which of it goes on, and lets it. What goes wrong
         ends this search; while beams are moved it fails the step as well, for nothing about the cache is believed then.
         """
         if not self.is_over:
@@ -302,7 +304,7 @@ class BeamSearch:
         return Round(running[:num_beams], finished[:num_beams])
 
     def _candidates(self, running: list[Hypothesis], choices: list[Choices]) -> list[tuple[int, int]]:
-        """(rank of the beam, index of the choice): the likeliest texts, likeliest first, or draws in their order."""
+        """(rank of the beam, index of the choice): the likeliest, in that order, or draws in theirs."""
         sums = np.concatenate(
             [beam.log_probability + those.log_probabilities.astype(np.float64) for beam, those in zip(running, choices)]
         )
@@ -386,7 +388,7 @@ class BeamSearch:
 
     def _assign(self, running: list[Hypothesis]) -> list[tuple[Sequence, Sequence]]:
         """For each hypothesis the sequence that will hold it, and that of its parent: the same for a parent's first
-        child, so that its blocks stay where they are; else one whose text does not go on."""
+        child, so that its blocks stay where they are; else one that does not go on."""
         beams = self._state.beams
         parents = [beams[hypothesis.parent] for hypothesis in running]
         free = [sequence for sequence in self._sequences if sequence not in parents]
@@ -396,8 +398,8 @@ class BeamSearch:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self, hypotheses: list[Hypothesis], reason: str | None = None) -> None:
-        """Gives the rows their texts, best first. With a `reason`, the search was broken off for it: a row for which
-        there is no text is then the prompt alone. Else raises ValueError where less was found than has to be
+        """Gives the rows their sequences, best first. With a `reason`, the search was broken off for it: a row for
+        which there is none is then the prompt alone. Else raises ValueError where less was found than has to be
         returned."""
         if reason is None and len(hypotheses) < len(self.rows):
             raise ValueError(
@@ -426,7 +428,7 @@ class BeamSearch:
 
 
 def check_length_penalty(length_penalty: float, most: int) -> None:
-    """Raises ValueError where scores of texts of up to `most` tokens would be infinite or zero."""
+    """Raises ValueError where scores of sequences of up to `most` tokens would be infinite or zero."""
     try:
         is_fine = 0.0 < float(most) ** length_penalty < np.inf
     except OverflowError:

@@ -139,8 +139,8 @@ class NoPieces:
 
 
 class Feed(Protocol):
-    """What the generator tells about a batch: all prompts, then the tokens and the end of each row, then the end of
-    all. False from `start` cancels the batch, and from `token` the row."""
+    """Receiver of a batch's events: all prompts, then tokens and the end of each row, then the end of all. `start`
+    returns False to cancel the batch, `token` to cancel the row."""
 
     wants_tokens: bool
     """False where `token` would do nothing: it is then not called, and the engine wakes nobody for a token."""
@@ -155,7 +155,7 @@ class Feed(Protocol):
 
 
 class NullFeed:
-    """Tells no one."""
+    """Feed that does nothing."""
 
     wants_tokens = False
 
@@ -217,9 +217,9 @@ class PutFeed:
 
 
 def make_feed(streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False) -> Feed:
-    """What tells the streamer; without one, a bar for several rows, where wanted and stderr is a terminal. Raises
-    TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of several, or with
-    beams."""
+    """Returns the feed of a streamer. Without one, that is a bar for several rows, where wanted and stderr is a
+    terminal. Raises TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of
+    several, or with beams."""
     if streamer is None:
         return ProgressFeed() if progress and num_rows > 1 and sys.stderr.isatty() else NullFeed()
     if config.num_beams > 1:

@@ -22,10 +22,12 @@ from pace.llm.decoding.forking import fork_by_copy
 class LogitsProcessor:
     """Changes logits in the light of the tokens so far: a penalty, a ban.
 
-    One object serves one sequence: each gets a `fork()` of what `SamplingConfig(logits_processors=[...])` names. Every
-    token of prompt and output is told once, by `accept`; then `apply` changes the logits of the next. Where a proposed
-    token is verified and dropped, `rollback` takes it back. Subclasses define `apply`, and, where they keep state, the
-    other two: after `rollback(n)` the state must be what it was before the last n calls of `accept`.
+    One object serves one sequence: each gets a `fork()` of what `SamplingConfig(logits_processors=[...])` names.
+    `accept` receives each new token of prompt and output, then `apply` changes the logits of the next. `rollback` takes
+    back a proposed token that was verified and dropped.
+
+    Subclasses define `apply`. Those with state define the other two: after `rollback(n)` the state must be what it was
+    before the last n calls of `accept`.
     """
 
     seen: list[int]
@@ -57,7 +59,8 @@ class LogitsProcessor:
         copied too, but not what they hold. A processor with state that lies deeper overrides this."""
         return fork_by_copy(self)
 
-    # -- by itself, without a sequence -----------------------------------------------------------------------------------
+    # -- by itself, without a sequence
+    # -----------------------------------------------------------------------------------
 
     def sync(self, tokens: list[int]) -> None:
         """Brings the state to `tokens`, whatever they are: rolls back from the end what differs, accepts what is

@@ -1,8 +1,7 @@
-"""Logits in, accepted tokens out. Each sequence brings a strategy; those that only want the largest are done in one call.
+"""Logits in, accepted tokens out. Each sequence brings a strategy; those that want the largest alone share one call.
 
-What goes over a whole vocabulary is a kernel of `pace.ops` or numpy's: torch would share it among threads of its own,
-and where these must be waited for (2 cores, 8 processes that want them, 152k words, temperature, top-k and top-p) a
-token took 33 to 65 ms, which is 0.8 without.
+Work on a whole vocabulary is a kernel of `pace.ops`, or numpy's: torch would share it among threads of its own, and
+waiting for those costs more than the work where cores are few (benchmarks/RESULTS.md, "Sampling under load").
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class DecodingStrategy(Protocol):
     """True where it looks at the logits even of a place where the sequence's mask leaves a single token."""
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        """Takes `logits [rows, V]` of the span's wanted rows, as its mask leaves them, which it must not keep or change,
-        and returns the tokens that the sequence goes on with: none, one, or one more than the drafts it accepts. The
-        last rows may be missing, where they are of drafts and no token can be picked from them. Changes no token
-        list."""
+        """Takes `logits [rows, V]` of the span's wanted rows, as its mask leaves them, which it must not keep or
+        change, and returns the tokens that the sequence goes on with: none, one, or one more than the drafts it
+        accepts. The last rows may be missing, where they are of drafts and no token can be picked from them. Changes no
+        token list."""
         ...
 
 
@@ -167,8 +166,8 @@ class Sampler:
         return self._masks.prepare(spans)
 
     def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
-        """For each span the tokens accepted; `logits [R, V]` holds the wanted rows of the spans, one span after the
-        other, and is changed: what the masks do not allow is -inf.
+        """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, one span after
+        the other, and is changed: what the masks do not allow is -inf.
 
         A sequence whose logits are not finite, whose mask raises or allows nothing, or whose strategy raises, fails
         alone: its `error` is set and it gets no tokens.
@@ -214,8 +213,8 @@ class Sampler:
         span: Span,
         failures: dict[int, Exception],
     ) -> list[int]:
-        """The tokens of one span, whose rows begin at `row`. Those of drafts beyond the first one that is not finite are
-        left out; before, there must be none."""
+        """The tokens of one span, whose rows begin at `row`. Those of drafts beyond the first one that is not finite
+        are left out; before, there must be none."""
         strategy = span.sequence.strategy
         own = largest[row : row + num_rows]
         if min(own) < 0:

@@ -20,7 +20,8 @@ class StoppingCriteria:
         self.stop_strings: TextStop = stop_strings or NoStopStrings()
 
     def stop_now(self, sequence: Sequence) -> str | None:
-        """ "stop" where the last token ends the sequence, completes a stop string or finishes its mask, "length" where it
+        """ "stop" where the last token ends the sequence, completes a stop string or finishes its mask, "length" where
+         it
         was the last allowed, else None. To be asked after every generated token; asking again changes nothing."""
         has_stop_string = self.stop_strings.found(sequence)  # in the text of an end token, too
         if has_stop_string or sequence.tokens[-1] in self.end_tokens:
@@ -61,7 +62,7 @@ class TextStop(Protocol):
 
 
 class NoStopStrings:
-    """Looks at no text."""
+    """Stop strings of a sequence that has none."""
 
     def found(self, sequence: Sequence) -> bool:
         return False

@@ -11,7 +11,7 @@ from pace.llm.sequence import Sequence, Span
 
 def most_drafts(sequence: Sequence, recompute_length: int | None) -> int:
     """Drafts after which the sequence would be as long as it may get, less the token that each step brings by itself.
-    And none beyond where the model would compute the text again with other angles: those rows would have the old
+    And none beyond where the model would compute the sequence again with other angles: those rows would have the old
     ones."""
     length = len(sequence.tokens)
     limit = sequence.max_length - length - 1

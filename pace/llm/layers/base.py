@@ -41,12 +41,13 @@ class Layer:
         return slots
 
     def norm_readers(self) -> list[tuple[Layer, list[Layer]]]:
-        """Of a decoder layer: norms whose output nothing but certain matrix products reads, and these. A channel of
-        such a norm can be scaled, and the products' columns against it, without changing the model (pace/calibrate)."""
+        """Returns, for a decoder layer, the norms whose output only certain matrix products read, with those products.
+        A channel of such a norm can be scaled, and the products' columns against it, without changing the model
+        (pace/calibrate)."""
         return []
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
-        """Makes room for all weights: matrices in `dtype`, or quantised, as `ops` stores them, vectors in float32
+        """Allocates room for all weights: matrices in `dtype`, or quantised, as `ops` stores them, vectors in float32
         (float64 for a float64 model)."""
         for child in self.children():
             child.allocate(ops, dtype)

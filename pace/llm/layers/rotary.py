@@ -1,7 +1,7 @@
 """Rotary position embedding: the frequencies of every scaling kind, and the cosines and sines of a step.
 
 The tables are computed once per step, from positions alone, and shared by all layers. The frequencies of `dynamic` and
-`longrope` depend on how long the text is: a token looks at its own `rope_lengths` entry,
+`longrope` depend on how long the sequence is: a token looks at its own `rope_lengths` entry,
 `max(prompt length, position + 1)`, so its angle never depends on the chunk or the batch it came in.
 
 Source of the formulas: `modeling_rope_utils.py` of transformers; YaRN is arXiv 2309.00071, LongRoPE arXiv 2402.13753.
@@ -68,7 +68,8 @@ class Rotary:
         cos, sin = self._tables
         try:
             return cos.index_select(0, positions), sin.index_select(0, positions)
-        except IndexError:  # a text got longer than all before; looking for the largest position in every step would take longer than the rest
+        except IndexError:
+            # A sequence got longer than all before. Looking for the largest position in every step would take longer.
             count = 1 << int(positions.max()).bit_length()
             cos, sin = self._tables = self._compute(torch.arange(count), torch.arange(count))
             return cos.index_select(0, positions), sin.index_select(0, positions)
@@ -123,7 +124,7 @@ class FixedFrequencies:
 
 
 class DynamicFrequencies:
-    """NTK-aware scaling: beyond the trained length, the base grows with the text's length."""
+    """NTK-aware scaling: beyond the trained length, the base grows with the sequence's length."""
 
     def __init__(self, config: RopeConfig):
         self.config = config

@@ -96,8 +96,9 @@ class BaseModelForCausalLM(Layer):
         return None
 
     def rope_regime(self, length: int) -> int:
-        """Texts whose prompts have lengths of the same regime have the same angles, position by position: the keys and
-        values of what they begin with alike are the same. See `RopeConfig` for the kinds that look at the length."""
+        """Sequences whose prompts have lengths of the same regime have the same angles, position by position: the keys
+        and values of what they begin with alike are the same. See `RopeConfig` for the kinds that look at the
+        length."""
         return self.rotary.regime(length)
 
     @property

@@ -292,7 +292,7 @@ class ModelConfig:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest text that the config allows."""
+        """Tokens of the longest sequence that the config allows."""
         return self.max_position_embeddings
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:

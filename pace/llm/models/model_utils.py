@@ -58,7 +58,7 @@ def load_model(
     pin_threads: bool | None = None,
     quantization: Any = None,
 ) -> BaseModelForCausalLM:
-    """The model of a checkpoint, ready to run; where it comes from is told in `find_checkpoint`.
+    """Loads the model of a checkpoint, ready to run. `find_checkpoint` says where it comes from.
 
     `dtype` is how the weights are held, whatever they are stored as. `backend` "native" and "native-eager" run the C++
     kernels, "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator.
@@ -68,11 +68,16 @@ def load_model(
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
 
-    Raises FileNotFoundError (no such model, no config, no weights, a missing shard), PermissionError (gated, or not
-    readable), NotImplementedError (an architecture, config field or weight format that is not implemented), ValueError
-    (anything damaged, contradictory or out of range), TypeError (an argument of the wrong type), MemoryError (the
-    weights are more than the memory that is left). Nothing else, whatever the files hold: a file that shrinks while it
-    is read is the one exception (the system ends the process with SIGBUS).
+    Raises, and nothing else, whatever the files hold:
+
+        FileNotFoundError     no such model, no config, no weights, a missing shard
+        PermissionError       gated, or not readable
+        NotImplementedError   an architecture, config field or weight format that is not implemented
+        ValueError            anything damaged, contradictory or out of range
+        TypeError             an argument of the wrong type
+        MemoryError           weights that are more than the memory that is left
+
+    A file that shrinks while it is read is the one exception: the system ends the process with SIGBUS.
     """
     dtype, ops, threads = parse_dtype(dtype), select_ops(backend), use_threads(num_threads, pin_threads)
     directory = find_checkpoint(path_or_id, revision, token, cache_dir, local_files_only, progress=progress)

@@ -103,10 +103,10 @@ def read_rope(
     return RopeConfig(**common, **SPECIFIC[kind](reader, common))
 
 
-def longest_text(rope: RopeConfig) -> int:
-    """Tokens of the longest text that a scaling is meant for. Checkpoints differ in whether max_position_embeddings
+def longest_sequence(rope: RopeConfig) -> int:
+    """Tokens of the longest sequence that a scaling is meant for. Checkpoints differ in whether max_position_embeddings
     counts the stretched positions (llama3, longrope: always) or those before (dynamic: always; there, nothing bounds
-    the text)."""
+    the sequence)."""
     trained = {"linear": rope.max_positions, "yarn": rope.original_max_positions}.get(rope.kind, 0)
     stretched = MAX_POSITIONS if rope.kind == "dynamic" else int(trained * rope.factor)
     return min(max(rope.max_positions, stretched), MAX_POSITIONS)

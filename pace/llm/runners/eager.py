@@ -88,10 +88,9 @@ class RoutedOps:
 
 
 class TwinsOnPackedWeights:
-    """The functions of `pace.ops.reference` for models whose weights are packed: a weight is unpacked for the call and
-    dropped after it. That takes no lasting memory, but for the length of a call an unpacked copy of the matrix and its
-    widening to float32: 6 bytes for each element of a bf16 weight, some 0.8 GB for the head of a 0.5B model with 152k
-    words."""
+    """Functions of `pace.ops.reference` for models whose weights are packed. A weight is unpacked for the call and
+    dropped after it. The call needs memory for the unpacked matrix and its widening to float32: 6 bytes for each
+    element of a bf16 weight."""
 
     def __getattr__(self, operation: str) -> Callable:
         twin = getattr(reference, operation)

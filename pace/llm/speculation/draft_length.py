@@ -119,38 +119,39 @@ class _Measured:
 
 
 class DraftLengths(Protocol):
-    """Who decides how many drafts each sequence gets.
+    """Policy that chooses the number of drafts of each sequence.
 
-    Before a step of nothing but decoding it is asked: `wants_drafts`, and where something could be proposed, `choose`.
-    After it, it is told (`observe`), and says how many of the next steps to leave alone (`rest`); of these it is told
-    together (`observe_rest`)."""
+    `wants_drafts` is asked before a step of nothing but decoding, then `choose`, where something could be proposed.
+    `observe` reports the step, and `rest` returns how many of the next ones to leave alone. `observe_rest` reports
+    those together."""
 
     def wants_drafts(self) -> bool:
-        """Where it is False, nothing needs to be proposed for this step."""
+        """Returns False where nothing needs to be proposed for this step."""
         ...
 
     def choose(self, rates: list[float], num_sequences: int, draft_seconds: Callable[[list[int]], float]) -> list[int]:
-        """A length for each sequence that could have drafts, of which a fraction `rates[i]` is likely to be accepted,
-        in a step of `num_sequences` that decode. `draft_seconds(lengths)` is what proposing so many costs."""
+        """Returns a length for each sequence that could have drafts. `rates[i]` is the share of its drafts likely to be
+        accepted, `num_sequences` the sequences that decode in the step, `draft_seconds(lengths)` the cost of
+        proposing."""
         ...
 
     def observe(
         self, num_sequences: int, num_drafts: int, num_tokens: int, draft_seconds: float, step_seconds: float
     ) -> None:
-        """What came of a step: `num_tokens` in all; `draft_seconds` went into proposing, `step_seconds` into all else
+        """Records a step that gave `num_tokens`. `draft_seconds` went into proposing, `step_seconds` into all else
         since the step before it ended, asking included."""
         ...
 
     def rest(self) -> int:
-        """How many steps from here on need neither drafts nor to be observed one by one."""
+        """Returns the number of steps from here on that need neither drafts nor to be observed one by one."""
         ...
 
     def observe_rest(self, num_sequences: int, num_steps: int, seconds: float) -> None:
-        """What so many steps at rest took together."""
+        """Records the seconds that steps at rest took together."""
         ...
 
     def plain_seconds(self, num_sequences: int) -> float | None:
-        """What a step without drafts takes; None where none was measured."""
+        """Returns the seconds of a step without drafts; None where none was measured."""
         ...
 
 
@@ -201,12 +202,12 @@ def _depth(rate: float, threshold: float, most: int) -> int:
 
 
 class AdaptiveLength:
-    """As many as pay, by measured acceptance and measured cost; none where none do.
+    """Chooses the length that gives the most tokens a second, by measured acceptance and cost; 0 where drafts do not
+    pay.
 
-    What a plain step takes is measured on steps that nobody asks anything about. Losses are bounded whatever the
-    estimates say: what an observed step took longer than plain steps for the same tokens, asking included, is taken off
-    a credit, what it was faster is added, and below zero nothing is drafted. Steps at rest add `ALLOWANCE` of their own
-    time, which pays for looking now and then whether drafts help by now.
+    Plain steps are measured where nothing is asked. Losses are bounded by a credit, whatever the estimates say: an
+    observed step's excess over plain steps for the same tokens is taken off, its gain added. Below zero nothing is
+    drafted. Steps at rest add `ALLOWANCE` of their time, which pays for the next try.
     """
 
     ALLOWANCE = 0.005

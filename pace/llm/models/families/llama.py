@@ -35,7 +35,7 @@ from pace.llm.models.model_config import (
     number,
     token_ids,
 )
-from pace.llm.models.rope_config import ROPE_FIELDS, longest_text, read_rope
+from pace.llm.models.rope_config import ROPE_FIELDS, longest_sequence, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def max_length(self) -> int:
-        return longest_text(self.rope)
+        return longest_sequence(self.rope)
 
     @property
     def qkv_bias(self) -> bool:

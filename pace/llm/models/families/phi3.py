@@ -46,7 +46,7 @@ class Phi3ForCausalLM(LlamaForCausalLM):
 
     @property
     def recompute_length(self) -> int | None:
-        """Where the long factors take over, `transformers` computes the whole text again with them; other models do
+        """Where the long factors take over, `transformers` computes the whole sequence again with them; other models do
         not."""
         rope = self.config.rope
         return rope.original_max_positions + 1 if rope.kind == "longrope" else None
