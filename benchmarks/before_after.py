@@ -1,0 +1,164 @@
+"""`pace bench` of two trees in turn: that nothing became slower unnoticed.
+
+    git worktree add ../before COMMIT && (cd ../before && python setup.py build_ext --inplace)
+    python benchmarks/before_after.py ../before [--into benchmarks/RESULTS.md]
+
+Each tree runs in a process of its own, which keeps its model; the two take turns run by run, in the order A B B A, so
+that a drift of the machine meets both. A figure is the median of the runs, a ratio the median over the pairs of
+neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import page  # noqa: E402
+
+SCRIPT = "benchmarks/before_after.py"
+BUNDLED = "bundled"
+MODELS = (BUNDLED, "qwen2.5-0.5b", "llama-3.2-1b")
+FORMATS = ("bf16", "int8", "int4")
+LEAST = 0.98
+"""A ratio below this is worth a look."""
+
+WORKER = """
+import json, sys
+from pathlib import Path
+import pace
+from pace.bench import measure
+name, quantization, threads = json.loads(sys.argv[1])
+model = str(Path(pace.__file__).parent / "assets" / "tiny") if name == "bundled" else name
+subject = measure.load(model, num_threads=threads, quantization=quantization)
+for line in sys.stdin:
+    result = measure.measure(subject, *json.loads(line), 1)
+    print(json.dumps([result.prefill_tokens_per_second, result.decode_tokens_per_second]), flush=True)
+"""
+"""Loads one model, then answers each line of [prompt, generated, batch] with tokens a second of prefill and decode. Its
+`pace` is that of its tree: it has to run on the older one too."""
+
+
+@dataclass
+class Case:
+    """One row: the tokens a second of both trees, pair by pair."""
+
+    model: str
+    format: str
+    batch: int
+    before: list[list[float]]
+    """Of each run, [prefill, decode]."""
+    after: list[list[float]]
+
+    def row(self) -> str:
+        cells = []
+        for phase in (0, 1):
+            before, after = ([run[phase] for run in runs] for runs in (self.before, self.after))
+            cells += [
+                f"{statistics.median(before):,.1f}",
+                f"{statistics.median(after):,.1f}",
+                f"{self.ratio(phase):.3f}",
+            ]
+        return f"| {self.model} | {self.format} | {self.batch} | " + " | ".join(cells) + " |"
+
+    def ratio(self, phase: int) -> float:
+        return statistics.median(after[phase] / before[phase] for before, after in zip(self.before, self.after))
+
+
+class Tree:
+    """A model of one tree, in a process of its own."""
+
+    def __init__(self, folder: Path, model: str, format: str, threads: int | None) -> None:
+        arguments = json.dumps([model, None if format == "bf16" else format, threads])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, prompt: int, generated: int, batch: int) -> list[float]:
+        """Tokens a second of prefill and of decode."""
+        self.process.stdin.write(json.dumps([prompt, generated, batch]) + "\n")
+        self.process.stdin.flush()
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(f"the worker of {self.process.args[0]} ended with code {self.process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+def main() -> int:
+    options = parse()
+    page.check_page(options.into, SCRIPT)
+    cases = []
+    for model in options.models:
+        for format in options.formats:
+            trees = [Tree(folder, model, format, options.num_threads) for folder in (options.before, ROOT)]
+            for batch in options.batch:
+                cases.append(alternate(*trees, Case(model, format, batch, [], []), options))
+                print(cases[-1].row(), file=sys.stderr, flush=True)
+            for tree in trees:
+                tree.close()
+    page.publish(options.into, SCRIPT, table(cases, options))
+    return int(any(case.ratio(phase) < LEAST for case in cases for phase in (0, 1)))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="the other tree, built in place")
+    parser.add_argument(
+        "--models", nargs="+", default=MODELS, help=f"shapes, or {BUNDLED}; default: {' '.join(MODELS)}"
+    )
+    parser.add_argument("--formats", nargs="+", default=FORMATS, help=f"default: {' '.join(FORMATS)}")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N", help="default: 1 8")
+    parser.add_argument("--prompt", type=int, default=128, metavar="N", help="tokens of a prompt (default: 128)")
+    parser.add_argument("--generate", type=int, default=32, metavar="N", help="decode steps (default: 32)")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="pairs of runs of each row (default: 6)")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    page.add_into_argument(parser)
+    options = parser.parse_args()
+    options.before = options.before.resolve()
+    if not list(options.before.glob("pace/_C*.so")):
+        parser.error(f"no extension in {options.before}: run `python setup.py build_ext --inplace` there")
+    return options
+
+
+def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace) -> Case:
+    sizes = options.prompt, options.generate, case.batch
+    for tree in (before, after):  # both have loaded, and are warm
+        tree.run(*sizes)
+    for number in range(options.rounds):
+        pair = [(before, case.before), (after, case.after)]
+        for tree, runs in pair if number % 2 == 0 else reversed(pair):
+            runs.append(tree.run(*sizes))
+    return case
+
+
+def table(cases: list[Case], options: argparse.Namespace) -> str:
+    from pace import _C
+
+    lines = [
+        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {options.num_threads or _C.get_num_threads()} threads: prompts of "
+        f"{options.prompt} tokens, {options.generate} steps, {options.rounds} pairs. Tokens a second before, after, and "
+        "their ratio.\n",
+        "| model | weights | batch | prefill before | after | ratio | decode before | after | ratio |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        *(case.row() for case in cases),
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
