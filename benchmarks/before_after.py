@@ -148,9 +148,10 @@ def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace
 
 def table(cases: list[Case], options: argparse.Namespace) -> str:
     from pace import _C
+    from pace.llm.models.model_utils import use_threads
 
     lines = [
-        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {options.num_threads or _C.get_num_threads()} threads: prompts of "
+        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {use_threads(options.num_threads)} threads: prompts of "
         f"{options.prompt} tokens, {options.generate} steps, {options.rounds} pairs. Tokens a second before, after, and "
         "their ratio.\n",
         "| model | weights | batch | prefill before | after | ratio | decode before | after | ratio |",

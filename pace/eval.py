@@ -20,7 +20,6 @@ from pace.llm.clients.session import Session
 from pace.llm.inputs import read_prompts
 from pace.llm.llm import LLMModel
 from pace.llm.models.model_utils import progress_bar
-from pace.naming import argument
 from pace.ops.weight_layout import WeightLayout
 
 CONTEXT = 512
@@ -104,9 +103,7 @@ def read_context(context: int | None, longest: int) -> int:
     or more than that."""
     context = min(CONTEXT, longest) if context is None else context
     if not 2 <= context <= longest:
-        raise ValueError(
-            f"{argument('context')} must be from 2 to the {longest} tokens that the model takes; got {context}"
-        )
+        raise ValueError(f"context must be from 2 to the {longest} tokens that the model takes; got {context}")
     return context
 
 

@@ -37,7 +37,6 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
 from pace.llm.models.model_utils import make_model, progress_bar, use_threads
 from pace.memory import available_memory_bytes, format_bytes
-from pace.naming import argument
 from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows
 from pace.quant import Format, Int4, Int8, QuantizationConfig, read_quantization
@@ -102,7 +101,7 @@ def read_method(name: str, act_order: bool | None = None) -> Method:
     if act_order is not None and rounding != "gptq":
         ordered = ", ".join(method for method in METHODS if "gptq" in method)
         raise ValueError(
-            f"{argument('act_order', act_order)} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}"
+            f"act_order={act_order} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}"
         )
     return Method(kind, rounding, act_order is not False)
 
@@ -158,7 +157,7 @@ def quantize_checkpoint(
     _check_formats(config)
     chosen = read_method(method or DEFAULT_METHODS[config.format.name], act_order)
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < MIN_TOKENS):
-        raise ValueError(f"{argument('max_tokens')} must be at least {MIN_TOKENS}; got {max_tokens!r}")
+        raise ValueError(f"max_tokens must be at least {MIN_TOKENS}; got {max_tokens!r}")
     if calibrate is None:
         _check_without_text(
             chosen, context=context, max_tokens=max_tokens, tokenizer_name_or_path=tokenizer_name_or_path
@@ -239,7 +238,7 @@ class _Job:
             if not all(slot.is_plain for slot in found):
                 raise NotImplementedError(
                     f"{name} holds the rows of several matrices, or their columns; pace quantize writes only matrices that have a tensor "
-                    f"of their own. Load the checkpoint with {argument('quantization')} instead"
+                    f"of their own. Load the checkpoint with quantization instead"
                 )
         self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
         """Name in the model -> name in the checkpoint, of every tensor that is needed."""
@@ -300,10 +299,8 @@ class _Job:
             return
         least = f"{format_bytes(needed)} of memory at least ({', '.join(f'{part} {format_bytes(size)}' for part, size in parts.items() if size)})"
         taken = f"quantising takes {least}, {format_bytes(likely)} most likely, and {format_bytes(available)} are left"
-        advice = f"calibrate on fewer tokens ({argument('max_tokens')}), or " if num_tokens else ""
-        advice += (
-            f"without GPTQ ({argument('method')}='awq' or 'smoothquant'), or " if self.method.rounding == "gptq" else ""
-        )
+        advice = "calibrate on fewer tokens (max_tokens), or " if num_tokens else ""
+        advice += "without GPTQ (method='awq' or 'smoothquant'), or " if self.method.rounding == "gptq" else ""
         if needed > available:
             raise MemoryError(f"{taken}; {advice}free some memory")
         logger.warning("%s; should the system end the process, %sfree some memory", taken, advice)
@@ -489,7 +486,7 @@ def _check_formats_of(formats: dict[str, Format]) -> None:
     for format in formats.values():
         if not isinstance(format, (Int4, Int8)):
             raise ValueError(
-                f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with {argument('quantization')}={format.name!r}"
+                f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with quantization={format.name!r}"
             )
         if isinstance(format, Int4) and not format.symmetric:
             raise ValueError(
@@ -500,12 +497,10 @@ def _check_formats_of(formats: dict[str, Format]) -> None:
 def _check_without_text(method: Method, **of_text: Any) -> None:
     """Raises ValueError for a method that needs a text, and where something was said about reading one."""
     if method.is_calibrated:
+        raise ValueError(f"the method {method} needs a text to calibrate on; give one (calibrate), or method='rtn'")
+    if said := [name for name, value in of_text.items() if value is not None]:
         raise ValueError(
-            f"the method {method} needs a text to calibrate on; give one ({argument('calibrate')}), or {argument('method')}='rtn'"
-        )
-    if said := [argument(name) for name, value in of_text.items() if value is not None]:
-        raise ValueError(
-            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on ({argument('calibrate')}), or leave this out"
+            f"{' and '.join(said)} would have no effect: there is no text to read; give one to calibrate on (calibrate), or leave this out"
         )
 
 
@@ -513,11 +508,11 @@ def _check_text_of_report(method: Method, report: bool, max_tokens: int | None) 
     """Raises ValueError where a text for the report alone is too much, or too little is made of it."""
     if not report:
         raise ValueError(
-            f"the text would have no effect: the method {method} looks at none, and the report is turned off ({argument('report', False)}); leave the text out, or take another method"
+            f"the text would have no effect: the method {method} looks at none, and the report is turned off (report=False); leave the text out, or take another method"
         )
     if max_tokens is not None:
         raise ValueError(
-            f"{argument('max_tokens')}={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out"
+            f"max_tokens={max_tokens} would have no effect: the method {method} does not calibrate, and the report has its own share of the text; leave it out"
         )
 
 

@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pace.naming import argument
-
 logger = logging.getLogger("pace")
 
 
@@ -92,9 +90,9 @@ def _token_list(name: str, value: Any) -> list[int]:
     ids = list(value) if isinstance(value, (list, tuple, set)) else [value]
     if not ids:
         raise ValueError(
-            f"{name} must name at least one token; leave it out for the model's own, or set {argument('ignore_eos', True)} for none"
+            f"{name} must name at least one token; leave it out for the model's own, or set ignore_eos=True for none"
         )
-    check = _integer(0, hint=f"; set {argument('ignore_eos', True)} to generate past the end token")
+    check = _integer(0, hint="; set ignore_eos=True to generate past the end token")
     return list(dict.fromkeys(check(name, token) for token in ids))
 
 
@@ -294,7 +292,7 @@ class SamplingConfig:
             raise TypeError(
                 f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}"
             )
-        self._set(name, argument(name), value)
+        self._set(name, name, value)
 
     def _set(self, name: str, called: str, value: Any) -> None:
         if value is None:
@@ -382,31 +380,28 @@ class SamplingConfig:
         asked = self.explicit_fields if asked is None else asked
         if self.do_sample and self.temperature < _LEAST_TEMPERATURE:
             raise ValueError(
-                f"{argument('temperature')}={self.temperature:g} with {argument('do_sample', True)} divides by zero, or nearly; for the most likely token set {argument('do_sample', False)}"
+                f"temperature={self.temperature:g} with do_sample=True divides by zero, or nearly; for the most likely token set do_sample=False"
             )
         if self.num_return_sequences > self.num_beams > 1:
             raise ValueError(
-                f"{argument('num_return_sequences')}={self.num_return_sequences} exceeds {argument('num_beams')}={self.num_beams}: beam search returns the best of its beams"
+                f"num_return_sequences={self.num_return_sequences} exceeds num_beams={self.num_beams}: beam search returns the best of its beams"
             )
         if self.num_return_sequences > 1 and not self.do_sample and self.num_beams == 1:
             raise ValueError(
-                f"{argument('num_return_sequences')}={self.num_return_sequences} without sampling would return the same text each time; "
-                f"set {argument('do_sample', True)}, or {argument('num_beams')}"
+                f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; "
+                f"set do_sample=True, or num_beams"
             )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(
-                f"{argument('min_new_tokens')}={self.min_new_tokens} exceeds {argument('max_new_tokens')}={self.max_new_tokens}"
-            )
+            raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
         idle = ["length_penalty", "early_stopping"] if self.num_beams == 1 else []
         if not self.do_sample and "do_sample" not in asked:
             idle += ["temperature", "top_k", "top_p", "min_p", "typical_p"]
         idle = [name for name in idle if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
         if idle:
             logger.warning(
-                "%s set, but without effect: nothing looks at them with %s and %s=%d",
-                ", ".join(map(argument, idle)),
-                argument("do_sample", self.do_sample),
-                argument("num_beams"),
+                "%s set, but without effect: nothing looks at them with do_sample=%s and num_beams=%d",
+                ", ".join(idle),
+                self.do_sample,
                 self.num_beams,
             )
 

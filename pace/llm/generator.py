@@ -21,11 +21,10 @@ from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.engine.engine import Engine, checked_priority
+from pace.llm.engine.engine import Engine, checked_priority, checked_salt
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.sequence import Sequence
-from pace.naming import argument
 
 logger = logging.getLogger("pace")
 
@@ -165,7 +164,7 @@ class Generator:
             wanted = config.max_length
             if wanted <= num_prompt_tokens:
                 raise ValueError(
-                    f"prompt {index} has {num_prompt_tokens} tokens, which {argument('max_length')}={wanted} leaves nothing of; set {argument('max_new_tokens')}"
+                    f"prompt {index} has {num_prompt_tokens} tokens, which max_length={wanted} leaves nothing of; set max_new_tokens"
                 )
         else:
             return min(most, num_prompt_tokens + DEFAULT_MAX_NEW_TOKENS)
@@ -197,14 +196,11 @@ class Generator:
                 raise ValueError(f"{name}={num_top} asks for more tokens than the vocabulary's {vocab_size}")
         if config.stop_strings and self.tokenizer is None:
             raise ValueError(
-                f"{argument('stop_strings')} need text, and this model has no tokenizer; give {argument('eos_token_id')}, or a tokenizer"
+                "stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer"
             )
         if any([token] in (config.bad_words_ids or ()) for token in self._end_tokens(config)):
             logger.warning(
-                "%s holds an end token, which is not banned (as in transformers); use %s or %s for that",
-                argument("bad_words_ids"),
-                argument("ignore_eos"),
-                argument("min_new_tokens"),
+                "bad_words_ids holds an end token, which is not banned (as in transformers); use ignore_eos or min_new_tokens for that",
             )
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -255,9 +251,16 @@ class Generator:
             )
         return Stream(lambda: self._request(prepared))
 
-    def add_request(self, prompt: Any, sampling_config: SamplingConfig | None = None, priority: int = 0) -> Request:
+    def add_request(
+        self,
+        prompt: Any,
+        sampling_config: SamplingConfig | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Request:
         """Queues one prompt and returns at once; see `LLMModel.add_request`."""
-        return self._request(self._prepare_one("add_request", prompt, sampling_config), checked_priority(priority))
+        prepared = self._prepare_one("add_request", prompt, sampling_config)
+        return self._request(prepared, checked_priority(priority), checked_salt(cache_salt))
 
     def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None) -> Prepared:
         prepared = self.prepare_for_generate(prompt, sampling_config)
@@ -270,10 +273,10 @@ class Generator:
             raise ValueError(f"{caller} continues one prompt, and was given {len(prepared.prompts.rows)}; use generate")
         return prepared
 
-    def _request(self, prepared: Prepared, priority: int = 0) -> Request:
+    def _request(self, prepared: Prepared, priority: int = 0, cache_salt: str | None = None) -> Request:
         sequences = self._sequences_of(prepared, 0)
         for sequence in sequences:
-            sequence.priority = priority
+            sequence.priority, sequence.cache_salt = priority, cache_salt
         return Request(
             self.driver,
             sequences,

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.naming import argument
-
 _IGNORED_KEYS = frozenset(
     {"token_type_ids", "special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping", "position_ids"}
 )
@@ -143,9 +141,7 @@ def _keep(ids: Tensor, mask: Tensor, index: int) -> list[int]:
 
 def _encode(text: str, tokenizer: Any) -> list[int]:
     if tokenizer is None:
-        raise ValueError(
-            f"this model has no tokenizer, so it takes token ids; give {argument('tokenizer_name_or_path')} to use text"
-        )
+        raise ValueError("this model has no tokenizer, so it takes token ids; give tokenizer_name_or_path to use text")
     try:
         text.encode()
     except UnicodeEncodeError as error:

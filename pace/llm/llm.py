@@ -109,17 +109,25 @@ class LLMModel:
         goes on whether or not the next piece is asked for; closing the iterator ends it."""
         return self._open.stream(prompt, sampling_config)
 
-    def add_request(self, prompt: Any, sampling_config: SamplingConfig | None = None, priority: int = 0) -> Request:
+    def add_request(
+        self,
+        prompt: Any,
+        sampling_config: SamplingConfig | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Request:
         """Queues one prompt, from any thread, and returns at once: it joins whatever else is generated, and needs nobody
         to wait for it. Its tokens are those of `generate`; `num_return_sequences` makes several continuations.
 
         `priority`: from -100 to 100, 0 for all of `generate`, `stream` and sessions. Each unit is a head start of 64
         requests: no request is passed by more than that of those that come later, so that none starves
         (docs/decoding.md).
+        `cache_salt`: up to 128 characters. The request shares cached prompts with those of the same salt alone, so that
+        nobody learns from the time to the first token what others have asked.
 
         Raises what `generate` does, and ValueError for several prompts and for beams.
         """
-        return self._open.add_request(prompt, sampling_config, priority)
+        return self._open.add_request(prompt, sampling_config, priority, cache_salt)
 
     def session(self) -> Session:
         """An empty sequence to append tokens to, look at logits of, take tokens back from, and fork."""

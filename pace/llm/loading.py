@@ -33,7 +33,6 @@ from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import available_memory_bytes, format_bytes, parse_bytes
-from pace.naming import argument
 from pace.quant import QuantizationConfig, read_quantization
 
 logger = logging.getLogger("pace")
@@ -130,7 +129,7 @@ class LoadOptions:
     def _check(self, name: str, allowed: str, *types: type) -> None:
         value = getattr(self, name)
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise TypeError(f"{argument(name)} must be {allowed}; got {type(value).__name__}")
+            raise TypeError(f"{name} must be {allowed}; got {type(value).__name__}")
 
     # -- the options as they are understood ----------------------------------------------------------------------------
 
@@ -227,7 +226,7 @@ def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:
     most = model.max_position_embeddings
     if options.max_seq_len is not None and not 2 <= options.max_seq_len <= most:
         raise ValueError(
-            f"{argument('max_seq_len')} must be from 2 to the {most} positions that config.json gives this model; got {options.max_seq_len}"
+            f"max_seq_len must be from 2 to the {most} positions that config.json gives this model; got {options.max_seq_len}"
         )
 
 
@@ -265,11 +264,9 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
         length = options.max_seq_len
         least = math.ceil(-(-(length or 1) // BLOCK_SIZE) * model.kv_spec.block_bytes / (1 - draft_share))
         if budget < least:
-            why = (
-                f"{argument('max_seq_len')}={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
-            )
+            why = f"max_seq_len={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
             raise ValueError(
-                f"{argument('kv_cache_bytes')}={options.kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}"
+                f"kv_cache_bytes={options.kv_cache_bytes} is too little: {why} {least} bytes ({format_bytes(least)}) in this model{' and its draft model' if draft_share else ''}"
             )
     CacheManager(model.kv_spec, int(budget * (1 - draft_share)), **options.cache_options)
 
@@ -282,8 +279,7 @@ def _cache_budget(options: LoadOptions) -> int:
     budget = parse_bytes(options.kv_cache_bytes)
     if budget > available:
         logger.warning(
-            "%s=%s is more than the %s of memory that are left; once that is used, the system ends the process",
-            argument("kv_cache_bytes"),
+            "kv_cache_bytes=%s is more than the %s of memory that are left; once that is used, the system ends the process",
             options.kv_cache_bytes,
             format_bytes(available),
         )
@@ -295,4 +291,4 @@ def _read_bytes(name: str, size: int | str, otherwise: str = "") -> int:
     try:
         return parse_bytes(size)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{argument(name)}: {error}{otherwise}") from None
+        raise type(error)(f"{name}: {error}{otherwise}") from None

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pace.naming import argument
 from pace.quant.format import Format
 from pace.quant.registry import FORMATS, read_format
 
@@ -59,7 +58,7 @@ class QuantizationConfig:
         known = dict.fromkeys([*modules, "lm_head"])
         for pattern in self.overrides:
             if not any(fnmatchcase(name, pattern) for name in known):
-                raise ValueError(f"{argument('overrides')}: no module matches {pattern!r}; {_near(pattern, known)}")
+                raise ValueError(f"overrides: no module matches {pattern!r}; {_near(pattern, known)}")
         return {
             name: self._tied(name) if tied and kind == "embedding" else self._of(name, kind)
             for name, kind in modules.items()

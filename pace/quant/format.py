@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pace.naming import argument
 from pace.ops.quantizer import QuantizerKernel
 from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
 
@@ -105,7 +104,7 @@ def check_finite(x: Tensor, name: str) -> None:
     if not all(map(torch.isfinite, x.aminmax())):
         row, column = (~x.isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f"{name} holds {x[row, column].item()}, which cannot be quantised; load it without {argument('quantization')}, or leave it as floats by {argument('overrides')}"
+            f"{name} holds {x[row, column].item()}, which cannot be quantised; load it without quantization, or leave it as floats by overrides"
         )
 
 

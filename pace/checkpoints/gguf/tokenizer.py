@@ -12,7 +12,7 @@ import logging
 from typing import Any, NamedTuple
 
 from pace.checkpoints.gguf.file import Metadata
-from pace.naming import argument, shown
+from pace.naming import shown
 
 logger = logging.getLogger("pace")
 
@@ -77,7 +77,7 @@ def tokenizer_json(metadata: Metadata) -> str | None:
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
         raise NotImplementedError(
-            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. Give {argument('tokenizer_name_or_path')}, or token ids instead of text"
+            f"{metadata.path} has a tokenizer of the kind {model[:80]!r}, which is not implemented; implemented: gpt2, llama. Give tokenizer_name_or_path, or token ids instead of text"
         )
     tokens = metadata.required("tokenizer.ggml.tokens", metadata.texts("tokenizer.ggml.tokens"))
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -190,7 +190,7 @@ def _cut(metadata: Metadata) -> Cut:
     name = metadata.text("tokenizer.ggml.pre", "default")
     if name not in CUTS:
         raise NotImplementedError(
-            f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. Give {argument('tokenizer_name_or_path')}, or token ids instead of text"
+            f"{metadata.path}: tokenizer.ggml.pre = {name[:80]!r} is not implemented; implemented: {', '.join(CUTS)}. Give tokenizer_name_or_path, or token ids instead of text"
         )
     return CUTS[name]
 

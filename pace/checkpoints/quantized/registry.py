@@ -11,7 +11,6 @@ from pace.checkpoints.quantized.fp8 import FP8
 from pace.checkpoints.quantized.gptq import GPTQ
 from pace.checkpoints.quantized.method import Method, refused, wrong
 from pace.checkpoints.quantized.mxfp4 import MXFP4
-from pace.naming import argument
 
 METHODS: dict[str, type[Method]] = {
     "gptq": GPTQ,
@@ -24,7 +23,7 @@ METHODS: dict[str, type[Method]] = {
 }
 """`quant_method` -> how it is read."""
 
-AT_LOAD = "take the original checkpoint, and load it with {quantization}="
+AT_LOAD = "take the original checkpoint, and load it with quantization="
 OTHERS = {
     "aqlm": AT_LOAD + '"int4"',
     "quip": AT_LOAD + '"int4"',
@@ -68,5 +67,5 @@ def read_quant_method(raw: Any) -> Method | None:
     )
     if key in METHODS:
         return METHODS[key].from_dict(raw)
-    instead = OTHERS.get(key, AT_LOAD + "one of its formats").format(quantization=argument("quantization"))
+    instead = OTHERS.get(key, AT_LOAD + "one of its formats")
     raise refused("quant_method", name, f"{instead}. Read are {', '.join(METHODS)}")

@@ -13,7 +13,6 @@ from pace.llm.cache.block_pool import BlockPool, num_blocks_of
 from pace.llm.cache.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.configs import KVCacheType
 from pace.llm.sequence import Sequence
-from pace.naming import argument
 
 PREFIX_SHARE = 0.25
 """Of the budget, the part that the beginnings of sequences which have ended may take where nobody says: the rest stays
@@ -48,18 +47,18 @@ class CacheManager:
         if num_blocks < 1:
             raise ValueError(
                 f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes {spec.block_bytes} bytes here; "
-                f"give it more ({argument('kv_cache_bytes')}), or free some memory"
+                f"give it more (kv_cache_bytes), or free some memory"
             )
         kv_cache_type = check_cache_options(kv_cache_type, bmc_rows, prefix_cache_bytes)
         if prefix_cache_bytes is None:
             prefix_cache_bytes = int(PREFIX_SHARE * budget_bytes) if kv_cache_type == KVCacheType.PAGED else 0
         elif prefix_cache_bytes > budget_bytes:
             raise ValueError(
-                f"{argument('prefix_cache_bytes')}={prefix_cache_bytes} is a part of {argument('kv_cache_bytes')}, which is {budget_bytes} here; lower it, or raise that"
+                f"prefix_cache_bytes={prefix_cache_bytes} is a part of kv_cache_bytes, which is {budget_bytes} here; lower it, or raise that"
             )
         elif 0 < prefix_cache_bytes < spec.block_bytes:
             raise ValueError(
-                f"{argument('prefix_cache_bytes')}={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none"
+                f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none"
             )
         self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
         self.allocator = _allocator(kv_cache_type, bmc_rows, self.pool)
@@ -190,24 +189,20 @@ def check_cache_options(
     """The type. Raises ValueError or TypeError for one that is none, and for options that do not go with it."""
     names = [kind.value for kind in KVCacheType]
     if kv_cache_type not in names:
-        raise ValueError(
-            f"{argument('kv_cache_type')} must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}"
-        )
+        raise ValueError(f"kv_cache_type must be one of {', '.join(map(repr, names))}; got {kv_cache_type!r}")
     kind = KVCacheType(kv_cache_type)
     if bmc_rows is not None:
         if isinstance(bmc_rows, bool) or not isinstance(bmc_rows, int):
             raise TypeError(f"bmc_rows must be an int >= 1, or None to balance copying and memory; got {bmc_rows!r}")
         if bmc_rows < 1:
-            raise ValueError(
-                f"{argument('bmc_rows')} must be an int >= 1, or None to balance copying and memory; got {bmc_rows}"
-            )
+            raise ValueError(f"bmc_rows must be an int >= 1, or None to balance copying and memory; got {bmc_rows}")
         if kind != KVCacheType.BMC:
             raise ValueError(
-                f"{argument('bmc_rows')}={bmc_rows} is for {argument('kv_cache_type')}='bmc', and this is {kind.value!r}; leave it out"
+                f"bmc_rows={bmc_rows} is for kv_cache_type='bmc', and this is {kind.value!r}; leave it out"
             )
     if prefix_cache_bytes and kind != KVCacheType.PAGED:
         raise ValueError(
-            f"a prefix cache ({argument('prefix_cache_bytes')}={prefix_cache_bytes}) needs {argument('kv_cache_type')}='paged', where texts share blocks; "
+            f"a prefix cache (prefix_cache_bytes={prefix_cache_bytes}) needs kv_cache_type='paged', where texts share blocks; "
             f"with {kind.value!r} leave it out, or say 0"
         )
     return kind

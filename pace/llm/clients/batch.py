@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
-from queue import SimpleQueue
 
 from pace.llm.clients.streamer import Feed
+from pace.llm.clients.waiting import Waiters
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sequence import Sequence, TokenLogprob
@@ -18,22 +19,30 @@ class Mail:
 
     def __init__(self, wants_tokens: bool) -> None:
         self.wants_tokens = wants_tokens
-        self.queue: SimpleQueue[tuple[Sequence, int | None, TokenLogprob | None]] = SimpleQueue()
+        self._letters: deque[tuple[Sequence, int | None, TokenLogprob | None]] = deque()
+        self._waiters = Waiters()
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         if self.wants_tokens:
-            self.queue.put((sequence, token, logprob))
+            self._letters.append((sequence, token, logprob))
+            self._waiters.wake()
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
-        self.queue.put((sequence, None, None))
+        self._letters.append((sequence, None, None))
+        self._waiters.wake_at_once()
+
+    def get(self) -> tuple[Sequence, int | None, TokenLogprob | None]:
+        """Waits for the next letter: a sequence's token with its log-probability, or its end."""
+        self._waiters.wait_for(lambda: bool(self._letters))
+        return self._letters.popleft()
 
 
 class Batch:
     """Runs the rows of one call, of any number.
 
-    The engine has only twice as many of them at a time as run in a step, the next ones being there when rows end, so that neither what sequences keep beside their
-    tokens (processors' states, say) nor the wait of other calls' requests grows with the batch. The feed is told on the
-    caller's thread.
+    The engine has only twice as many of them at a time as run in a step, so that the next ones are there when rows end.
+    Neither what sequences keep beside their tokens (processors' states, say) nor the wait of other calls' requests grows
+    with the batch. The feed is told on the caller's thread.
     """
 
     def __init__(
@@ -65,7 +74,7 @@ class Batch:
                 self._refill(is_cancelled)
                 if not self._live:
                     return
-                self._read(*self._mail.queue.get())
+                self._read(*self._mail.get())
         finally:
             self._leave()
 

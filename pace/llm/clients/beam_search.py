@@ -43,7 +43,6 @@ from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.sequence import Sequence, Span, TokenLogprob
-from pace.naming import argument
 
 
 def branching(num_end_tokens: int) -> int:
@@ -435,7 +434,7 @@ def check_length_penalty(length_penalty: float, most: int) -> None:
         is_fine = False
     if not is_fine:
         raise ValueError(
-            f"{argument('length_penalty')}={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0"
+            f"length_penalty={length_penalty:g} is out of range: {most} tokens to the power of it is 0 or infinite; use a number nearer to 0"
         )
 
 

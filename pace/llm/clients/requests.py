@@ -19,6 +19,8 @@ class Record:
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.waiters = Waiters()
+        """For the next event."""
+        self.end_waiters = Waiters()
         self.events: list[tuple[int, int | None, TokenLogprob | None]] = []
         """(row, token, its log-probability); no token at the row's end."""
         self.error: BaseException | None = None
@@ -37,7 +39,9 @@ class Record:
         self.error = self.error or error
         self.events.append((self._rows[sequence], None, None))
         self._num_ended += 1
-        self.waiters.wake()
+        self.waiters.wake_at_once()
+        if self.is_complete:
+            self.end_waiters.wake()
 
 
 class Choice:
@@ -137,7 +141,7 @@ class Request:
                 f"timeout must be a number of seconds, or None to wait for as long as it takes; got {timeout!r}"
             )
         deadline = None if timeout is None else time.perf_counter() + timeout
-        if not self._wait_for(lambda: self._record.is_complete, deadline):
+        if not self._wait(self._record.end_waiters, lambda: self._record.is_complete, deadline):
             num_tokens = sum(sequence.num_generated for sequence in self._sequences)
             raise TimeoutError(f"the request is not done in time: {num_tokens} tokens so far; ask again, or cancel it")
         if self._record.error is not None:
@@ -162,7 +166,7 @@ class Request:
         index, last = 0, len(self._sequences)
         events = self._record.events
         while last:
-            self._wait_for(lambda: index < len(events))
+            self._wait(self._record.waiters, lambda: index < len(events))
             row, token, logprob = events[index]
             index += 1
             if token is not None:
@@ -188,12 +192,12 @@ class Request:
     def _pieces(self) -> TextPieces | NoPieces:
         return NoPieces() if self._tokenizer is None else TextPieces(self._tokenizer, self._stop_strings)
 
-    def _wait_for(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:
+    def _wait(self, waiters: Waiters, condition: Callable[[], bool], deadline: float | None = None) -> bool:
         if condition():
             return True
         self._driver.check_outside()
         self._driver.start()
-        return self._record.waiters.wait_for(condition, deadline)
+        return waiters.wait_for(condition, deadline)
 
     def __del__(self) -> None:
         if record := getattr(self, "_record", None):  # where it was made

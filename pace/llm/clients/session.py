@@ -20,6 +20,8 @@ from pace.memory import available_memory_bytes, format_bytes
 
 MANY_BYTES = 64 << 20
 """Below, nobody asks how much memory is left: that takes as long as a decode step of a small model."""
+ROWS_AT_ONCE = 8
+"""Of logits that are made log-probabilities: a second matrix as large as a step's logits would be twice the memory."""
 
 
 class CollectLogits:
@@ -61,8 +63,11 @@ class ScoreTokens:
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         first, last = span.end - logits.shape[0], min(span.end, len(self.tokens) - 1)
-        next_tokens = self.tokens[first + 1 : last + 1, None]
-        self.logprobs[first:last] = ops.log_softmax(logits)[: last - first].gather(1, next_tokens)[:, 0]
+        for begin in range(first, last, ROWS_AT_ONCE):
+            end = min(begin + ROWS_AT_ONCE, last)
+            next_tokens = self.tokens[begin + 1 : end + 1, None]
+            logprobs = ops.log_softmax(logits[begin - first : end - first])
+            self.logprobs[begin:end] = logprobs.gather(1, next_tokens)[:, 0]
         if last == len(self.tokens) - 1 and not self.outcome.done():
             self.outcome.set_result(self.logprobs)
         return []

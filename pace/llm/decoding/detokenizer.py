@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 REPLACEMENT = "\ufffd"
@@ -12,6 +13,18 @@ REPLACEMENT = "\ufffd"
 def decode(tokenizer: Any, tokens: list[int]) -> str:
     """The text of tokens, without special tokens and without the cleaning of spaces that would change it afterwards."""
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False) if tokens else ""
+
+
+def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
+    """`decode` of one tokenizer. Where transformers does no more than to call the tokenizers package, that is called
+    itself: a stream decodes twice for every token, and what is around it takes several times as long."""
+    from transformers import PreTrainedTokenizerFast as Fast
+
+    kind = type(tokenizer)
+    if isinstance(tokenizer, Fast) and kind.decode is Fast.decode and kind._decode is Fast._decode:
+        backend = tokenizer.backend_tokenizer.decode
+        return lambda tokens: backend(tokens, skip_special_tokens=True)
+    return lambda tokens: decode(tokenizer, tokens)
 
 
 class Detokenizer:
@@ -27,8 +40,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._decode = decoder_of(tokenizer)
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
-        self._state = _Followed("", (), 0, 0)  # replaced as a whole: a push that is broken off has not been
+        self._state = _Followed("", [], 0, 0)  # replaced as a whole: a push that is broken off has not been
 
     @property
     def text(self) -> str:
@@ -47,7 +61,7 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Takes a token and returns the text that is now certain, maybe "". An error or Ctrl-C leaves it as it was."""
         state = self._state
-        held = state._replace(tokens=(*state.tokens, token), num_pushed=state.num_pushed + 1)
+        held = _Followed(state.text, [*state.tokens, token], state.num_given, state.num_pushed + 1)
         piece = ""
         if token not in self._special and not self._is_byte(token):
             piece = self._pending_of(held)
@@ -67,8 +81,8 @@ class Detokenizer:
         return self._pending_of(self._state)
 
     def _pending_of(self, state: _Followed) -> str:
-        before = decode(self.tokenizer, list(state.tokens[: state.num_given]))
-        return decode(self.tokenizer, list(state.tokens))[len(before) :]
+        before = self._decode(state.tokens[: state.num_given]) if state.num_given else ""
+        return self._decode(state.tokens)[len(before) :] if state.tokens else ""
 
     def _is_byte(self, token: int) -> bool:
         name = self.tokenizer.convert_ids_to_tokens(token)
@@ -79,7 +93,7 @@ class _Followed(NamedTuple):
     """How far a `Detokenizer` has come."""
 
     text: str
-    tokens: tuple[int, ...]
+    tokens: list[int]
     """Of the last piece and of what is held back."""
     num_given: int
     """How many of them are in `text`."""
@@ -117,6 +131,8 @@ class TextPieces:
         return self._release(self.detokenizer.flush(), ended=True)
 
     def _release(self, piece: str, ended: bool) -> str:
+        if not self.stop_strings:
+            return piece
         if self._stopped:
             return ""
         self._held += piece

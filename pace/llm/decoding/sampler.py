@@ -16,7 +16,6 @@ from torch import Tensor
 from pace.llm.decoding.logits import Filter, Processors
 from pace.llm.decoding.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sequence import Sequence, Span, TokenLogprob
-from pace.naming import argument
 
 
 class DecodingStrategy(Protocol):
@@ -247,7 +246,7 @@ def not_finite(sequence: Sequence) -> ValueError:
     """What a sequence fails with where the model gave NaN or +inf. (-inf is a ban, which a model may state.)"""
     return ValueError(
         f"the model's logits are not finite (NaN or inf) after {len(sequence.tokens)} tokens; the weights may be damaged, "
-        f"or the dtype too narrow: try {argument('dtype')}=float32"
+        f"or the dtype too narrow: try dtype=float32"
     )
 
 

@@ -15,10 +15,11 @@ from pace.llm.engine.scheduler import Scheduler
 from pace.llm.runners.batch_builder import BatchBuilder
 from pace.llm.sequence import Sequence, Span
 from pace.memory import format_bytes
-from pace.naming import argument
 
 MOST_PRIORITY = 100
 """Either way: how many may pass a sequence is bounded."""
+MOST_SALT = 128
+"""Characters of a cache salt."""
 
 
 class Engine:
@@ -74,13 +75,11 @@ class Engine:
         if num_tokens > positions:
             return f"this model has no more positions (max_position_embeddings={positions}); shorten the text"
         if self.max_seq_len is not None and num_tokens > self.max_seq_len:
-            return (
-                f"the model was loaded with {argument('max_seq_len')}={self.max_seq_len}; raise it, or shorten the text"
-            )
+            return f"the model was loaded with max_seq_len={self.max_seq_len}; raise it, or shorten the text"
         wanted = cache.bytes_for(num_tokens) + self.drafter.bytes_for(num_tokens)
         return (
             f"the cache of {format_bytes(cache.budget_bytes)} has no room for more, at {format_bytes(cache.bytes_for(1) / BLOCK_SIZE)} a token; "
-            f"load the model with {argument('kv_cache_bytes')}={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
+            f"load the model with kv_cache_bytes={wanted} ({format_bytes(wanted)}) or more, or shorten the text"
         )
 
     # -- the one loop body ---------------------------------------------------------------------------------------------
@@ -228,6 +227,15 @@ class Engine:
         assert not self.scheduler.running and not self.scheduler.waiting, "the engine is not idle"
         self.cache.check_integrity(self.scheduler.sequences())
         self.drafter.check_integrity()
+
+
+def checked_salt(cache_salt: Any) -> str | None:
+    """Raises TypeError or ValueError for a salt that is none."""
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise TypeError(f"cache_salt must be a string or None, got {cache_salt!r:.100}")
+    if cache_salt is not None and not 1 <= len(cache_salt) <= MOST_SALT:
+        raise ValueError(f"cache_salt must have 1 to {MOST_SALT} characters, got {len(cache_salt)}")
+    return cache_salt
 
 
 def checked_priority(priority: Any) -> int:

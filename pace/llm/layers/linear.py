@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.slot import Slot, Source
-from pace.naming import argument
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import Format
 
@@ -131,7 +130,7 @@ def check_range(source: Tensor, dtype: torch.dtype, tensor: str) -> None:
         return
     finite = source[source.isfinite()].abs()
     if finite.numel() and finite.max() > limit:
-        advice = f"; load with {argument('dtype')}=bfloat16 or float32" if dtype == torch.float16 else ""
+        advice = "; load with dtype=bfloat16 or float32" if dtype == torch.float16 else ""
         raise ValueError(
             f"{tensor} reaches {finite.max():.4g}, which {str(dtype)[6:]} (at most {limit:.5g}) cannot hold{advice}"
         )

@@ -34,7 +34,6 @@ from pace.llm.models.filling import TensorReader, fillings
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.weight_plan import StoredQuantized, plan_weights
 from pace.memory import available_memory_bytes
-from pace.naming import argument
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import QuantizationConfig
 
@@ -278,9 +277,9 @@ class BaseModelForCausalLM(Layer):
             if any(matrix.plan.layout for matrix in self.matrices()):
                 kind = "as they are quantised"
             elif self.dtype == torch.float32:
-                narrower = f"load with {argument('dtype')}=bfloat16, which takes half, or {argument('quantization')}='int4', an eighth; or "
+                narrower = "load with dtype=bfloat16, which takes half, or quantization='int4', an eighth; or "
             else:
-                narrower = f"load with {argument('quantization')}='int4', which takes a quarter; or "
+                narrower = "load with quantization='int4', which takes a quarter; or "
             raise MemoryError(
                 f"the weights take {needed / 2**30:.2f} GiB {kind}, and {available / 2**30:.2f} GiB of memory are left; {narrower}free some memory or "
                 f"take a smaller model"

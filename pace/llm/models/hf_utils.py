@@ -32,7 +32,6 @@ from pace.checkpoints.reader import (
     TORCH_NAME,
     shard_names,
 )
-from pace.naming import argument
 
 logger = logging.getLogger("pace")
 
@@ -104,7 +103,7 @@ def find_checkpoint(
             )
         if revision is not None:
             raise ValueError(
-                f"{argument('revision')}={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions"
+                f"revision={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions"
             )
         return _gguf_inside(path, weights) or path if path.is_dir() else shard_paths(path)[0]
     looks_like_path = isinstance(path_or_id, os.PathLike) or text.startswith((".", "/", "~")) or text.endswith("/")
@@ -186,7 +185,7 @@ def _find_on_hub(
         return Path(found)
 
     if local_files_only:
-        return cached(f"{argument('local_files_only', True)} forbids to download it")
+        return cached("local_files_only=True forbids to download it")
 
     class Bar(utils.tqdm):
         def __init__(self, *args, **kwargs):
@@ -323,7 +322,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
         if not required:
             return None
         raise FileNotFoundError(
-            f"{directory} has no tokenizer ({files}); give {argument('tokenizer_name_or_path')}, or token ids instead of text"
+            f"{directory} has no tokenizer ({files}); give tokenizer_name_or_path, or token ids instead of text"
         )
     try:
         tokenizer = make()

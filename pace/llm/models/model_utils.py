@@ -24,7 +24,6 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, read_config_json
 from pace.llm.models.model_list import read_config
 from pace.llm.operators import OperatorConfig, read_backend
-from pace.naming import argument
 from pace.ops import native, reference
 from pace.quant import QuantizationConfig, read_quantization
 
@@ -149,9 +148,7 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
     else:
         raise TypeError(f"dtype must be a torch.dtype or its name, such as 'bfloat16'; got {type(dtype).__name__}")
     if found is None:
-        raise ValueError(
-            f"{argument('dtype')} must be bfloat16, float16 or float32 (short: bf16, fp16, fp32); got {str(dtype)!r}"
-        )
+        raise ValueError(f"dtype must be bfloat16, float16 or float32 (short: bf16, fp16, fp32); got {str(dtype)!r}")
     return found
 
 
@@ -165,7 +162,7 @@ def parse_kv_cache_dtype(kv_cache_dtype: torch.dtype | str, dtype: torch.dtype) 
     found = (DTYPES | {"auto": dtype, "int8": torch.int8}).get(str(kv_cache_dtype).removeprefix("torch.").lower())
     if found is None:
         raise ValueError(
-            f"{argument('kv_cache_dtype')} must be 'auto' (that of the weights), bfloat16, float16, float32 (short: bf16, fp16, fp32) or int8; got {str(kv_cache_dtype)!r}"
+            f"kv_cache_dtype must be 'auto' (that of the weights), bfloat16, float16, float32 (short: bf16, fp16, fp32) or int8; got {str(kv_cache_dtype)!r}"
         )
     return found
 
@@ -182,13 +179,13 @@ def read_threads(num_threads: int | None, pin_threads: bool | None = None) -> tu
     if num_threads is None:
         num_threads = env.num_threads() or _C.cpu_info()["default_threads"]
     if type(num_threads) is not int:
-        raise TypeError(f"{argument('num_threads')} must be an integer or None; got {type(num_threads).__name__}")
+        raise TypeError(f"num_threads must be an integer or None; got {type(num_threads).__name__}")
     if not 1 <= num_threads <= env.MAX_THREADS:
-        raise ValueError(f"{argument('num_threads')} must be in 1..{env.MAX_THREADS}; got {num_threads}")
+        raise ValueError(f"num_threads must be in 1..{env.MAX_THREADS}; got {num_threads}")
     if pin_threads is None:
         pin_threads = env.pin_threads()
     if type(pin_threads) is not bool:
-        raise TypeError(f"{argument('pin_threads')} must be True, False or None; got {type(pin_threads).__name__}")
+        raise TypeError(f"pin_threads must be True, False or None; got {type(pin_threads).__name__}")
     return num_threads, pin_threads
 
 

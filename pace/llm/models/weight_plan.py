@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead, WeightPlan
-from pace.naming import argument
 from pace.ops.weight_layout import WeightLayout, common_layout
 from pace.quant import Format, QuantizationConfig
 
@@ -41,7 +40,7 @@ def plan_weights(
         if not formats:
             raise ValueError(
                 f"this checkpoint is quantised already ({name} as {layout}, and {len(stored) - 1} more tensors), and quantising it again would lose twice; load it without "
-                f"{argument('quantization')}, or give the original checkpoint"
+                f"quantization, or give the original checkpoint"
             )
         warnings.append(
             f"{len(stored)} tensors of this checkpoint are quantised already and stay as they are ({name} as {layout}, ...); {len(formats)} others are quantised now"

@@ -389,6 +389,15 @@ def test_two_salts_never_share_a_block() -> None:
     assert len(set(blocks)) == 4 * 3, "the three full blocks of each"
 
 
+def test_a_request_has_the_salt_it_asks_for() -> None:
+    generator, prompt, config = prefix_generator(), ids(1, 50), SamplingConfig(max_new_tokens=1)
+
+    def reused(salt: str | None) -> int:
+        return generator.add_request(prompt, config, cache_salt=salt).result().metrics.num_reused_tokens
+
+    assert [reused(salt) for salt in ("a", "b", None, "a", "b", None)] == [0, 0, 0, 48, 48, 48]
+
+
 def test_two_adapters_never_share_a_block() -> None:
     engine, prompt = engine_by_hand(), ids(1, 50)
     found = [salted(engine, prompt, adapter=adapter) for adapter in (None, "a", "b", "a", "b", None)]

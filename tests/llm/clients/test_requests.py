@@ -312,6 +312,9 @@ def test_what_a_request_cannot_be_is_told() -> None:
     ):
         with pytest.raises(error, match="priority must be an int from -100 to 100"):
             generator.add_request([1], priority=priority)
+    for salt, error in (("", ValueError), ("x" * 129, ValueError), (7, TypeError)):
+        with pytest.raises(error, match="cache_salt must"):
+            generator.add_request([1], cache_salt=salt)
     with pytest.raises(ValueError, match="add_request continues one prompt, and was given 2"):
         generator.add_request([[1], [2]])
     with pytest.raises(ValueError, match="stream gives the text of one continuation, and this call makes 3"):

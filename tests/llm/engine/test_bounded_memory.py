@@ -35,20 +35,6 @@ ALLOCATOR_BYTES = 24 << 20
 would take."""
 
 
-M_MMAP_THRESHOLD = -3
-"""glibc's."""
-
-
-@pytest.fixture(autouse=True)
-def what_is_freed_goes_back():
-    """Counts what is held, and not what the allocator keeps of freed tensors: for the engine's thread that depends on
-    the order in which it freed them."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
-    yield
-    libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
-
-
 @functools.cache
 def engine() -> Engine:
     model_class, config = read_config(

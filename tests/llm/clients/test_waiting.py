@@ -1,0 +1,84 @@
+"""Who waits is woken: at once for the first and the last of what comes, by the handful in between."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from pace.llm.clients import waiting
+from pace.llm.clients.waiting import Waiters
+
+
+class Belt:
+    """Things that one thread puts down and another takes, with how often it was woken for them."""
+
+    def __init__(self, num_things: int) -> None:
+        self.waiters = Waiters()
+        self.things: list[float] = []
+        self.num_things = num_things
+        self.handfuls: list[int] = []
+        self.taker = threading.Thread(target=self._take)
+        self.taker.start()
+
+    def put(self) -> None:
+        self.things.append(time.perf_counter())
+        if len(self.things) == self.num_things:
+            self.waiters.wake_at_once()
+        else:
+            self.waiters.wake()
+
+    def _take(self) -> None:
+        taken = 0
+        while taken < self.num_things:
+            assert self.waiters.wait_for(lambda: len(self.things) > taken)
+            there = len(self.things)
+            self.handfuls.append(there - taken)
+            taken = there
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_comes_fast_is_taken_by_the_handful(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.2)
+    belt = Belt(50)
+    for _ in range(50):
+        belt.put()
+        time.sleep(0.001)
+    belt.taker.join(30)
+    assert sum(belt.handfuls) == 50 and len(belt.handfuls) < 10
+
+
+def test_what_comes_slowly_is_taken_one_by_one(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.0)
+    belt = Belt(20)
+    for number in range(20):
+        belt.put()
+        wait_until(lambda number=number: len(belt.handfuls) > number)
+    belt.taker.join(30)
+    assert belt.handfuls == [1] * 20
+
+
+def test_the_first_and_the_last_wait_for_no_rest(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "LEAST_SECONDS", 1000.0)
+    belt = Belt(3)
+    belt.put()
+    wait_until(lambda: belt.handfuls == [1])
+    belt.put()  # the taker rests, and hears nothing of it
+    time.sleep(0.05)
+    assert belt.handfuls == [1]
+    belt.put()
+    belt.taker.join(30)
+    assert belt.handfuls == [1, 2]
+    assert not belt.waiters._asleep and not belt.waiters._at_rest
+
+
+def test_who_gives_up_leaves_nothing_behind() -> None:
+    waiters = Waiters()
+    for _ in range(5):
+        assert not waiters.wait_for(lambda: False, time.perf_counter() + 0.001)
+    assert not waiters._asleep and not waiters._at_rest
