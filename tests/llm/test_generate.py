@@ -424,15 +424,23 @@ def test_a_callback_streams_a_batch(model: LLMModel) -> None:
         assert mine[-1].finish_reason == out.finish_reasons[row]
 
 
-def test_a_stream_left_early_frees_its_blocks(model: LLMModel) -> None:
-    stream = model.stream([5], GREEDY)
+@pytest.mark.parametrize("leave", [lambda stream: stream.close(), lambda stream: None], ids=["closed", "dropped"])
+def test_a_stream_left_early_frees_its_blocks(model: LLMModel, leave) -> None:
+    go_on = threading.Event()
+
+    def slow(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        assert ids.shape[1] < 10 or go_on.wait(60)
+        return logits
+
+    stream = model.stream([5], SamplingConfig(max_new_tokens=50, ignore_eos=True, logits_processors=[slow]))
     next(stream)
-    stream.close()
-    check_idle(model)
-    stream = model.stream([5], GREEDY)
-    next(stream)
+    used = model._open.engine.cache.used_bytes
+    leave(stream)
     del stream
+    go_on.set()
+    assert used > 0
     check_idle(model)
+    assert model._open.engine.cache.used_bytes == 0
 
 
 @pytest.mark.parametrize(

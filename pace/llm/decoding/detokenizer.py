@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 REPLACEMENT = "\ufffd"
 """What a decoder puts for bytes that are not (yet) a character."""
+BASE_CLASSES = "transformers.tokenization_utils"
+"""Modules of the tokenizers that a model's own may derive from, and change."""
 
 
 def decode(tokenizer: Any, tokens: list[int]) -> str:
@@ -18,12 +20,10 @@ def decode(tokenizer: Any, tokens: list[int]) -> str:
 def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
     """`decode` of one tokenizer. Where transformers does no more than to call the tokenizers package, that is called
     itself: a stream decodes twice for every token, and what is around it takes several times as long."""
-    from transformers import PreTrainedTokenizerFast as Fast
-
-    kind = type(tokenizer)
-    if isinstance(tokenizer, Fast) and kind.decode is Fast.decode and kind._decode is Fast._decode:
-        backend = tokenizer.backend_tokenizer.decode
-        return lambda tokens: backend(tokens, skip_special_tokens=True)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))
+    if backend is not None and all(getattr(method, "__module__", "").startswith(BASE_CLASSES) for method in methods):
+        return lambda tokens: backend.decode(tokens, skip_special_tokens=True)
     return lambda tokens: decode(tokenizer, tokens)
 
 

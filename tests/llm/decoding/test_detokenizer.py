@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.llm.decoding.detokenizer import Detokenizer, TextPieces, decode, find_stop
+from pace.llm.decoding.detokenizer import Detokenizer, TextPieces, decode, decoder_of, find_stop
 from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
 
 TEXTS = [*CORPUS[:3], "🦊", "a🦊b é", "   leading and trailing   ", "naïve café\n\n日本", "don't . ' , x !"]
@@ -35,6 +36,21 @@ def test_any_tokens_in_pieces_are_the_tokens_at_once(kind: str, data: st.DataObj
     follower = Detokenizer(tokenizer)
     pieces = [follower.push(token) for token in tokens] + [follower.flush()]
     assert "".join(pieces) == decode(tokenizer, tokens)
+
+
+def test_the_tokenizers_package_decodes_only_where_nothing_else_has_a_say() -> None:
+    tokenizer = ZOO["byte_level"]()
+    tokens = tokenizer("a🦊b", add_special_tokens=False)["input_ids"]
+
+    class Shouting(type(tokenizer)):
+        def _decode(self, *arguments, **named) -> str:
+            return super()._decode(*arguments, **named).upper()
+
+    assert decoder_of(tokenizer).__closure__[0].cell_contents is tokenizer.backend_tokenizer
+    assert decoder_of(tokenizer)(tokens) == "a🦊b"
+    loud = copy.copy(tokenizer)
+    loud.__class__ = Shouting
+    assert decoder_of(loud)(tokens) == decode(loud, tokens) == "A🦊B"
 
 
 @pytest.mark.parametrize("kind", ZOO)
