@@ -36,6 +36,19 @@ _QWEN3 = dict(
     hidden_act="silu",
     max_position_embeddings=40960,
 )
+_GEMMA2 = dict(
+    architectures=["Gemma2ForCausalLM"],
+    model_type="gemma2",
+    vocab_size=256000,
+    head_dim=256,
+    query_pre_attn_scalar=256,
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+    sliding_window=4096,
+    rms_norm_eps=1e-6,
+    hidden_activation="gelu_pytorch_tanh",
+    max_position_embeddings=8192,
+)
 
 
 def _scaled(factor: float) -> dict[str, Any]:
@@ -78,6 +91,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True),
     "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, 8, True),
     "qwen3-8b": _QWEN3 | _sizes(4096, 12288, 36, 32, 8, False),
+    "gemma-2-2b": _GEMMA2 | _sizes(2304, 9216, 26, 8, 4, True),
+    "gemma-2-9b": _GEMMA2 | _sizes(3584, 14336, 42, 16, 8, True),
     "mistral-7b": _LLAMA
     | _sizes(4096, 14336, 32, 32, 8, False)
     | dict(
