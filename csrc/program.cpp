@@ -35,6 +35,18 @@ float* Program::Frame::at(Value value) const {
 
 // ---- Recording
 
+namespace {
+
+bool is_result(Value value) { return value.buffer == Value::kLogits; }
+bool is_result(Columns columns) { return is_result(columns.value); }
+
+template <class... Operands>
+bool any_result(Operands... operands) {
+    return (is_result(operands) || ...);
+}
+
+}  // namespace
+
 void Program::embedding(Value out, const void* weight, const int32_t* order, Ids ids, int64_t offset) {
     record<GatherOp>("embedding", true, [=](GatherOp& op, const Frame& frame) {
         op.weight = weight;
@@ -60,7 +72,7 @@ void Program::gather_rows(Value out, Columns x) {
 }
 
 void Program::add(Value out, Columns a, Columns b) {
-    record<AddOp>("add", false, [=](AddOp& op, const Frame& frame) {
+    record<AddOp>("add", any_result(out, a, b), [=](AddOp& op, const Frame& frame) {
         op.a = frame.at(a);
         op.b = frame.at(b);
         op.a_stride = a.value.columns;
@@ -72,7 +84,7 @@ void Program::add(Value out, Columns a, Columns b) {
 }
 
 void Program::activation(Value out, Columns x, Activation activation) {
-    record<ActivationOp>("activation", false, [=](ActivationOp& op, const Frame& frame) {
+    record<ActivationOp>("activation", any_result(out, x), [=](ActivationOp& op, const Frame& frame) {
         op.activation = activation;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
@@ -83,7 +95,7 @@ void Program::activation(Value out, Columns x, Activation activation) {
 }
 
 void Program::scale(Columns x, float factor) {
-    record<ScaleOp>("scale", x.value.buffer == Value::kLogits, [=](ScaleOp& op, const Frame& frame) {
+    record<ScaleOp>("scale", any_result(x), [=](ScaleOp& op, const Frame& frame) {
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(x.value);
@@ -93,7 +105,7 @@ void Program::scale(Columns x, float factor) {
 }
 
 void Program::softcap(Columns x, float cap) {
-    record<SoftcapOp>("softcap", x.value.buffer == Value::kLogits, [=](SoftcapOp& op, const Frame& frame) {
+    record<SoftcapOp>("softcap", any_result(x), [=](SoftcapOp& op, const Frame& frame) {
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(x.value);
@@ -103,7 +115,7 @@ void Program::softcap(Columns x, float cap) {
 }
 
 void Program::norm(Value out, Columns x, const Norm& norm) {
-    record<NormOp>("norm", false, [=](NormOp& op, const Frame& frame) {
+    record<NormOp>("norm", any_result(out, x), [=](NormOp& op, const Frame& frame) {
         op.norm = norm;
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
@@ -115,11 +127,10 @@ void Program::norm(Value out, Columns x, const Norm& norm) {
 
 void Program::linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order,
                      const float* bias, Activation activation, const Value* residual) {
-    const bool varies = out.buffer == Value::kLogits;
     const bool adds = residual != nullptr;
     const Value added = adds ? *residual : out;
     const std::string name = "linear " + std::to_string(out.columns) + " x " + std::to_string(x.count);
-    record<LinearOp>(name, varies, [=](LinearOp& op, const Frame& frame) {
+    record<LinearOp>(name, any_result(out, x, added), [=](LinearOp& op, const Frame& frame) {
         op.x = frame.at(x);
         op.x_stride = x.value.columns;
         op.rows = frame.rows_of(out);

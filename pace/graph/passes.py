@@ -10,12 +10,12 @@ from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
 from pace.graph.recorded import Attention, Linear, Norm, NormHeads, Preparation, RotateHeads, StoreKv
 
 
-def fuse(instructions: list[Instruction]) -> list[Instruction]:
-    """All of the rewrites."""
-    return fuse_norms(fuse_heads(instructions))
+def fuse(instructions: list[Instruction], result: Value) -> list[Instruction]:
+    """All of the rewrites; `result` is what the caller reads."""
+    return fuse_norms(fuse_heads(instructions), result)
 
 
-def fuse_norms(instructions: list[Instruction]) -> list[Instruction]:
+def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instruction]:
     """A norm that only linears read becomes part of each of them: one barrier less.
 
     Where two linears read it (the attention and the MLP of a parallel block), it is computed twice, which costs less
@@ -25,16 +25,17 @@ def fuse_norms(instructions: list[Instruction]) -> list[Instruction]:
         for value in instruction.values():
             readers[value].append(index)
     fused: dict[Columns, Norm] = {}
-    result: list[Instruction] = []
+    kept: list[Instruction] = []
     for index, instruction in enumerate(instructions):
-        if isinstance(instruction, Norm) and _can_wait(instructions, index, readers[instruction.out][1:]):
+        is_inner = isinstance(instruction, Norm) and instruction.out is not result
+        if is_inner and _can_wait(instructions, index, readers[instruction.out][1:]):
             fused[instruction.out.whole] = instruction
         elif isinstance(instruction, Linear) and instruction.x in fused:
             norm = fused[instruction.x]
-            result.append(replace(instruction, x=norm.x, norm=norm.parameters))
+            kept.append(replace(instruction, x=norm.x, norm=norm.parameters))
         else:
-            result.append(instruction)
-    return result
+            kept.append(instruction)
+    return kept
 
 
 def _can_wait(instructions: list[Instruction], index: int, readers: list[int]) -> bool:

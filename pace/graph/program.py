@@ -34,15 +34,15 @@ class Program:
     loaded, and kept alive by the program. May be called from several threads, which take turns."""
 
     def __init__(self, model: Recordable, layers: Sequence[LayerCache], angles_half: int, optimise: bool = True):
-        """`layers`: of the model's `KVSpec`; `angles_half`: pairs of each head that the model rotates; 0 for none. Without `optimise`, every instruction is
-        that of one operation: the same bits, with more barriers."""
+        """`layers`: of the model's `KVSpec`; `angles_half`: pairs of each head that the model rotates; 0 for none.
+        Without `optimise`, every instruction is that of one operation: the same bits, with more barriers."""
         self._model = model
         recording, angles = Recording(), SymbolicAngles(angles_half)
         logits = model.compute(recorded, recording.batch(layers), (angles, angles))
-        self.instructions = fuse(recording.instructions) if optimise else recording.instructions
         if not logits.columns.is_whole:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
+        self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
         self._program = _lower(self.instructions, self._result)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
 

@@ -108,7 +108,7 @@ class Generator:
             strategy = self._strategy(config, processors.fork(), seed if sample == 0 else mix(seed ^ mix(sample)))
             samples.append(Sequence(row, strategy, self._stopping(config, limit, end_tokens), limit))
             if config.token_mask is not None:
-                samples[-1].mask = SequenceMask(config.token_mask.fork())
+                samples[-1].mask = SequenceMask(config.token_mask)
         if config.prompt_logprobs is not None:
             samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
             samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)

@@ -258,7 +258,7 @@ def _read_defaults(directory: Path, tokenizer: Any, model: BaseModelForCausalLM)
 def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share: Fraction) -> None:
     """Raises ValueError for a cache without room for a block, or for one sequence of `max_seq_len` tokens, besides a
     draft model's share; and for sizes that do not go together."""
-    budget = available_memory_bytes()
+    budget = available_memory_bytes() * CACHE_SHARE
     if options.kv_cache_bytes is not None:
         budget = parse_bytes(options.kv_cache_bytes)
         length = options.max_seq_len

@@ -195,9 +195,9 @@ class Span:
     drafts: list[int] = field(default_factory=list)
     """Proposed tokens after the last known one, to be verified; only where the span reaches the end of the tokens."""
     num_forced: int = 0
-    """The first so many drafts are all that the sequence's mask allows."""
+    """Number of the first drafts that are all the sequence's mask allows."""
     num_certain: int = 0
-    """The first so many drafts are kept unseen: no logits are wanted of the rows that they would be verified by."""
+    """Number of the first drafts that are kept unseen: no logits are wanted of the rows that would verify them."""
 
     def keep_drafts(self, drafts: list[int]) -> None:
         """Drops all drafts but these, the first ones."""

@@ -107,6 +107,8 @@ def test_every_shape_is_a_config_that_pace_reads(name):
         "6b": 6.05,
         "7b": 7.4,
         "8b": 8.1,
+        "gemma-2-2b": 2.61,
+        "gemma-2-9b": 9.24,
     }
     elements = sum(torch.Size(slot.shape).numel() for [slot] in model.slots().values())
     expected = billions[name if name in billions else name.split("-")[-1]]

@@ -40,7 +40,7 @@ def test_a_norm_that_only_linears_read_becomes_part_of_them():
     x = Value(8)
     norm = Norm(Value(8), x.whole, RMS)
     first, second = linear(norm.out), linear(norm.out, residual=x)
-    fused = fuse_norms([norm, first, second])
+    fused = fuse_norms([norm, first, second], second.out)
     assert [(i.x, i.norm, i.residual, i.out) for i in fused] == [
         (x.whole, RMS, None, first.out),
         (x.whole, RMS, x.whole, second.out),
@@ -56,13 +56,13 @@ def test_a_norm_that_others_read_too_stays(also):
         "attention": Attention(Value(8), Heads(norm.out, 0, 2, 4, 4), 0, 1.0, None, None),
     }[also]
     instructions = [norm, linear(norm.out), other]
-    assert fuse_norms(instructions) == instructions
+    assert fuse_norms(instructions, other.out) == instructions
 
 
 def test_norms_of_norms_are_not_fused_twice():
     inner = Norm(Value(8), Value(8).whole, RMS)
     outer = Norm(Value(8), inner.out.whole, RMS)
-    fused = fuse_norms([inner, outer, linear(outer.out)])
+    fused = fuse_norms([inner, outer, last := linear(outer.out)], last.out)
     assert fused[0] is inner and fused[1].x == inner.out.whole and len(fused) == 2
 
 
@@ -115,9 +115,9 @@ def test_a_norm_does_not_wait_until_what_it_reads_is_changed():
     reader = linear(part.out)
     for column, fuses in ((0, True), (2, False), (8, False), (12, True)):
         turn = RotateHeads(Heads(value, column, 1, 4, 4), TURN)
-        fused = fuse_norms([part, turn, reader])
+        fused = fuse_norms([part, turn, reader], reader.out)
         assert len(fused) == 2 if fuses else fused == [part, turn, reader], column
-        assert len(fuse_norms([part, reader, turn])) == 2  # changed afterwards
+        assert len(fuse_norms([part, reader, turn], reader.out)) == 2  # changed afterwards
 
 
 def test_queries_and_keys_that_others_read_or_share_stay_as_they_are():

@@ -106,7 +106,8 @@ class Program {
     };
 
     // Any op (pace/ops.h): bind(op, frame) points it at a step's memory, and prepare() follows. An op that `varies` is
-    // bound for every step; others only when the number of rows, the threads or the table change.
+    // bound for every step; others only when the number of rows, the threads or the table change. What reads or writes
+    // the result varies: it lies elsewhere in every step.
     template <class Op, class Bind>
     void record(std::string name, bool varies, Bind bind) {
         instructions_.push_back(std::make_unique<Recorded<Op, Bind>>(std::move(name), varies, std::move(bind)));

@@ -20,7 +20,7 @@ with the system until sequences that are at work want it."""
 
 
 class CacheManager:
-    """The cache of all sequences of one model: a pool of blocks, a allocator by which a sequence gets them, and the
+    """The cache of all sequences of one model: a pool of blocks, an allocator by which a sequence gets them, and the
     prefix cache.
 
     A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager

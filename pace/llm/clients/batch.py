@@ -56,6 +56,7 @@ class Batch:
         self.cancel = cancel
         self.rows: list[Sequence] = []
         """In order; those that have ended are their outcomes."""
+        self._cancel_error: BaseException | None = None
         self._mail = Mail(feed.wants_tokens)
         self._live: dict[Sequence, int] = {}
         self._cut: dict[Sequence, int] = {}
@@ -66,14 +67,15 @@ class Batch:
         """Runs all rows to their ends; tells the feed the `prompts` of all and how they go. However it ends, nothing of
         them stays in the engine."""
         is_cancelled = self.feed.start(prompts) is False
-        if self.cancel is not None:
-            self.driver.call(lambda engine: engine.between_steps.append(self._look_at_cancel))
         try:
+            if self.cancel is not None:
+                self.driver.call(lambda engine: engine.between_steps.append(self._look_at_cancel))
             while True:
                 is_cancelled = is_cancelled or (self.cancel is not None and self.cancel.is_set())
                 self._refill(is_cancelled)
                 if not self._live:
                     return
+                self.driver.start()  # after a fork() in a streamer nobody else does
                 self._read(*self._mail.get())
         finally:
             self._leave()
@@ -106,6 +108,8 @@ class Batch:
 
     def _read(self, sequence: Sequence, token: int | None, logprob: TokenLogprob | None) -> None:
         """Takes one letter: a token to tell of, or the end of a row."""
+        if self._cancel_error is not None:
+            raise self._cancel_error
         row = self._live[sequence]
         if token is None:
             del self._live[sequence]
@@ -117,20 +121,29 @@ class Batch:
                 self.driver.abort([sequence])
 
     def _conclude(self, row: int, sequence: Sequence) -> None:
-        if sequence.error is not None:
+        if sequence.error is not None and sequence not in self._cut:
             raise sequence.error
         del self._num_told[sequence]
         num_generated = self._cut.pop(sequence, sequence.num_generated)
         if num_generated < sequence.num_generated:  # it went on until it heard that this is enough
             sequence.take_back(num_generated)
-            sequence.finish_reason = "cancelled"
+            sequence.finish_reason, sequence.error = "cancelled", None
         self.rows[row] = sequence.outcome()
         self.feed.finished(row, sequence.finish_reason, num_generated)
 
     def _look_at_cancel(self) -> None:
         """Runs between two steps, on the engine's thread."""
-        if self.cancel.is_set():
+        try:
+            if self.cancel.is_set():
+                self._end_rows(self.driver.engine)
+        except BaseException as error:  # of the caller's object, who shall hear of it alone
+            self._cancel_error = error
+            self._unhook(self.driver.engine)
             self._end_rows(self.driver.engine)
+
+    def _unhook(self, engine: Engine) -> None:
+        if self._look_at_cancel in engine.between_steps:
+            engine.between_steps.remove(self._look_at_cancel)
 
     def _end_rows(self, engine: Engine) -> None:
         engine.abort(list(self._live))
@@ -139,4 +152,4 @@ class Batch:
         if self._live:
             self.driver.tidy(self._end_rows)
         if self.cancel is not None:
-            self.driver.tidy(lambda engine: engine.between_steps.remove(self._look_at_cancel))
+            self.driver.tidy(self._unhook)

@@ -198,7 +198,7 @@ class BeamSearch:
             Sequence(self.prompt, self.make_strategy(), NeverStops(), self.max_length)
             for _ in range(self.config.num_beams)
         ]
-        mask = None if self.config.token_mask is None else SequenceMask(self.config.token_mask.fork())
+        mask = None if self.config.token_mask is None else SequenceMask(self.config.token_mask)
         self._state = State(
             self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping, mask)], [])
         )
@@ -230,21 +230,25 @@ class BeamSearch:
         if not self.is_over:
             try:
                 self._choose()
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # a panic of a library in Rust is no Exception
                 self._fail_rows(error)
         try:
             self._move()
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             if not self.is_over:
                 self._fail_rows(error)
             raise
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Ends the search with an error."""
         self._fail_rows(error)
         self._leave()
 
-    def _fail_rows(self, error: Exception) -> None:
+    def _fail_rows(self, error: BaseException) -> None:
         for row in self.rows:
             row.fail(error)
 

@@ -24,7 +24,7 @@ class Record:
         self.events: list[tuple[int, int | None, TokenLogprob | None]] = []
         """(row, token, its log-probability); no token at the row's end."""
         self.error: BaseException | None = None
-        self._rows = {sequence: row for row, sequence in enumerate(sequences)}
+        self._rows = {sequence.id: row for row, sequence in enumerate(sequences)}
         self._num_ended = 0
 
     @property
@@ -32,12 +32,12 @@ class Record:
         return self._num_ended == len(self._rows)
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        self.events.append((self._rows[sequence], token, logprob))
+        self.events.append((self._rows[sequence.id], token, logprob))
         self.waiters.wake()
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
         self.error = self.error or error
-        self.events.append((self._rows[sequence], None, None))
+        self.events.append((self._rows[sequence.id], None, None))
         self._num_ended += 1
         self.waiters.wake_at_once()
         if self.is_complete:

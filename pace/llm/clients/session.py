@@ -98,8 +98,8 @@ class Session:
         self._driver = driver
         self._sequence = Sequence([], strategy=None, stopping=NeverStops(), max_length=driver.engine.max_length)
         self._sequence.sink = OutcomeSink()
+        self._is_closed = False  # before it waits, which Ctrl-C may break off
         self._run(lambda engine: engine.scheduler.park(self._sequence))
-        self._is_closed = False
 
     @property
     def tokens(self) -> list[int]:

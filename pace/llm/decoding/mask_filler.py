@@ -29,7 +29,7 @@ class Job:
     """Of its rows, among those that have a mask."""
     num_rows: int
     num_filled: int = 0
-    failure: Exception | None = None
+    failure: BaseException | None = None
 
     def run(self, bits: Tensor) -> None:
         rows = bits[self.first : self.first + self.num_rows]
@@ -60,10 +60,10 @@ class PendingMasks:
     ) -> None:
         wait(self._futures)
 
-    def apply_(self, ops: Any, logits: Tensor) -> dict[int, Exception]:
+    def apply_(self, ops: Any, logits: Tensor) -> dict[int, BaseException]:
         """Waits for the masks, and sets to -inf in `logits [R, V]` what they do not allow. Returns what was raised, by
         row: such a row holds nothing that could be picked from."""
-        failures: dict[int, Exception] = {}
+        failures: dict[int, BaseException] = {}
         for future in self._futures:
             future.result()
         for job in self._jobs:
@@ -86,7 +86,7 @@ class NoMasks:
     ) -> None:
         pass
 
-    def apply_(self, ops: Any, logits: Tensor) -> dict[int, Exception]:
+    def apply_(self, ops: Any, logits: Tensor) -> dict[int, BaseException]:
         return {}
 
 
@@ -129,8 +129,8 @@ class MaskFiller:
 
     def _shares(self, jobs: list[Job]) -> list[list[Job]]:
         """The jobs of each thread: one has all those that do not release the interpreter."""
-        alone = [job for job in jobs if not job.mask.mask.releases_gil]
-        spread = [job for job in jobs if job.mask.mask.releases_gil]
+        alone = [job for job in jobs if not job.mask.releases_gil]
+        spread = [job for job in jobs if job.mask.releases_gil]
         shares = [spread[index :: self._num_threads] for index in range(self._num_threads)]
         shares[0] = shares[0] + alone
         return [share for share in shares if share]
@@ -139,4 +139,10 @@ class MaskFiller:
         if self._executor is None or self._process != os.getpid():  # after a fork the threads are gone
             self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="pace-masks")
             self._process = os.getpid()
-        return self._executor.submit(run_all, jobs, bits)
+        try:
+            return self._executor.submit(run_all, jobs, bits)
+        except RuntimeError:  # the interpreter is about to end, and has closed all executors: here, then
+            done: Future[None] = Future()
+            run_all(jobs, bits)
+            done.set_result(None)
+            return done

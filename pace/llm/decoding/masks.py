@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,8 @@ class TokenMask:
     """Which tokens may follow those accepted so far.
 
     One object serves one sequence: each gets a `fork()` of what `SamplingConfig(token_mask=...)` names. It hears of
-    generated tokens only, not of the prompt's, and of no end token that ends the sequence. Subclasses define `fill`,
+    generated tokens only, not of the prompt's, and of no end token that ends the sequence; where such a token is drafted,
+    it is accepted and rolled back like any other. Subclasses define `fill`,
     `accept`, `rollback` and `count_allowed`, and `fork` where their state is more than containers of plain values.
 
     `fill` runs on a thread beside the model. No two methods of one object, nor of an object and its forks made in the
@@ -105,16 +107,31 @@ class AllowedTokens(TokenMask):
 class SequenceMask:
     """The mask of one sequence, and how many of its generated tokens it has accepted."""
 
-    def __init__(self, mask: TokenMask) -> None:
-        self.mask = mask
-        self.error: Exception | None = None
+    def __init__(self, template: TokenMask) -> None:
+        """A fork of `template` serves the sequence. It is made where it is first wanted: on the engine's thread, where no
+        other fork of the same template is at work."""
+        self.error: BaseException | None = None
         """What the mask raised where nobody could be told: its state is not known any more."""
+        self._template: TokenMask | None = template
+        self._mask: TokenMask | None = None
         self._num_accepted = 0
+
+    @property
+    def mask(self) -> TokenMask:
+        if self._mask is None:
+            self._mask, self._template = self._template.fork(), None
+        return self._mask
+
+    @property
+    def releases_gil(self) -> bool:
+        """`TokenMask.releases_gil`; False for one that could not be forked, of which `error` says why."""
+        return self._mask is not None and self._mask.releases_gil
 
     def fork(self) -> SequenceMask:
         """That of a second sequence with the same tokens."""
-        twin = SequenceMask(self.mask.fork())
+        twin = SequenceMask(self.mask)
         twin.error, twin._num_accepted = self.error, self._num_accepted
+        twin._mask, twin._template = self.mask.fork(), None
         return twin
 
     def follow(self, sequence: Any) -> None:
@@ -134,12 +151,17 @@ class SequenceMask:
         self.follow(sequence)
         return self.mask.is_finished
 
-    def forced_after(self, sequence: Any) -> list[int]:
-        """The tokens that must follow the sequence's. What the mask raises is kept in `error`."""
+    def forced_after(self, sequence: Any, vocab_size: int) -> list[int]:
+        """The tokens that must follow the sequence's. What the mask raises is kept in `error`, and a ValueError for what
+        is no token."""
         try:
             self.follow(sequence)
-            return self.mask.forced()
-        except Exception as error:
+            tokens = [operator.index(token) for token in self.mask.forced()]
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    raise ValueError(f"the token_mask forces the token {token}; ids are 0 to {vocab_size - 1}")
+            return tokens
+        except BaseException as error:
             self.error = error
             return []
 
@@ -148,11 +170,11 @@ class SequenceMask:
         try:
             self.follow(sequence)
             return drafts[: self.mask.count_allowed(drafts)] if drafts else drafts
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             self.error = error
             return []
 
-    def fill(self, rows: Tensor, drafts: list[int]) -> tuple[int, Exception | None]:
+    def fill(self, rows: Tensor, drafts: list[int]) -> tuple[int, BaseException | None]:
         """Fills the last of `rows` int32 `[M, W]` with what may follow all of `drafts`, each row before it after one
         draft less. Returns how many rows hold something, and what was raised at the next one, if anything. The mask is
         then as it was."""
@@ -168,11 +190,11 @@ class SequenceMask:
                 if num_accepted < len(drafts):
                     self.mask.accept(drafts[num_accepted])
                     num_accepted += 1
-        except Exception as error:
+        except BaseException as error:
             failure = error
         try:
             if num_accepted:
                 self.mask.rollback(num_accepted)
-        except Exception as error:
+        except BaseException as error:
             self.error = error
         return num_filled, failure

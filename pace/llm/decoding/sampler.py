@@ -185,7 +185,9 @@ class Sampler:
             if num_rows:
                 try:
                     outcomes[-1] = self._choose(logits, largest, row, num_rows, span, failures)
-                except Exception as error:
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:  # a panic of a library in Rust is no Exception
                     span.sequence.fail(error)
                 row += num_rows
         return outcomes

@@ -20,9 +20,9 @@ class StoppingCriteria:
         self.stop_strings: TextStop = stop_strings or NoStopStrings()
 
     def stop_now(self, sequence: Sequence) -> str | None:
-        """ "stop" where the last token ends the sequence, completes a stop string or finishes its mask, "length" where
-         it
-        was the last allowed, else None. To be asked after every generated token; asking again changes nothing."""
+        """Returns "stop" where the last token ends the sequence, completes a stop string or finishes its mask, "length"
+        where it was the last allowed, else None. To be asked after every generated token; asking again changes
+        nothing."""
         has_stop_string = self.stop_strings.found(sequence)  # in the text of an end token, too
         if has_stop_string or sequence.tokens[-1] in self.end_tokens:
             return "stop"

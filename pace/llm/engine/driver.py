@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from pace.llm.engine.engine import Engine
+from pace.llm.engine.tracebacks import forget_engine_frames
 from pace.llm.sequence import Sequence
 
 logger = logging.getLogger("pace")
@@ -30,7 +31,14 @@ MOST_FAILURES = 3
 
 T = TypeVar("T")
 Work = Callable[[Engine], None]
-Refusal = Callable[[Exception], None]
+Refusal = Callable[[BaseException], None]
+
+
+class OfTheParent(RuntimeError):
+    """Why work that was posted before `fork()` is not done in the child: the parent does it."""
+
+    def __init__(self) -> None:
+        super().__init__("this was begun before fork(), and goes on in the parent process")
 
 
 class EngineDriver:
@@ -48,6 +56,9 @@ class EngineDriver:
         self._is_forked = False
         self._is_exiting = False
         self._inbox: deque[tuple[Work, Refusal]] = deque()
+        self._current: tuple[Work, Refusal] | None = None
+        self._of_the_parent: list[tuple[Work, Refusal]] = []
+        """In a child after `fork()`: what was posted before."""
         self._make_locks()
         _drivers.add(self)
 
@@ -66,10 +77,13 @@ class EngineDriver:
         wait for them, and what ended the driver."""
         sequences = list(sequences)
 
-        def refuse(error: Exception) -> None:
+        def refuse(error: BaseException) -> None:
             for sequence in sequences:
-                sequence.fail(error)
-                sequence.sink.end(sequence, sequence.finish_reason, error)
+                if isinstance(error, OfTheParent):
+                    sequence.finish_reason = "cancelled"
+                else:
+                    sequence.fail(error)
+                sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
 
         self.post(lambda engine: engine.submit(sequences), refuse)
 
@@ -92,15 +106,7 @@ class EngineDriver:
         does."""
         future: Future[T] = Future()
 
-        def work(engine: Engine) -> None:
-            try:
-                result = function(engine)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self.post(work, future.set_exception)
+        self.post(lambda engine: future.set_result(function(engine)), future.set_exception)
         return future
 
     def post(self, work: Work, refuse: Refusal) -> None:
@@ -111,7 +117,9 @@ class EngineDriver:
             if self._why_ended is not None:
                 raise self._why_ended()
             self._inbox.append((work, refuse))
-            self._start()
+            thread = self._new_thread()
+        if thread is not None:
+            self._start(thread)
         _release(self._wake)
 
     def start(self) -> None:
@@ -140,18 +148,41 @@ class EngineDriver:
         self._wake.acquire()
         self._thread: threading.Thread | None = None
 
-    def _start(self) -> None:
-        if self._thread is None:
-            wake = self._wake
-            reference = weakref.ref(self, lambda _: _release(wake))
-            self._thread = threading.Thread(target=_drive, args=(wake, reference), name="pace-engine", daemon=True)
-            self._thread.start()
+    def _new_thread(self) -> threading.Thread | None:
+        """The thread, where it is to be started; with the lock held."""
+        if self._thread is not None:
+            return None
+        wake = self._wake
+        reference = weakref.ref(self, lambda _: _release(wake))
+        self._thread = threading.Thread(target=_drive, args=(wake, reference), name="pace-engine", daemon=True)
+        return self._thread
+
+    def _start(self, thread: threading.Thread) -> None:
+        """Without the lock, which a finaliser on the new thread may want. Where it does not start (the system has no
+        more threads, or Ctrl-C), what was posted is refused, and the next post tries again."""
+        try:
+            thread.start()
+        except BaseException as error:
+            with self._lock:
+                if thread.ident is not None:  # it runs: only the wait for it was broken off
+                    raise
+                self._thread = None
+                refused = list(self._inbox)
+                self._inbox.clear()
+            why = error if isinstance(error, Exception) else RuntimeError("the engine's thread did not start")
+            for _, refuse in refused:
+                _quietly(refuse, why)
+            raise
+
+    def _owns(self, thread: threading.Thread) -> bool:
+        with self._lock:
+            return self._thread is thread
 
     def _work(self) -> bool:
         """Does what was posted and steps, until there is nothing left to do. False where the driver has ended."""
         if self._is_forked:
             self._is_forked = False
-            self._engine.abandon()
+            self._leave_to_parent()
         num_failures = 0
         while True:
             self._do_posted()
@@ -159,7 +190,10 @@ class EngineDriver:
                 self._finish()
                 return False
             try:
-                if not self._engine.step():
+                has_stepped = self._engine.step()
+                for error in self._engine.failures:
+                    forget_engine_frames(error)
+                if not has_stepped:
                     if not self._inbox:
                         return True
                     continue
@@ -167,16 +201,28 @@ class EngineDriver:
             except BaseException as error:
                 num_failures += 1
                 logger.warning("a step failed, and with it what it worked on: %r", error)
+                forget_engine_frames(error)
                 if num_failures == MOST_FAILURES:
                     self._give_up(error)
 
     def _do_posted(self) -> None:
         while self._inbox and self._why_ended is None:
-            work, refuse = self._inbox.popleft()
+            self._current = work, refuse = self._inbox[0]
+            self._inbox.popleft()
             try:
                 work(self._engine)
-            except Exception as error:
-                refuse(error)
+            except BaseException as error:
+                forget_engine_frames(error)
+                _quietly(refuse, error)
+            self._current = None
+
+    def _leave_to_parent(self) -> None:
+        """In a child after `fork()`: ends what was in flight, and what was posted before."""
+        posted = dict.fromkeys([self._current, *self._of_the_parent] if self._current else self._of_the_parent)
+        self._current, self._of_the_parent = None, []
+        for _, refuse in posted:
+            _quietly(refuse, OfTheParent())
+        self._engine.abandon()
 
     def _give_up(self, cause: BaseException) -> None:
         def reason() -> Exception:
@@ -192,12 +238,12 @@ class EngineDriver:
 
     def _finish(self) -> None:
         """Fails what is in flight, with the lock held: whoever posts meanwhile is in time to be told, or raises."""
-        if self._is_exiting:
-            return
         with self._lock:
-            self._engine.fail_all(self._why_ended())
+            if self._is_exiting or self._engine is None:
+                return
+            _quietly(self._engine.fail_all, self._why_ended())
             while self._inbox:
-                self._inbox.popleft()[1](self._why_ended())
+                _quietly(self._inbox.popleft()[1], self._why_ended())
             self._engine = None
 
     def _end(self, reason: Callable[[], Exception]) -> None:
@@ -208,7 +254,7 @@ class EngineDriver:
         if thread is not None:
             _release(self._wake)
             _join(thread)
-        elif self._engine is not None:
+        else:
             self._finish()
 
     def _exit(self) -> None:
@@ -218,7 +264,10 @@ class EngineDriver:
 
     def _after_fork_in_child(self) -> None:
         """Only the thread that forked lives on. The engine is put in order by the thread that will own it."""
-        self._is_forked = self._is_forked or self._thread is not None
+        if self._thread is not None:
+            self._is_forked = True
+            self._of_the_parent += self._inbox
+            self._inbox.clear()
         self._make_locks()
 
 
@@ -226,9 +275,20 @@ def _drive(wake: Any, reference: weakref.ref[EngineDriver]) -> None:
     while True:
         wake.acquire()
         driver = reference()
+        if driver is not None and not driver._owns(threading.current_thread()):
+            _release(wake)  # for the one that does: this one was given up before it had started
+            return
         if driver is None or not driver._work():
             return
         del driver
+
+
+def _quietly(function: Callable[[Any], object], argument: Any) -> None:
+    """What it raises is logged: who else waits must hear, too."""
+    try:
+        function(argument)
+    except BaseException as error:
+        logger.warning("while others were told why their work is not done: %r", error)
 
 
 def _release(lock: Any) -> None:

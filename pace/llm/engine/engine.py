@@ -43,7 +43,7 @@ class Engine:
         self.scheduler = scheduler
         self.drafter = drafter or NoDraft()
         self.sampler = Sampler(ops, model.vocab_size)
-        self.forced = ForcedTokens(scheduler, model.recompute_length)
+        self.forced = ForcedTokens(scheduler, model.vocab_size, model.recompute_length)
         self.batches = BatchBuilder()
         self.max_seq_len = max_seq_len
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
@@ -51,6 +51,8 @@ class Engine:
         that is less."""
         self.between_steps: list[Callable[[], None]] = []
         """Called before each step: what moves several sequences at once does it there (beam search)."""
+        self.failures: list[BaseException] = []
+        """What sequences failed with since the last step began."""
         self._under_way: list[Span] = []
 
     @classmethod
@@ -90,6 +92,7 @@ class Engine:
         What the step raises fails the sequences it worked on. The others are as they were, with an empty cache: they
         compute again what was dropped, and go on with the next step.
         """
+        self.failures.clear()
         try:
             return self._step()
         except BaseException as error:
@@ -139,7 +142,9 @@ class Engine:
         sequence.append(token)
         try:
             sequence.finish_reason = sequence.stopping.stop_now(sequence)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             sequence.fail(error)
         index = sequence.num_generated - 1
         sequence.sink.token(sequence, token, sequence.logprobs[index] if index < len(sequence.logprobs) else None)
@@ -157,6 +162,8 @@ class Engine:
         """Takes a finished sequence out, and tells of its end."""
         sequence.times.finished = time.perf_counter()
         self.scheduler.remove(sequence)
+        if sequence.error is not None:
+            self.failures.append(sequence.error)
         sequence.sink.end(sequence, sequence.finish_reason, sequence.error)
 
     def _recover(self, error: BaseException) -> None:
@@ -220,6 +227,9 @@ class Engine:
         parked stays."""
         self.between_steps.clear()
         parked = list(self.scheduler.parked)
+        for span in self._under_way:
+            if span.sequence.is_finished and span.sequence.times.finished is None:
+                self._end(span.sequence)
         self.abort([sequence for sequence in self._start_afresh() if sequence not in parked])
 
     def check_idle(self) -> None:

@@ -16,9 +16,10 @@ class ForcedTokens:
     dropped. Where the strategy does not need their rows, no logits are computed of them.
     """
 
-    def __init__(self, scheduler: Scheduler, recompute_length: int | None) -> None:
-        """`scheduler` says how many tokens and rows a step may have; `recompute_length` is the model's."""
+    def __init__(self, scheduler: Scheduler, vocab_size: int, recompute_length: int | None) -> None:
+        """`scheduler` says how many tokens and rows a step may have; the others are the model's."""
         self._scheduler = scheduler
+        self._vocab_size = vocab_size
         self._recompute_length = recompute_length
 
     def extend(self, spans: list[Span], cache: Any) -> None:
@@ -32,7 +33,7 @@ class ForcedTokens:
             if not strategy.takes_drafts or span.start + span.num_tokens < len(sequence.tokens):
                 continue
             most = min(tokens_left, rows_left) if strategy.needs_every_row else tokens_left
-            tokens = sequence.mask.forced_after(sequence)[: max(0, most)]
+            tokens = sequence.mask.forced_after(sequence, self._vocab_size)[: max(0, most)]
             tokens = tokens[: fit_drafts(sequence, len(tokens), cache, len(spans), self._recompute_length)]
             span.drafts, span.num_forced = tokens, len(tokens)
             span.num_certain = 0 if strategy.needs_every_row else len(tokens)

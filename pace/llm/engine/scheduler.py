@@ -239,5 +239,6 @@ class Scheduler:
             return
         for sharer in sequence.prompt_sharers:
             sharer.waits_for_prompt = False
-            self.cache.fork(sequence, sharer, num_shared)
+            if not sharer.is_finished:
+                self.cache.fork(sequence, sharer, num_shared)
         sequence.prompt_sharers.clear()

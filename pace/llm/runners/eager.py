@@ -83,7 +83,7 @@ class RoutedOps:
         return result
 
     def runs(self) -> list[OperatorRun]:
-        found = [OperatorRun(*names, calls, seconds) for names, (calls, seconds) in self._totals.items()]
+        found = [OperatorRun(*names, calls, seconds) for names, (calls, seconds) in list(self._totals.items())]
         return sorted(found, key=lambda run: (OPERATORS.index(run.operator), run.implementation))
 
 

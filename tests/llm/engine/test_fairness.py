@@ -17,7 +17,7 @@ from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.engine.scheduler import HEAD_START
 from pace.llm.generator import Generator
 from tests.llm.fake_model import FakeModel
-from tests.llm.generators import by_hand, check_idle, make_generator, random_prompts
+from tests.llm.generators import by_hand, check_idle, driver_of, make_generator, random_prompts
 
 # -- the order ---------------------------------------------------------------------------------------------------------
 
@@ -174,6 +174,24 @@ def test_samples_of_many_prompts_are_submitted_together() -> None:
         rows = slice(3 * index, 3 * index + 3)
         assert out.generated_token_ids[rows] == alone.generated_token_ids
         assert out.prompt_logprobs[rows] == alone.prompt_logprobs
+    check_idle(generator)
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2])
+def test_a_sample_that_is_aborted_before_its_prompt_is_read_holds_nothing(ended: int) -> None:
+    generator, prompt = make_generator(max_tokens_per_step=20), [index % 49 + 1 for index in range(100)]
+    config = SamplingConfig(do_sample=True, seed=1, num_return_sequences=3, max_new_tokens=6, ignore_eos=True)
+    expected = generator.generate(prompt, config).generated_token_ids
+    with by_hand(generator) as engine:
+        request = generator.add_request(prompt, config)
+        engine.step()
+        sample = request._sequences[ended]
+        driver_of(generator).abort([sample])
+        engine.step()
+    output = request.result(60)
+    rows = [row for row in range(3) if row != ended]
+    assert output.finish_reasons[ended] == "cancelled" and not sample.block_table
+    assert [output.generated_token_ids[row] for row in rows] == [expected[row] for row in rows]
     check_idle(generator)
 
 

@@ -1,0 +1,31 @@
+"""Errors that outlive the step which they came from."""
+
+from __future__ import annotations
+
+from types import FrameType
+
+
+def forget_engine_frames(error: BaseException) -> None:
+    """Drops the local variables of pace's frames from an error's traceback, which prints as before.
+
+    Whoever keeps the error (a notebook, `sys.last_exc`) would otherwise keep the engine, and the weights after `close`.
+    Frames that still run are left alone."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        trace = error.__traceback__
+        while trace is not None:
+            _clear(trace.tb_frame)
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+
+
+def _clear(frame: FrameType | None) -> None:
+    """The frame and those that called it."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("pace."):
+            try:
+                frame.clear()
+            except RuntimeError:  # it runs, and so do those that called it
+                return
+        frame = frame.f_back

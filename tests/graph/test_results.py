@@ -1,0 +1,63 @@
+"""What a program ends in is the caller's: each run writes a result of its own, whatever the last operation is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pace.batch import ForwardBatch, KVSpec, Positions, Spans
+from pace.graph import Program
+from pace.ops import native
+
+WIDTH, LAYERS = 32, (Positions(1, 16, 16),)
+
+
+def batch(token: int) -> ForwardBatch:
+    def integers(values: list, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype)
+
+    spans = Spans(integers([0, 1], torch.int32), integers([1], torch.int32), integers([[0]], torch.int32))
+    kv = KVSpec(LAYERS, torch.float32).allocate(4)
+    return ForwardBatch(integers([token]), integers([0]), integers([1]), spans, integers([0]), integers([0]), kv)
+
+
+class Ending:
+    """The embedding of a token, and one operation."""
+
+    def __init__(self, ending: Callable) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.weight = native.empty_weight(WIDTH, WIDTH, torch.float32)
+        native.pack_rows_(self.weight, torch.randn(WIDTH, WIDTH, generator=generator), 0)
+        self.ending = ending
+
+    def compute(self, ops, given, angles):
+        return self.ending(ops, ops.embedding(given.tokens, self.weight)[given.logit_rows], self.weight)
+
+
+def normed_and_read(ops, x, weight):
+    y = ops.rms_norm(x, torch.ones(WIDTH), 1e-5)
+    ops.linear(y, weight)
+    return y
+
+
+ENDINGS = {
+    "rows": lambda ops, x, weight: x,
+    "sum": lambda ops, x, weight: x + x,
+    "activation": lambda ops, x, weight: ops.activation(x, "relu"),
+    "norm": lambda ops, x, weight: ops.rms_norm(x, torch.ones(WIDTH), 1e-5),
+    "norm that a product reads": normed_and_read,
+    "product": lambda ops, x, weight: ops.linear(x, weight),
+    "product and sum": lambda ops, x, weight: ops.linear(x, weight) + x,
+}
+
+
+@pytest.mark.parametrize("optimise", [True, False])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_each_run_has_a_result_of_its_own(ending: str, optimise: bool) -> None:
+    model = Ending(ENDINGS[ending])
+    program = Program(model, LAYERS, 0, optimise=optimise)
+    results = [program.run(batch(token), None) for token in (3, 7, 11)]
+    for token, result in zip((3, 7, 11), results):
+        assert torch.equal(result, model.compute(native, batch(token), None))
