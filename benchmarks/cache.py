@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import add_into_argument, check_page, command, publish
 from pace import _C
 from pace.bench import measure
+from pace.bench.result import Subject
 from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
 from pace.llm.decoding.sampler import Greedy
@@ -103,12 +104,12 @@ def strategies(rows: list[int]) -> dict[str, dict]:
     }
 
 
-def engine_for(subject: measure.Subject, options: dict) -> Engine:
+def engine_for(subject: Subject, options: dict) -> Engine:
     """With a cache of half the memory there is, so that a run finds room to move to."""
     return Engine.create(subject.engine.model, subject.engine.ops, available_memory_bytes() // 2, cache_options=options)
 
 
-def sequences(subject: measure.Subject, count: int, length: int, generated: int, seed: int = 0) -> list[Sequence]:
+def sequences(subject: Subject, count: int, length: int, generated: int, seed: int = 0) -> list[Sequence]:
     ids = torch.randint(
         subject.model.vocab_size, (count, length), generator=torch.Generator().manual_seed(seed)
     ).tolist()
@@ -125,7 +126,7 @@ def finish(engine: Engine, running: list[Sequence], after_step: Callable[[], Non
         engine.abort(running)
 
 
-def decode(subject: measure.Subject, options: dict, context: int, generated: int, batch: int) -> Run:
+def decode(subject: Subject, options: dict, context: int, generated: int, batch: int) -> Run:
     """Raises ValueError where memory does not hold the texts twice."""
     engine = engine_for(subject, options)
     cache = engine.cache
@@ -174,7 +175,7 @@ def resident_bytes(cache: CacheManager) -> int:
 
 
 def compare(
-    subject: measure.Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int
+    subject: Subject, names: dict[str, dict], context: int, generated: int, batch: int, repeats: int
 ) -> tuple[list[Row], float | None]:
     """A row per strategy, and the bytes copied per second of copying; None where nothing was."""
     runs: dict[str, list[Run]] = {name: [] for name in names}
@@ -206,14 +207,14 @@ def compare(
     return rows, statistics.median(speeds) if speeds else None
 
 
-def attention_bytes_per_second(subject: measure.Subject, context: int, batch: int) -> float:
+def attention_bytes_per_second(subject: Subject, context: int, batch: int) -> float:
     """Of keys and values that decode attention reads, at this length."""
     result = measure.measure(subject, prompt=16, generated=8, batch=batch, repeats=1, depth=context)
     _, seconds, num_bytes = result.decode.instructions["attention"]
     return num_bytes / seconds
 
 
-def ask_again(subject: measure.Subject, options: dict, context: int, repeats: int) -> Prefix:
+def ask_again(subject: Subject, options: dict, context: int, repeats: int) -> Prefix:
     """Medians of prompts that begin like the first."""
     engine = engine_for(subject, options)
     (first,) = sequences(subject, 1, context, 1)

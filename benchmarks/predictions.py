@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import add_into_argument, check_page, command, publish
 from pace.bench import measure
 from pace.bench.limits import Limits
-from pace.bench.measure import Phase, Result
 from pace.bench.prediction import Efficiency, efficiency
+from pace.bench.result import Phase, Repeat, Result
 from pace.quant import FORMATS
 
 SCRIPT = "benchmarks/predictions.py"
@@ -89,7 +89,7 @@ def reached(result: Result) -> Efficiency:
     costs, batch, context = result.costs, result.batch, result.context
     attention, prefill_attention = _attention_share(result.decode), _attention_share(result.prefill)
 
-    def median(share: Callable[[measure.Repeat, float, float], float]) -> float:
+    def median(share: Callable[[Repeat, float, float], float]) -> float:
         return statistics.median(
             share(repeat, 1e9 * repeat.limits.read_gb_s, 1e9 * repeat.limits.fma_gflops) for repeat in result.repeats
         )
@@ -98,7 +98,7 @@ def reached(result: Result) -> Efficiency:
         lambda repeat, bandwidth, peak: costs.decode_weight_bytes / ((1 - attention) * repeat.step_seconds) / bandwidth
     )
 
-    def products(repeat: measure.Repeat, bandwidth: float, peak: float) -> float:
+    def products(repeat: Repeat, bandwidth: float, peak: float) -> float:
         head_seconds = costs.head_bytes / (weights * bandwidth)
         return (
             result.prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pace.bench.measure import Phase, Result
+from pace.bench.result import Phase, Result
 
 NO_PROFILE = "no profile: only the native backend runs a program whose instructions can be timed"
 

@@ -12,6 +12,7 @@ import torch
 from pace.assets import TINY
 from pace.bench import limits, measure, report
 from pace.bench.prediction import efficiency, predict
+from pace.bench.result import Repeat
 from pace.bench.shapes import SHAPES
 from pace.calibrate import quantize_checkpoint
 from pace.cli import main
@@ -67,9 +68,7 @@ def test_ratios_are_of_each_run_and_its_limits(subject):
     runs = [(slow, 1.0), (fast, 0.5), (fast, 0.25)]  # as fast as it should be twice, and twice as fast
     result = replace(
         measured,
-        repeats=[
-            measure.Repeat(now, told.prefill_seconds * factor, told.step_seconds * factor) for now, factor in runs
-        ],
+        repeats=[Repeat(now, told.prefill_seconds * factor, told.step_seconds * factor) for now, factor in runs],
     )
     assert result.prefill_ratio == pytest.approx(1.0) and result.decode_ratio == pytest.approx(1.0)
     assert replace(result, repeats=result.repeats[2:]).decode_ratio == pytest.approx(2.0)

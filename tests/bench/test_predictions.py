@@ -16,8 +16,8 @@ from benchmarks.page import markers
 from pace.assets import TINY
 from pace.bench import limits, measure
 from pace.bench.limits import Limits
-from pace.bench.measure import Phase, Repeat
 from pace.bench.prediction import Efficiency, efficiency, predict
+from pace.bench.result import Phase, Repeat
 
 
 @pytest.fixture

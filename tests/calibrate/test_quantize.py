@@ -13,7 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pace.assets import TINY
-from pace.calibrate import METHODS, quantize
+from pace.calibrate import METHODS, job, quantize
+from pace.calibrate.job import Job, part_rows
+from pace.calibrate.method import read_method
+from pace.calibrate.texts import choose_windows
 from pace.cli import main
 from pace.eval import read_texts
 from pace.llm import LLMModel, QuantizationConfig, SamplingConfig
@@ -41,11 +44,11 @@ def written(monkeypatch):
     on."""
     found = {}
 
-    def quantize_part(self, product, part, rows, inputs, original=quantize._Job.quantize_part):
+    def quantize_part(self, product, part, rows, inputs, original=Job.quantize_part):
         original(self, product, part, rows, inputs)
         found[part] = product.weight.matrix[rows].clone()
 
-    monkeypatch.setattr(quantize._Job, "quantize_part", quantize_part)
+    monkeypatch.setattr(Job, "quantize_part", quantize_part)
     return found
 
 
@@ -74,7 +77,7 @@ def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
     assert {part for matrix in inside for part in matrix.parts} == written.keys()
     for matrix in inside:
         assert matrix.weight.quantized.code == code
-        for part, rows in quantize.part_rows(matrix):
+        for part, rows in part_rows(matrix):
             assert torch.equal(matrix.weight.matrix[rows], written[part])
     ids = torch.tensor(tokens(1, 30, seed=1)[0])
     logits = prefill(loaded, ids)
@@ -346,10 +349,10 @@ def test_gguf_files_are_refused_by_name(tmp_path):
 def test_of_a_huge_text_pieces_are_tokenised(length, monkeypatch):
     """Evenly spread, and more of them than are wanted; what is not much longer stays whole."""
     encoded = []
-    monkeypatch.setattr(quantize, "encode", lambda rows, *arguments: encoded.extend(rows) or rows)
+    monkeypatch.setattr("pace.calibrate.texts.encode", lambda rows, *arguments: encoded.extend(rows) or rows)
     model = load_layers(TINY, backend="torch", progress=False)
     rows = [list(range(start, start + length)) for start in range(0, 20 * length, length)]
-    seen, kept = quantize._windows(rows, None, model, 50, 2000)
+    seen, kept = choose_windows(rows, None, model, 50, 2000)
     if length == 100:
         assert encoded == rows
     else:
@@ -381,8 +384,8 @@ the MLP's 640 inputs; hidden states."""
 
 @pytest.mark.parametrize("method", MEMORY)
 def test_too_little_memory_is_refused_before_anything_is_read(method, tmp_path, monkeypatch):
-    monkeypatch.setattr(quantize, "available_memory_bytes", lambda: MEMORY[method] - 1)
-    monkeypatch.setattr(quantize._Job, "run", lambda *arguments: pytest.fail("it began"))
+    monkeypatch.setattr(job, "available_memory_bytes", lambda: MEMORY[method] - 1)
+    monkeypatch.setattr(Job, "run", lambda *arguments: pytest.fail("it began"))
     options = (
         {"calibrate": None} if method == "rtn" else {"calibrate": tokens(20, 256), "context": 256, "max_tokens": 512}
     )
@@ -400,14 +403,14 @@ def test_too_little_memory_is_refused_before_anything_is_read(method, tmp_path, 
 
 @pytest.mark.parametrize(("more", "warned"), [(0, True), (1 << 30, False)])
 def test_memory_that_may_not_be_enough_is_warned_of(more, warned, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(quantize, "available_memory_bytes", lambda: MEMORY["rtn"] + more)
+    monkeypatch.setattr(job, "available_memory_bytes", lambda: MEMORY["rtn"] + more)
     quantize_checkpoint(TINY, tmp_path / "out", "int4", method="rtn")
     assert ("should the system end the process" in caplog.text) == warned
 
 
 def test_an_embedding_larger_than_a_layer_is_counted(tmp_path, monkeypatch):
     save_tiny(tmp_path / "float", "llama", {"vocab_size": 9000, "hidden_size": 64, "tie_word_embeddings": True})
-    monkeypatch.setattr(quantize, "available_memory_bytes", lambda: 9000 * 64 * 4)
+    monkeypatch.setattr(job, "available_memory_bytes", lambda: 9000 * 64 * 4)
     monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
     with pytest.raises(MemoryError, match="the embedding 2.2 MiB"):
         quantize_checkpoint(tmp_path / "float", tmp_path / "out", "int8", tokens(20, 40), method="smoothquant")
@@ -416,7 +419,7 @@ def test_an_embedding_larger_than_a_layer_is_counted(tmp_path, monkeypatch):
 def test_a_disk_without_room_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
-    monkeypatch.setattr(quantize._Job, "run", lambda *arguments: pytest.fail("it began"))
+    monkeypatch.setattr(Job, "run", lambda *arguments: pytest.fail("it began"))
     with pytest.raises(
         OSError, match="the file takes 2.4 MiB, and its disk has 1.0 MiB left; free some, or write to another"
     ):
@@ -428,7 +431,7 @@ def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quantize._Job, "quantize_part", fail)
+    monkeypatch.setattr(Job, "quantize_part", fail)
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 20))
     assert not list(tmp_path.iterdir())
@@ -443,7 +446,7 @@ def test_the_command_refuses_options_without_effect(option, tmp_path, capsys):
 
 
 def test_the_order_of_columns_has_an_effect():
-    assert [quantize.read_method("gptq", order).act_order for order in (None, True, False)] == [True, True, False]
+    assert [read_method("gptq", order).act_order for order in (None, True, False)] == [True, True, False]
 
 
 def test_a_text_for_the_report_alone(tmp_path):
@@ -452,7 +455,7 @@ def test_a_text_for_the_report_alone(tmp_path):
 
 
 def test_methods():
-    assert [str(quantize.read_method(name)) for name in METHODS] == [
+    assert [str(read_method(name)) for name in METHODS] == [
         "rtn",
         "gptq",
         "awq+rtn",

@@ -21,8 +21,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
-from pace.checkpoints.gguf.checkpoint import SHARD_NAME, GgufCheckpoint, shard_paths
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import GgufFile, is_gguf
+from pace.checkpoints.gguf.shards import SHARD_NAME, shard_paths
 from pace.checkpoints.gguf.tokenizer import tokenizer_json, tokenizer_settings
 from pace.checkpoints.reader import (
     GPTQ_NAME,

@@ -1,0 +1,210 @@
+"""Results of `pace bench`: what was measured, the seconds of each run, and their shares of the machine's limits."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import pace
+from pace.bench import limits
+from pace.bench.costs import Costs
+from pace.bench.prediction import Prediction, efficiency, predict
+from pace.llm.engine.engine import Engine
+from pace.llm.models.base_model import BaseModelForCausalLM
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a loaded model and an engine that runs it."""
+
+    name: str
+    model: BaseModelForCausalLM
+    engine: Engine
+    backend: str
+    load_seconds: float
+    load_peak_mib: float
+    """Peak resident memory of the process, right after loading; `rss_before_mib` of it was there before."""
+    rss_before_mib: float
+    resident_mib: float
+
+    @property
+    def costs(self) -> Costs:
+        return Costs.of(self.model, self.model.dtype, self.model.kv_dtype)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where the time of a step went: seconds per step of each kind of instruction, and what is left outside of the
+    kernels."""
+
+    seconds: float
+    instructions: dict[str, tuple[int, float, float]]
+    """What -> (instructions of this kind in a step, seconds of them all, bytes of weights, or of keys and values
+    computed before, that they read)."""
+
+    @property
+    def outside(self) -> float:
+        return self.seconds - sum(seconds for _, seconds, _ in self.instructions.values())
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One run, and the machine's limits around it."""
+
+    limits: limits.Limits
+    first_token_seconds: float
+    """From a prompt of `prompt` tokens to its first token."""
+    step_seconds: float
+    """Of a decode step of the whole batch, the median of the run."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the repeats, of seconds as of shares of the limits: a shared machine's limits drift from one run to
+    the next."""
+
+    subject: Subject
+    costs: Costs
+    prompt: int
+    generated: int
+    batch: int
+    depth: int | None
+    """Positions that the cache of each sequence held, of random numbers, when decoding began; None where that was the
+    prompt."""
+    repeats: list[Repeat]
+    prefill: Phase | None
+    decode: Phase | None
+    """None where the backend runs op by op: only a program times its instructions."""
+    peak_mib: float
+    """Peak resident memory of the process while the model ran."""
+
+    @property
+    def limits(self) -> limits.Limits:
+        first = self.repeats[0].limits
+        read, fma = (
+            statistics.median(getattr(repeat.limits, name) for repeat in self.repeats)
+            for name in ("read_gb_s", "fma_gflops")
+        )
+        return limits.Limits(first.isa, first.threads, read, fma)
+
+    @property
+    def first_token_seconds(self) -> float:
+        return statistics.median(repeat.first_token_seconds for repeat in self.repeats)
+
+    @property
+    def step_seconds(self) -> float:
+        return statistics.median(repeat.step_seconds for repeat in self.repeats)
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        return self.prompt / self.first_token_seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        return self.batch / self.step_seconds
+
+    @property
+    def prefill_mfu(self) -> float:
+        """2 x multiply-adds / time / measured fp32 FMA peak."""
+        flops = self.costs.prefill_flops(self.prompt)
+        return statistics.median(
+            flops / repeat.first_token_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats
+        )
+
+    @property
+    def decode_flops(self) -> int:
+        return self.costs.decode_flops(self.batch, self.context)
+
+    @property
+    def decode_mfu(self) -> float:
+        return statistics.median(
+            self.decode_flops / repeat.step_seconds / (1e9 * repeat.limits.fma_gflops) for repeat in self.repeats
+        )
+
+    @property
+    def decode_mbu(self) -> float:
+        """Bytes of weights, keys and values that a step must read / time / measured read bandwidth."""
+        num_bytes = self.costs.decode_bytes(self.batch, self.context)
+        return statistics.median(
+            num_bytes / repeat.step_seconds / (1e9 * repeat.limits.read_gb_s) for repeat in self.repeats
+        )
+
+    @property
+    def predicted(self) -> Prediction:
+        """What `pace plan` would have said."""
+        return self._predict(self.limits)
+
+    @property
+    def prefill_ratio(self) -> float:
+        """Measured speed over predicted speed."""
+        return statistics.median(
+            self._predict(repeat.limits).prefill_seconds / repeat.first_token_seconds for repeat in self.repeats
+        )
+
+    @property
+    def decode_ratio(self) -> float:
+        """Measured speed over predicted speed."""
+        return statistics.median(
+            self._predict(repeat.limits).step_seconds / repeat.step_seconds for repeat in self.repeats
+        )
+
+    def _predict(self, now: limits.Limits) -> Prediction:
+        return predict(
+            self.costs,
+            efficiency(now.isa, self.subject.model.dtype, self.costs.code),
+            now,
+            self.prompt,
+            self.context,
+            self.batch,
+        )
+
+    @property
+    def context(self) -> int:
+        """Tokens of each sequence half-way through the decode steps."""
+        return (self.depth or self.prompt) + self.generated // 2
+
+    @property
+    def outside_share(self) -> float | None:
+        """Share of a decode step outside of the kernels: Python, dispatch, sampling."""
+        return self.decode.outside / self.decode.seconds if self.decode else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines: plain numbers, units in the names."""
+        subject = self.subject
+        return {
+            "pace": pace.__version__,
+            "model": subject.name,
+            "dtype": str(subject.model.dtype).removeprefix("torch."),
+            "quantization": subject.model.quantization and subject.model.quantization.to_dict(),
+            "kv_cache_dtype": str(subject.model.kv_dtype).removeprefix("torch."),
+            "backend": subject.backend,
+            "isa": self.limits.isa,
+            "threads": self.limits.threads,
+            "prompt": self.prompt,
+            "generated": self.generated,
+            "batch": self.batch,
+            "context": self.depth or self.prompt,
+            "repeats": len(self.repeats),
+            "prefill_tokens_per_s": self.prefill_tokens_per_second,
+            "decode_tokens_per_s": self.decode_tokens_per_second,
+            "first_token_s": self.first_token_seconds,
+            "step_s": self.step_seconds,
+            "prefill_mfu": self.prefill_mfu,
+            "decode_mfu": self.decode_mfu,
+            "decode_mbu": self.decode_mbu,
+            "predicted": {
+                "prefill_tokens_per_s": self.prompt / self.predicted.prefill_seconds,
+                "decode_tokens_per_s": self.batch / self.predicted.step_seconds,
+                "prefill_ratio": self.prefill_ratio,
+                "decode_ratio": self.decode_ratio,
+            },
+            "outside_kernels_share": self.outside_share,
+            "read_gb_per_s": self.limits.read_gb_s,
+            "fma_gflops": self.limits.fma_gflops,
+            "load_s": subject.load_seconds,
+            "resident_mib": subject.resident_mib,
+            "rss_before_mib": subject.rss_before_mib,
+            "load_peak_rss_mib": subject.load_peak_mib,
+            "peak_rss_mib": self.peak_mib,
+        }

@@ -1,0 +1,59 @@
+"""Methods by which weights become codes, and the formats that they can be brought to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pace.calibrate import migration
+from pace.quant import Format, Int4, Int8
+
+
+@dataclass(frozen=True)
+class Method:
+    """How weights become codes: scales of channels migrated first (a name of `migration.KINDS`) or not, then rounded
+    each to the nearest, or column by column (GPTQ)."""
+
+    migration: str | None = None
+    rounding: str = "rtn"
+    act_order: bool = True
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self.migration is not None or self.rounding == "gptq"
+
+    def __str__(self) -> str:
+        return "+".join(filter(None, (self.migration, self.rounding)))
+
+
+METHODS = ("rtn", "gptq", "awq", "smoothquant", "awq+gptq", "smoothquant+gptq")
+DEFAULT_METHODS = {"int4": "awq+gptq", "int8": "smoothquant"}
+
+
+def read_method(name: str, act_order: bool | None = None) -> Method:
+    """`act_order`: None for True. Raises ValueError for an unknown name, and for an order of columns where the method
+    has none."""
+    if name not in METHODS:
+        raise ValueError(f"there is no method {name!r}; known are {', '.join(METHODS)}")
+    first, _, second = name.partition("+")
+    kind = first if first in migration.KINDS else None
+    rounding = "gptq" if "gptq" in (first, second) else "rtn"
+    if act_order is not None and rounding != "gptq":
+        ordered = ", ".join(method for method in METHODS if "gptq" in method)
+        raise ValueError(
+            f"act_order={act_order} tells GPTQ which columns to round first, and the method {name} rounds all at once; leave it out, or take one of {ordered}"
+        )
+    return Method(kind, rounding, act_order is not False)
+
+
+def check_formats(formats: Iterable[Format]) -> None:
+    """Raises ValueError for a format that no method writes."""
+    for format in formats:
+        if not isinstance(format, (Int4, Int8)):
+            raise ValueError(
+                f"int4 and int8 are calibrated and written; {format.name} needs no calibration: load the original with quantization={format.name!r}"
+            )
+        if isinstance(format, Int4) and not format.symmetric:
+            raise ValueError(
+                "zero points are not calibrated; leave int4 symmetric, or load the original with symmetric=False"
+            )

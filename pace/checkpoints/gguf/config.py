@@ -1,0 +1,228 @@
+"""The config.json that the metadata of a GGUF file stand for: `read_config`.
+
+A key that would change the mathematics becomes a field that the reader of config.json refuses by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.gguf.names import ARCHITECTURES
+
+CONFIG_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+}
+PER_LAYER_KEYS = {
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+"""One number, or one for each layer."""
+REFUSED_KEYS = {
+    "expert_count": "num_experts",
+    "logit_scale": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "attention.clamp_kqv": "clip_qkv",
+    "attention.causal": "is_causal",
+    "attention.max_alibi_bias": "alibi",
+}
+"""Keys that would change the mathematics, and the field of config.json that is refused, or harmless, for the same
+value."""
+READ_KEYS = {
+    "attention.layer_norm_rms_epsilon",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.sliding_window",
+    "rope.dimension_count",
+}
+READ_KEYS |= {
+    "rope.freq_base",
+    "rope.scale_linear",
+    *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
+}
+READ_KEYS |= {
+    *(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))
+}
+HARMLESS_KEYS = {"vocab_size", "expert_used_count", "tensor_data_layout", "leading_dense_block_count"}
+
+END_TOKENS = {
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end_of_turn|>",
+}
+"""Control tokens that end a text whatever the keys say, since these name one and models have several; so does
+llama.cpp."""
+CONTROL = 3
+"""Of tokenizer.ggml.token_type."""
+
+
+def read_config(
+    metadata: Metadata, architecture: str, shapes: dict[str, tuple[int, ...]], factors: dict[str, list[float]]
+) -> dict[str, Any]:
+    """What stands in config.json; `shapes` by the Hub's names, `factors` of the rotary embedding by GGUF's. Raises
+    ValueError for what is missing or of the wrong type, NotImplementedError for layers that differ from each other."""
+
+    def key(name: str) -> str:
+        return f"{architecture}.{name}"
+
+    fields: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
+    for name, field in CONFIG_KEYS.items():
+        fields[field] = metadata.required(key(name), metadata.integer(key(name)))
+    for name, field in PER_LAYER_KEYS.items():
+        fields[field] = _same_for_all(metadata, key(name))
+    if fields["num_key_value_heads"] is None:
+        fields["num_key_value_heads"] = fields["num_attention_heads"]
+    for field in ("intermediate_size", "num_attention_heads"):
+        metadata.required(key(next(name for name, other in PER_LAYER_KEYS.items() if other == field)), fields[field])
+    for name, field in REFUSED_KEYS.items():
+        value = metadata.get(key(name))
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        if value is False or value:  # 0 means that there is no such thing
+            fields[field] = value
+    fields["rms_norm_eps"] = _shortest(
+        metadata.required(
+            key("attention.layer_norm_rms_epsilon"), metadata.number(key("attention.layer_norm_rms_epsilon"))
+        )
+    )
+    fields["head_dim"] = _head_dim(metadata, key, fields)
+    embedding = shapes.get("model.embed_tokens.weight")
+    if embedding is None or len(embedding) != 2:
+        raise ValueError(
+            f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's"
+        )
+    fields["vocab_size"] = embedding[0]
+    fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
+    if architecture in ("llama", "qwen3"):  # the others have biases always, or never
+        fields["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
+    if architecture == "llama":
+        fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
+    fields |= _window(metadata, key, architecture, fields)
+    fields |= _rope(metadata, key, fields, factors)
+    fields |= special_tokens(metadata)
+    unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
+    unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | REFUSED_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
+    # The reader of config.json says that it ignores fields that it does not know.
+    return fields | {key(name): True for name in unknown}
+
+
+def _same_for_all(metadata: Metadata, key: str) -> int | None:
+    """An integer that is given once, or the same for each layer."""
+    if not isinstance(metadata.get(key), np.ndarray):
+        return metadata.integer(key)
+    values = metadata[key].tolist()
+    if len(set(values)) != 1 or type(values[0]) is not int:
+        raise NotImplementedError(
+            f"{metadata.path}: {key} differs between the layers ({values[:8]}...), which is not implemented"
+        )
+    return values[0]
+
+
+def _head_dim(metadata: Metadata, key, fields: dict[str, Any]) -> int:
+    heads = fields["num_attention_heads"]
+    if heads < 1:
+        raise ValueError(f"{metadata.path}: {key('attention.head_count')} must be positive; got {heads}")
+    head_dim = metadata.integer(key("attention.key_length"), fields["hidden_size"] // heads)
+    if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
+        raise NotImplementedError(
+            f"{metadata.path}: attention.key_length and attention.value_length differ, which is not implemented"
+        )
+    return head_dim
+
+
+def _window(metadata: Metadata, key, architecture: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The sliding window. A Llama that has one is a Mistral; llama.cpp gives Qwen none."""
+    name = key("attention.sliding_window")
+    window = metadata.integer(name, 0)
+    if architecture == "phi3":
+        return {"sliding_window": window or None}
+    if window == 0 or window >= fields["max_position_embeddings"]:
+        return {}
+    if architecture != "llama":
+        raise NotImplementedError(f"{metadata.path}: {name} = {window} is not implemented for {architecture}")
+    return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+
+
+def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, list[float]]) -> dict[str, Any]:
+    """The rotary embedding, in the spelling of transformers 4."""
+    head_dim, positions = fields["head_dim"], fields["max_position_embeddings"]
+    dim = metadata.integer(key("rope.dimension_count"), head_dim)
+    found: dict[str, Any] = {"rope_theta": metadata.number(key("rope.freq_base"), 10000.0)}
+    if dim != head_dim:
+        found["partial_rotary_factor"] = dim / max(1, head_dim)
+    kind = metadata.text(
+        key("rope.scaling.type"), "linear" if metadata.number(key("rope.scale_linear"), 1.0) != 1.0 else "none"
+    )
+    factor = metadata.number(key("rope.scaling.factor"), metadata.number(key("rope.scale_linear")))
+    original = metadata.integer(key("rope.scaling.original_context_length"))
+    if factors:
+        # llama.cpp divides the angle of each pair by a factor, one set of them up to the original length and one
+        # beyond: what longrope does. Those of Llama 3's scaling come as rope_freqs, for any length.
+        same = factors.get("rope_freqs.weight")
+        short, long = (factors.get(f"rope_factors_{which}.weight", same) for which in ("short", "long"))
+        if short is None or long is None or not len(short) == len(long) == -(-dim // 2):
+            raise ValueError(
+                f"{metadata.path}: {', '.join(sorted(factors))} must have a factor for each of {-(-dim // 2)} pairs; got {[len(values) for values in factors.values()]}"
+            )
+        found["original_max_position_embeddings"] = original or positions
+        # Without attn_factor llama.cpp scales nothing.
+        attention = metadata.number(key("rope.scaling.attn_factor"), 1.0)
+        return found | {
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "short_factor": short,
+                "long_factor": long,
+                "attention_factor": attention,
+            }
+        }
+    if kind == "linear" and factor not in (None, 0.0, 1.0):
+        return found | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    if kind == "yarn":
+        scaling: dict[str, Any] = {"rope_type": "yarn", "factor": metadata.required(key("rope.scaling.factor"), factor)}
+        scaling["original_max_position_embeddings"] = original or positions
+        for name in ("beta_fast", "beta_slow"):
+            if (value := metadata.number(key(f"rope.scaling.yarn_{name}"))) is not None:
+                scaling[name] = value
+        for name in ("attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"):
+            if (value := metadata.number(key(f"rope.scaling.{name}"))) not in (None, 1.0):
+                raise NotImplementedError(
+                    f"{metadata.path}: {key(f'rope.scaling.{name}')} = {value} is not implemented"
+                )
+        return found | {"rope_scaling": scaling}
+    if kind not in ("none", "linear"):
+        raise NotImplementedError(
+            f"{metadata.path}: {key('rope.scaling.type')} = {kind[:80]!r} without tensors of factors is not implemented; implemented: none, linear, yarn"
+        )
+    return found
+
+
+def _shortest(value: float) -> float:
+    """The decimal number that was meant by an fp32 one: 1e-05 where the file has 9.99999974737875e-06."""
+    return float(str(np.float32(value))) if np.isfinite(value) else value
+
+
+def special_tokens(metadata: Metadata) -> dict[str, Any]:
+    """The ids that begin and end texts and pad them, as in config.json; None where there is none."""
+
+    def token(name: str) -> int | None:
+        return metadata.integer(f"tokenizer.ggml.{name}_token_id")
+
+    ends = [token(name) for name in ("eos", "eot", "eom")]
+    tokens, types = metadata.texts("tokenizer.ggml.tokens") or [], metadata.numbers("tokenizer.ggml.token_type")
+    if types is not None and len(types) == len(tokens):
+        ends += [int(index) for index in np.flatnonzero(types == CONTROL) if tokens[index] in END_TOKENS]
+    ends = list(dict.fromkeys(end for end in ends if end is not None))
+    return {"bos_token_id": token("bos"), "eos_token_id": ends or None, "pad_token_id": token("padding")}
