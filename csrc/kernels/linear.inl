@@ -36,7 +36,7 @@
 
 constexpr int kVectors = 16 / kLanes;
 
-// ---- How each storage type multiplies: `Step` = what one step of k needs of one panel.
+// ---- How each type of weight multiplies: `Step` = what one step of k needs of one panel.
 
 struct WeightF32 {
     using Element = float;

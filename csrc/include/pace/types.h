@@ -1,4 +1,4 @@
-// Types that every part of the C++ shares: storage formats, activations, the header of a packed weight.
+// Types that every part of the C++ shares: dtypes, activations, the header of a packed weight.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace pace {
 
-// Storage formats that are only bits: arithmetic happens in fp32, after a load of kernels/vec.inl.
+// Dtypes that are only bits: arithmetic happens in fp32, after a load of kernels/vec.inl.
 struct BF16 {
     uint16_t bits;
 };
