@@ -203,7 +203,11 @@ def test_what_is_said_to_be_refused_is_refused():
 
 def make(*arguments: str) -> subprocess.CompletedProcess:
     """make without what an outer make left in the environment."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MAKE") and name not in ("MFLAGS", "ARGS")
+    }
     return subprocess.run(["make", *arguments], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=250)
 
 
