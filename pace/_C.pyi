@@ -81,6 +81,32 @@ def argmax(logits: int, row_stride: int, rows: int, n: int, indices: int) -> Non
 def softmax(log: bool, logits: int, row_stride: int, rows: int, n: int, y: int) -> None: ...
 def top_k_top_p(logits: int, row_stride: int, rows: int, n: int, top_k: int, top_p: int) -> None: ...
 def apply_mask(logits: int, row_stride: int, n: int, bits: int, bits_stride: int, masks: int, rows: int) -> None: ...
+def sample(
+    logits: int,
+    row_stride: int,
+    n: int,
+    count: int,
+    rows: int,
+    temperature: int,
+    top_k: int,
+    top_p: int,
+    min_p: int,
+    typical_p: int,
+    uniform: int,
+    tokens: int,
+) -> None: ...
+def logprobs(
+    logits: int,
+    row_stride: int,
+    n: int,
+    count: int,
+    top: int,
+    rows: int,
+    tokens: int,
+    values: int,
+    top_tokens: int,
+    top_values: int,
+) -> None: ...
 
 # Attention.
 BLOCK_POSITIONS: int

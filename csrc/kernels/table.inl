@@ -44,5 +44,11 @@ constexpr KernelTable kernel_table = {
     .softmax = softmax,
     .log_softmax = log_softmax,
     .find_at_least = find_at_least,
+    .find_between = find_between,
     .apply_mask = apply_mask,
+    .weigh = weigh,
+    .keep_keys = keep_keys,
+    .sum_above = sum_above,
+    .information = information,
+    .typicality = typicality,
 };

@@ -72,6 +72,40 @@ void apply_mask(Address logits, int64_t row_stride, int64_t n, Address bits, int
     pace::execute(op);
 }
 
+void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Address rows, Address temperature,
+            Address top_k, Address top_p, Address min_p, Address typical_p, Address uniform, Address tokens) {
+    pace::SampleOp op = {};
+    op.logits = at<const float>(logits);
+    op.row_stride = row_stride;
+    op.n = n;
+    op.count = count;
+    op.rows = at<const int64_t>(rows);
+    op.temperature = at<const float>(temperature);
+    op.top_k = at<const int64_t>(top_k);
+    op.top_p = at<const float>(top_p);
+    op.min_p = at<const float>(min_p);
+    op.typical_p = at<const float>(typical_p);
+    op.uniform = at<const double>(uniform);
+    op.tokens = at<int64_t>(tokens);
+    pace::execute(op);
+}
+
+void logprobs(Address logits, int64_t row_stride, int64_t n, int64_t count, int64_t top, Address rows, Address tokens,
+              Address values, Address top_tokens, Address top_values) {
+    pace::LogprobsOp op = {};
+    op.logits = at<const float>(logits);
+    op.row_stride = row_stride;
+    op.n = n;
+    op.count = count;
+    op.top = top;
+    op.rows = at<const int64_t>(rows);
+    op.tokens = at<const int64_t>(tokens);
+    op.logprobs = at<float>(values);
+    op.top_tokens = at<int64_t>(top_tokens);
+    op.top_logprobs = at<float>(top_values);
+    pace::execute(op);
+}
+
 }  // namespace
 
 void bind_rows(py::module_& m) {
@@ -84,4 +118,6 @@ void bind_rows(py::module_& m) {
     m.def("softmax", softmax, release);
     m.def("top_k_top_p", top_k_top_p, release);
     m.def("apply_mask", apply_mask, release);
+    m.def("sample", sample, release);
+    m.def("logprobs", logprobs, release);
 }

@@ -18,7 +18,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.logits import Processors, build_filters, build_processors
 from pace.llm.decoding.masks import SequenceMask
-from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Sampling, mix
+from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
@@ -144,7 +144,7 @@ class Generator:
     def _strategy(self, config: SamplingConfig, processors: Processors, seed: int) -> DecodingStrategy:
         if not processors and not config.do_sample and config.logprobs is None:
             return Greedy()
-        return Sampling(processors, build_filters(config), seed if config.do_sample else None, config.logprobs)
+        return Sampling(processors, Rules.of(config), seed, config.logprobs)
 
     def _end_tokens(self, config: SamplingConfig) -> list[int]:
         return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id

@@ -9,7 +9,15 @@ from pace.ops.native_elementwise import scale_, softcap_
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
 from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_quantize import quantize
-from pace.ops.native_sampling import apply_mask_, argmax, log_softmax, softmax, top_k_top_p_
+from pace.ops.native_sampling import (
+    apply_mask_,
+    argmax,
+    log_softmax,
+    sample,
+    softmax,
+    token_logprobs,
+    top_k_top_p_,
+)
 from pace.ops.weight import PackedWeight, empty_weight, pack_quantized_, pack_rows_, unpack, weight_nbytes
 
 __all__ = [
@@ -30,10 +38,12 @@ __all__ = [
     "quantize",
     "rms_norm",
     "rotary_",
+    "sample",
     "scale_",
     "softcap_",
     "softmax",
     "store_kv",
+    "token_logprobs",
     "top_k_top_p_",
     "unpack",
     "weight_nbytes",

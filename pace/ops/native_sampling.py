@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pace import _C
 from pace.ops.checks import check_rows, check_vector, describe
+from pace.ops.draws import Draws
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -63,6 +64,64 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
     _C.apply_mask(
         logits.data_ptr(), logits.stride(0), vocab_size, mask.data_ptr(), mask.stride(0), num_masks, rows_address
     )
+
+
+def sample(logits: Tensor, draws: Draws) -> Tensor:
+    """int64 `[M]`: a token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`; -1 where that row holds NaN
+    or +inf, or nothing above -inf. `pace.ops.reference.sample` is the definition.
+
+    Numerics: with top_k weights are fp64; else fp32, summed in fp32 over 4096 tokens and in fp64 over those."""
+    num_rows, vocab_size = _check_logits(logits)
+    count = len(draws.rows)
+    vectors = {
+        "rows": torch.int64,
+        "temperature": torch.float32,
+        "top_k": torch.int64,
+        "top_p": torch.float32,
+        "min_p": torch.float32,
+        "typical_p": torch.float32,
+        "uniform": torch.float64,
+    }
+    addresses = [check_vector(name, getattr(draws, name), count, dtype) for name, dtype in vectors.items()]
+    _check_rows(draws.rows, num_rows)
+    tokens = torch.empty(count, dtype=torch.int64)
+    _C.sample(logits.data_ptr(), logits.stride(0), vocab_size, count, *addresses, tokens.data_ptr())
+    return tokens
+
+
+def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities under rows `rows [M]` of `logits [R, V]`: those of `tokens [M]` as float32 `[M]`, then the
+    `num_top` most likely tokens, int64 `[M, num_top]`, and theirs. Largest first, the lower id first among equals; -1
+    and -inf beyond the vocabulary."""
+    num_rows, vocab_size = _check_logits(logits)
+    count = len(rows)
+    rows_address = check_vector("rows", rows, count, torch.int64)
+    tokens_address = check_vector("tokens", tokens, count, torch.int64)
+    _check_rows(rows, num_rows)
+    if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise ValueError(f"tokens must be in 0..{vocab_size - 1}; got {tokens.tolist()}")
+    if num_top < 0:
+        raise ValueError(f"num_top must be at least 0; got {num_top}")
+    values = torch.empty(count)
+    top_tokens, top_values = torch.empty(count, num_top, dtype=torch.int64), torch.empty(count, num_top)
+    _C.logprobs(
+        logits.data_ptr(),
+        logits.stride(0),
+        vocab_size,
+        count,
+        num_top,
+        rows_address,
+        tokens_address,
+        values.data_ptr(),
+        top_tokens.data_ptr(),
+        top_values.data_ptr(),
+    )
+    return values, top_tokens, top_values
+
+
+def _check_rows(rows: Tensor, num_rows: int) -> None:
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
+        raise ValueError(f"rows must be in 0..{num_rows - 1}; got {rows.tolist()}")
 
 
 def _softmax(log: bool, logits: Tensor) -> Tensor:

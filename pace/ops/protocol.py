@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from pace.ops.draws import Draws
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
@@ -205,6 +206,15 @@ class SamplingOps(Protocol):
         is the lowest) is set where token i is allowed; bits beyond V mean nothing.
 
         Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        """int64 `[M]`: a token for each of `draws`; -1 where its row holds NaN or +inf, or nothing above -inf."""
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`; the `num_top` most likely tokens, int64
+        `[M, num_top]`, largest first and the lower id first among equals; and theirs. -1 and -inf beyond V."""
 
 
 class Ops(ForwardOps, WeightOps, SamplingOps, Protocol):

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops import checks
+from pace.ops.draws import Draws
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 
@@ -300,7 +301,7 @@ def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()
     ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), -math.inf)
-    probability = ordered.softmax(-1)
+    probability = ordered.double().softmax(-1)
     mass_before = probability.cumsum(-1) - probability
     outside = (mass_before >= top_p[:, None]) & (top_p[:, None] < 1)
     outside[:, 0] = False
@@ -315,6 +316,53 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
     banned = allowed.flatten(1)[:, : logits.shape[1]] == 0
     rows = torch.arange(logits.shape[0]) if rows is None else rows
     logits[rows] = logits[rows].masked_fill(banned, -math.inf)
+
+
+def sample(logits: Tensor, draws: Draws) -> Tensor:
+    """int64 `[M]`: a token for each of `draws`; -1 where its row holds NaN or +inf, or nothing above -inf.
+
+    With `y = x / temperature` and the weight `exp(y - max(y))`: top_k and top_p as `top_k_top_p_`; weights below min_p go;
+    of the others stay those whose `|log w - E[log w]|` is smallest, until they have typical_p of the mass, with what
+    equals the last. The token is the first at which the cumulative weight, in rising order of the ids, exceeds
+    `uniform` of the whole."""
+    tokens = torch.full((len(draws.rows),), -1, dtype=torch.int64)
+    for index, row in enumerate(draws.rows.tolist()):
+        if not draws.temperature[index]:
+            tokens[index] = argmax(logits[row : row + 1])[0]
+            continue
+        y = (logits[row] / draws.temperature[index])[None]
+        if argmax(y)[0] < 0 or y.max() == -math.inf:
+            continue
+        top_k_top_p_(y, draws.top_k[index : index + 1], draws.top_p[index : index + 1])
+        log_weights = (y[0] - y.max()).double()
+        log_weights[log_weights.exp() < float(draws.min_p[index])] = -math.inf
+        if draws.typical_p[index] < 1:
+            _keep_typical_(log_weights, float(draws.typical_p[index]))
+        cumulative = log_weights.exp().cumsum(0)
+        place = torch.searchsorted(cumulative, float(draws.uniform[index]) * cumulative[-1], right=True)
+        tokens[index] = min(int(place), int(log_weights.exp().nonzero()[-1]))
+    return tokens
+
+
+def _keep_typical_(log_weights: Tensor, mass: float) -> None:
+    probability = log_weights.softmax(0)
+    level = (probability * log_weights).nansum()
+    distance, order = (log_weights - level).abs().sort(stable=True)
+    last = min(int((probability[order].cumsum(0) < mass).sum()), len(order) - 1)
+    outside = distance > distance[last]
+    outside[0] = False
+    log_weights[order[outside]] = -math.inf
+
+
+def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`; the `num_top` most likely tokens, int64 `[M,
+    num_top]`, largest first and the lower id first among equals; and theirs. -1 and -inf beyond V."""
+    logprobs = log_softmax(logits[rows])
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    missing = max(0, num_top - logits.shape[1])
+    top = torch.nn.functional.pad(order[:, :num_top], (0, missing), value=-1)
+    values = torch.nn.functional.pad(ordered[:, :num_top], (0, missing), value=-math.inf)
+    return logprobs.gather(1, tokens[:, None])[:, 0], top, values
 
 
 def _like(vector: Tensor | None, x: Tensor) -> Tensor | None:

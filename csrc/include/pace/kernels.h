@@ -110,6 +110,9 @@ struct ExpSum {
     double sum;
 };
 
+// Elements whose weights are summed in fp32, before fp64.
+constexpr int64_t kSumBlock = 4096;
+
 struct KernelTable {
     const char* name;  // as in PACE_ISA
     int level;         // PACE_ISA_LEVEL: 0 generic, 1 avx2 and avx2_vnni, 2 avx512, 3 avx512_vnni, 4 avx512_bf16, 5 amx
@@ -164,7 +167,15 @@ struct KernelTable {
     void (*softmax)(const float* x, int64_t n, ExpSum total, float* y);
     void (*log_softmax)(const float* x, int64_t n, float max, float log_sum, float* y);
     int (*find_at_least)(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity);
+    int (*find_between)(const float* x, int64_t n, float low, float high, int64_t* position, int32_t* found,
+                        int capacity);
     void (*apply_mask)(float* x, const int32_t* bits, int64_t n);  // bit i clear: x[i] = -inf; bits [ceil(n / 32)]
+    // Weights [n] of tokens, their sum, and its parts: sums [ceil(n / kSumBlock)].
+    double (*weigh)(const float* x, int64_t n, float temperature, float shift, float* w, double* sums);
+    double (*keep_keys)(const float* key, float* w, int64_t n, float least, double* sums);
+    double (*sum_above)(const float* key, const float* w, int64_t n, float threshold);
+    double (*information)(const float* x, const float* w, int64_t n, float temperature, float shift);
+    void (*typicality)(const float* x, const float* w, int64_t n, float temperature, float level, float* key);
 };
 
 // The table in use: the best this CPU has, or what PACE_ISA or select_isa() asked for.

@@ -165,6 +165,43 @@ struct TopKTopPOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
+// csrc/ops/sample.cpp. Draws a token of every row: temperature, top_k (with what equals the last), top_p, min_p and
+// typical_p, in this order, each over what is left, then the first token at which the sum of the weights exp(y - max),
+// in rising order of the ids, exceeds `uniform` of the sum of all.
+//
+// Weights of a few candidates are in fp64. Those of a whole row are in fp32, and summed block by block of kSumBlock.
+struct SampleOp {
+    static constexpr int kPhases = 1;
+    const float* logits;  // row_stride floats between rows of n
+    int64_t row_stride, n, count;
+    const int64_t* rows;  // [count]: what is drawn from
+    // [count]; 1, 1, 0 and 1 are off. Temperature 0 takes the largest, as ArgmaxOp.
+    const float *temperature, *top_p, *min_p, *typical_p;
+    const int64_t* top_k;   // [count]; 0 is off
+    const double* uniform;  // [count], in [0, 1)
+    int64_t* tokens;        // [count], written; -1 where a row holds NaN or +infinity, or nothing above -infinity
+
+    void prepare(int) {}
+    int64_t chunks(int) const { return count; }
+    void run(int phase, int64_t chunk, int thread) const;
+};
+
+// csrc/ops/sample.cpp. Log-probabilities of a token of every row, and of the `top` most likely ones, largest first, the
+// lower id first among equals; -1 and -infinity beyond n.
+struct LogprobsOp {
+    static constexpr int kPhases = 1;
+    const float* logits;  // row_stride floats between rows of n
+    int64_t row_stride, n, count, top;
+    const int64_t *rows, *tokens;  // [count]
+    float* logprobs;               // [count], written
+    int64_t* top_tokens;           // [count][top], written
+    float* top_logprobs;           // [count][top], written
+
+    void prepare(int) {}
+    int64_t chunks(int) const { return count; }
+    void run(int phase, int64_t chunk, int thread) const;
+};
+
 // csrc/ops/sampling.cpp. Sets logits to -inf where a mask's bit is clear: bit i % 32 of word i / 32 is that of token i,
 // and what a mask holds beyond n is not looked at. A chunk is a piece of one row.
 struct MaskOp {

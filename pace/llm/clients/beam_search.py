@@ -69,7 +69,8 @@ class Choices:
 class Ranking:
     """A strategy that keeps what may follow a beam, and goes on with no token: the search decides."""
 
-    wants_argmax_only = False
+    is_picked = False
+    rules = None
     takes_drafts = False
 
     def __init__(

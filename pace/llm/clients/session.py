@@ -27,7 +27,8 @@ ROWS_AT_ONCE = 8
 class CollectLogits:
     """A strategy that keeps the logits of positions `first .. first + num_rows - 1`, and goes on with no token."""
 
-    wants_argmax_only = False
+    is_picked = False
+    rules = None
     takes_drafts = False
 
     def __init__(self, first: int, num_rows: int, vocab_size: int) -> None:
@@ -52,7 +53,8 @@ class ScoreTokens:
     """A strategy that keeps the log-probability of each token given those before it; no more logits than one step's are
     held."""
 
-    wants_argmax_only = False
+    is_picked = False
+    rules = None
     takes_drafts = False
 
     def __init__(self, tokens: list[int]) -> None:

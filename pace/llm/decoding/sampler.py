@@ -7,23 +7,30 @@ waiting for those costs more than the work where cores are few (benchmarks/RESUL
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pace.llm.decoding.logits import Filter, Processors
+from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.logits import Processors
 from pace.llm.decoding.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sequence import Sequence, Span, TokenLogprob
+from pace.ops.draws import Draws
 
 
 class DecodingStrategy(Protocol):
     """What becomes of the logits of one sequence. Made anew for each sequence."""
 
-    wants_argmax_only: bool
-    """True where `choose` would do nothing but take the largest logit; the sampler then does that for all such rows at
-    once."""
+    is_picked: bool
+    """True where `choose` would do nothing but draw by `rules`, accept drafts, and record `num_logprobs`; the sampler
+    then does that for all such rows at once."""
+    rules: Rules | None
+    """Which tokens may be drawn; None where the largest is taken."""
+    seed: int
+    num_logprobs: int | None
     takes_drafts: bool
     """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` and
     `needs_every_row` are then there, too."""
@@ -41,7 +48,9 @@ class DecodingStrategy(Protocol):
 class Greedy:
     """The most likely token, with nothing in its way."""
 
-    wants_argmax_only = True
+    is_picked = True
+    rules = num_logprobs = None
+    seed = 0
     takes_drafts = True
     needs_every_row = False
 
@@ -52,8 +61,24 @@ class Greedy:
         return int(ops.argmax(logits[None])[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which tokens may be drawn: the fields of `SamplingConfig` of these names."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+
+    @classmethod
+    def of(cls, config: SamplingConfig) -> Rules | None:
+        """None where nothing is to be drawn."""
+        return cls(*(getattr(config, field.name) for field in fields(cls))) if config.do_sample else None
+
+
 class Sampling:
-    """Processors, then filters and a draw, or the largest where nothing is to be drawn; log-probabilities where asked.
+    """Processors, then a draw by rules, or the largest where nothing is to be drawn; log-probabilities where asked.
 
     A draw depends on the seed and on how many tokens were generated before, on nothing else. Drafts are verified by
     drawing the token of each row and going on while it is the drafted one: the tokens are those that would have been
@@ -61,18 +86,18 @@ class Sampling:
     next step's first row.
     """
 
-    wants_argmax_only = False
     takes_drafts = True
 
     def __init__(
-        self, processors: Processors, filters: list[Filter], seed: int | None, num_logprobs: int | None
+        self, processors: Processors, rules: Rules | None = None, seed: int = 0, num_logprobs: int | None = None
     ) -> None:
-        """`processors` and `filters` are those of `logits.py`; without a seed the largest logit is taken;
-        `num_logprobs` most likely tokens are recorded beside the chosen one, None for no record."""
+        """Without rules the largest logit is taken; `num_logprobs` most likely tokens are recorded beside the chosen
+        one, None for no record."""
         self.processors = processors
-        self.filters = filters
+        self.rules = rules
         self.seed = seed
         self.num_logprobs = num_logprobs
+        self.is_picked = not processors
         self.needs_every_row = bool(processors) or num_logprobs is not None
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
@@ -99,37 +124,60 @@ class Sampling:
         num_generated = sequence.num_generated + num_ahead
         logits = torch.from_numpy(given.numpy().copy())
         self.processors.apply_(logits)
-        largest = int(ops.argmax(logits[None])[0])
-        if largest < 0 or logits[largest] == -math.inf:
-            raise ValueError(
-                f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
-                f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
-            )
-        token = self._draw(ops, logits, num_generated)
+        token = self.guess(ops, logits, num_generated)
+        if token < 0 or logits[token] == -math.inf:
+            raise nothing_left(num_generated)
         if self.num_logprobs is not None:
-            del sequence.logprobs[num_generated:]
-            sequence.logprobs.append(token_logprob(ops, given, token, self.num_logprobs))
+            record(ops, given[None], [Chosen(0, sequence, num_generated, token, self.num_logprobs)], self.num_logprobs)
         return token
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
-        """The token after `num_generated` others if `logits [V]`, which are a draft model's and are not changed, were
-        the model's. Processors are not asked: they hear of each token once, and of none that does not come true."""
-        return self._draw(ops, torch.from_numpy(logits.numpy().copy()), num_generated)
-
-    def _draw(self, ops: Any, logits: Tensor, num_generated: int) -> int:
-        """Filters `logits` in place, and picks."""
-        for keep_ in self.filters:
-            keep_(ops, logits)
-        if self.seed is None:
+        """The token after `num_generated` others if `logits [V]` were the model's, after the processors; -1 where none
+        is left. Of a draft model's logits, processors are not asked: they hear of each token once, and of none that does
+        not come true."""
+        if self.rules is None:
             return int(ops.argmax(logits[None])[0])
-        return draw(ops.softmax(logits[None])[0], uniform(self.seed, num_generated))
+        return int(ops.sample(logits[None], draws([self.rules], [uniform(self.seed, num_generated)]))[0])
+
+
+LARGEST = Rules(temperature=0.0)
+"""Of rows from which nothing is drawn."""
+
+
+def draws(rules: list[Rules], places: list[float]) -> Draws:
+    """How a token of each row is drawn: by which rules, and at which place of the cumulative probability."""
+    return Draws(
+        rows=torch.arange(len(rules)),
+        temperature=torch.tensor([rule.temperature for rule in rules]),
+        top_k=torch.tensor([rule.top_k for rule in rules]),
+        top_p=torch.tensor([rule.top_p for rule in rules]),
+        min_p=torch.tensor([rule.min_p for rule in rules]),
+        typical_p=torch.tensor([rule.typical_p for rule in rules]),
+        uniform=torch.tensor(places, dtype=torch.float64),
+    )
+
+
+def record(ops: Any, logits: Tensor, chosen: list[Chosen], num_top: int) -> None:
+    """Notes the log-probabilities of chosen tokens, with the `num_top` most likely ones beside each."""
+    rows, tokens = torch.tensor([one.row for one in chosen]), torch.tensor([one.token for one in chosen])
+    for one, logprob in zip(chosen, token_logprobs(ops, logits, rows, tokens, num_top)):
+        del one.sequence.logprobs[one.number :]
+        one.sequence.logprobs.append(logprob)
+
+
+def nothing_left(num_generated: int) -> ValueError:
+    return ValueError(
+        f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
+        f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
+    )
 
 
 class PromptLogprobs:
     """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to
     `strategy`."""
 
-    wants_argmax_only = False
+    is_picked = False
+    rules = None
     takes_drafts = False
 
     def __init__(self, strategy: DecodingStrategy, num_top: int) -> None:
@@ -143,12 +191,28 @@ class PromptLogprobs:
         num_known = min(
             logits.shape[0], len(sequence.tokens) - 1 - first
         )  # rows that a token of the prompt comes after
-        for row, token in enumerate(sequence.tokens[first + 1 : first + 1 + num_known]):
-            sequence.prompt_logprobs[first + 1 + row] = token_logprob(ops, logits[row], token, self.num_top)
+        tokens = sequence.tokens[first + 1 : first + 1 + num_known]
+        sequence.prompt_logprobs[first + 1 : first + 1 + num_known] = token_logprobs(
+            ops, logits, torch.arange(num_known), torch.tensor(tokens, dtype=torch.int64), self.num_top
+        )
         if num_known == logits.shape[0]:
             return []
         sequence.strategy, sequence.wanted_from = self.strategy, None
         return self.strategy.choose(ops, logits[num_known:], span)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token whose log-probability is to be recorded."""
+
+    row: int
+    """Of the logits."""
+    sequence: Sequence
+    number: int
+    """Of the token among the sequence's generated ones."""
+    token: int
+    num_top: int
+    """Likeliest tokens to record beside it."""
 
 
 class Sampler:
@@ -174,60 +238,87 @@ class Sampler:
         if not logits.shape[0]:
             return [[] for _ in spans]
         failures = pending.apply_(self.ops, logits)
-        largest = self.ops.argmax(logits).tolist()
-        if pending.rows:
-            self._note_failures(logits, pending.rows, largest, failures)
-        outcomes: list[list[int]] = []
+        picked = self._pick(logits, spans)
+        masked = frozenset(pending.rows)
+        for row in masked:
+            if row in failures or (picked[row] >= 0 and logits[row, picked[row]] == -math.inf):
+                picked[row] = -1
+        outcomes: list[list[int]] = [[] for _ in spans]
+        chosen: list[Chosen] = []
         row = 0
-        for span in spans:
-            outcomes.append([])
-            num_rows = span.num_rows
-            if num_rows:
+        for index, span in enumerate(spans):
+            own = picked[row : row + span.num_rows]
+            if own:
                 try:
-                    outcomes[-1] = self._choose(logits, largest, row, num_rows, span, failures)
+                    num_left = self._count_left(logits, row, own, span, failures, masked)
+                    outcomes[index] = self._choose(logits, row, own[:num_left], span, chosen)
                 except (KeyboardInterrupt, SystemExit):
                     raise
                 except BaseException as error:  # a panic of a library in Rust is no Exception
                     span.sequence.fail(error)
-                row += num_rows
+                row += len(own)
+        for num_top in {one.num_top for one in chosen}:
+            record(self.ops, logits, [one for one in chosen if one.num_top == num_top], num_top)
         return outcomes
 
-    def _note_failures(
-        self, logits: Tensor, masked: list[int], largest: list[int], failures: dict[int, Exception]
-    ) -> None:
-        """Adds the rows for which a mask leaves nothing, and sets `largest` to -1 for all that failed."""
-        left = logits.numpy()[masked, [largest[row] for row in masked]]
-        for row, value in zip(masked, left):
-            if value == -math.inf and largest[row] >= 0 and row not in failures:
-                failures[row] = ValueError(
-                    "no token is left to pick: the token_mask allows none, or none that the model does not rule out"
-                )
-        for row in failures:
-            largest[row] = -1
+    def _pick(self, logits: Tensor, spans: list[Span]) -> list[int]:
+        """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
+        it holds NaN or +inf, or nothing is left to draw."""
+        if not any(span.sequence.strategy.is_picked and span.sequence.strategy.rules for span in spans):
+            return self.ops.argmax(logits).tolist()
+        rules: list[Rules] = []
+        places: list[float] = []
+        for span in spans:
+            strategy, number = span.sequence.strategy, span.sequence.num_generated + span.num_certain
+            for row in range(span.num_rows):
+                is_drawn = strategy.is_picked and strategy.rules is not None
+                rules.append(strategy.rules if is_drawn else LARGEST)
+                places.append(uniform(strategy.seed, number + row) if is_drawn else 0.0)
+        return self.ops.sample(logits, draws(rules, places)).tolist()
 
-    def _choose(
+    def _choose(self, logits: Tensor, first: int, own: list[int], span: Span, chosen: list[Chosen]) -> list[int]:
+        """The tokens of a span of which `own` were picked, from the row `first` on. Adds those whose log-probabilities
+        are wanted to `chosen`."""
+        sequence, strategy = span.sequence, span.sequence.strategy
+        if not strategy.is_picked:
+            return (
+                strategy.choose(self.ops, logits[first : first + len(own)], span)
+                if own
+                else span.drafts[: span.num_certain]
+            )
+        accepted = accept_drafts(own, span)
+        if strategy.num_logprobs is not None:
+            number = sequence.num_generated
+            chosen += [
+                Chosen(first + row, sequence, number + row, token, strategy.num_logprobs)
+                for row, token in enumerate(accepted)
+            ]
+        return accepted
+
+    def _count_left(
         self,
         logits: Tensor,
-        largest: list[int],
-        row: int,
-        num_rows: int,
+        first: int,
+        own: list[int],
         span: Span,
-        failures: dict[int, Exception],
-    ) -> list[int]:
-        """The tokens of one span, whose rows begin at `row`. Those of drafts beyond the first one that is not finite
-        are left out; before, there must be none."""
-        strategy = span.sequence.strategy
-        own = largest[row : row + num_rows]
-        if min(own) < 0:
-            num_finite = next(index for index, token in enumerate(own) if token < 0)
-            if num_finite < num_rows - (len(span.drafts) - span.num_certain):
-                if span.num_certain:
-                    return span.drafts[: span.num_certain]
-                raise failures.get(row + num_finite) or not_finite(span.sequence)
-            own = own[:num_finite]
-        if strategy.wants_argmax_only:
-            return accept_drafts(own, span)
-        return strategy.choose(self.ops, logits[row : row + len(own)], span)
+        failures: dict[int, BaseException],
+        masked: frozenset[int],
+    ) -> int:
+        """How many of a span's rows come before the first one from which nothing was picked. Raises what is wrong with
+        that one, where it is none of a draft's."""
+        num_left = next((row for row, token in enumerate(own) if token < 0), len(own))
+        if num_left < len(own) - (len(span.drafts) - span.num_certain) and not span.num_certain:
+            row = first + num_left
+            if row in failures:
+                raise failures[row]
+            if self.ops.argmax(logits[row : row + 1])[0] < 0:
+                raise not_finite(span.sequence)
+            if row in masked:
+                raise ValueError(
+                    "no token is left to pick: the token_mask allows none, or none that the model does not rule out"
+                )
+            raise nothing_left(span.sequence.num_generated)
+        return num_left
 
 
 def accept_drafts(chosen: list[int], span: Span) -> list[int]:
@@ -252,11 +343,15 @@ def not_finite(sequence: Sequence) -> ValueError:
     )
 
 
-def token_logprob(ops: Any, logits: Tensor, token: int, num_top: int) -> TokenLogprob:
-    """The log-probability of `token` under `logits [V]`, and of the `num_top` most likely tokens."""
-    log_probabilities = ops.log_softmax(logits[None])[0]
-    values, tokens = log_probabilities.topk(num_top)
-    return TokenLogprob(token, float(log_probabilities[token]), tuple(zip(tokens.tolist(), values.tolist())))
+def token_logprobs(ops: Any, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogprob]:
+    """The log-probability of each of `tokens [M]` under its row of `logits [R, V]`, and of the `num_top` most likely
+    tokens there."""
+    num_top = min(num_top, logits.shape[1])
+    values, top_tokens, top_values = ops.token_logprobs(logits, rows, tokens, num_top)
+    return [
+        TokenLogprob(token, value, tuple(zip(*top)))
+        for token, value, *top in zip(tokens.tolist(), values.tolist(), top_tokens.tolist(), top_values.tolist())
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class DraftModel:
         finite."""
         if largest < 0:
             return None
-        if sequence.strategy.wants_argmax_only:
+        if sequence.strategy.rules is None:
             return largest
         return sequence.strategy.guess(self.ops, logits, sequence.num_generated + depth)
 

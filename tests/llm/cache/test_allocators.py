@@ -15,6 +15,7 @@ from pace.llm.cache.allocators import COPY_COST, balanced_rows
 from pace.llm.cache.manager import CacheManager
 from pace.llm.clients.requests import Request
 from pace.llm.clients.session import Session
+from pace.llm.decoding.sampler import Greedy
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
@@ -264,7 +265,7 @@ class GenerationDrafter(ScriptedDrafter):
     """For what generates; a session has no use for drafts."""
 
     def extend(self, spans, cache) -> None:
-        super().extend([span for span in spans if span.sequence.strategy.wants_argmax_only], cache)
+        super().extend([span for span in spans if isinstance(span.sequence.strategy, Greedy)], cache)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -13,9 +13,9 @@ import torch
 from pace.assets import TINY, TINY_DRAFT
 from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.logits import Processors, build_filters, build_processors
+from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.masks import AllowedTokens, TokenMask, fill_bits
-from pace.llm.decoding.sampler import Sampling
+from pace.llm.decoding.sampler import Rules, Sampling
 from pace.llm.sequence import Sequence, Span
 from tests.llm.decoding.masks import VOCAB, Automaton, FunctionMask, MaskedModel, random_allowed
 from tests.llm.fake_model import FakeModel, greedy
@@ -480,8 +480,7 @@ def row_by_row(model: LLMModel, prompt: list[int], config: SamplingConfig, allow
     """Tokens and log-probabilities, a row at a time."""
     config = config.copy().merge_from(SamplingConfig())
     processors = Processors(build_processors(config, len(prompt), []))
-    seed = config.seed if config.do_sample else None
-    strategy = Sampling(processors, build_filters(config), seed, config.logprobs)
+    strategy = Sampling(processors, Rules.of(config), config.seed or 0, config.logprobs)
     sequence = Sequence(prompt, strategy, None, 1000)
     with model.session() as session:
         logits = session.append(prompt)

@@ -9,8 +9,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.logits import Processors, build_filters, build_processors
-from pace.llm.decoding.sampler import Greedy, Sampler, Sampling, accept_drafts, draw, mix, token_logprob, uniform
+from pace.llm.decoding.logits import Processors, build_processors
+from pace.llm.decoding.sampler import (
+    Greedy,
+    Rules,
+    Sampler,
+    Sampling,
+    accept_drafts,
+    draw,
+    mix,
+    token_logprobs,
+    uniform,
+)
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence, Span
@@ -128,8 +138,9 @@ def test_greedy_with_logprobs_is_greedy() -> None:
     )
 
 
-def test_token_logprob() -> None:
-    record = token_logprob(OPS, torch.tensor([0.0, math.log(3.0)]), 0, 1)
+def test_token_logprobs() -> None:
+    logits, row, token = torch.tensor([[9.0, 0.0], [0.0, math.log(3.0)]]), torch.tensor([1]), torch.tensor([0])
+    (record,) = token_logprobs(OPS, logits, row, token, 1)
     assert record.logprob == pytest.approx(math.log(0.25)) and record.top == ((1, pytest.approx(math.log(0.75))),)
 
 
@@ -181,9 +192,8 @@ def test_no_thread_of_torch_is_woken_for_a_token(fields: dict) -> None:
     strategy = (
         Sampling(
             Processors(build_processors(config, 3, [])),
-            build_filters(config),
-            5 if config.do_sample else None,
-            None,
+            Rules.of(config),
+            5,
         )
         if fields
         else Greedy()

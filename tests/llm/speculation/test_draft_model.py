@@ -12,7 +12,7 @@ import torch
 from pace.llm import DraftModelConfig, LLMModel, PardConfig, PromptLookupConfig, SamplingConfig
 from pace.llm.cache.manager import CacheManager
 from pace.llm.decoding.logits import Processors
-from pace.llm.decoding.sampler import Greedy, Sampling, draw, uniform
+from pace.llm.decoding.sampler import Greedy, Rules, Sampling, draw, uniform
 from pace.llm.decoding.stopping_criteria import NeverStops
 from pace.llm.sequence import Sequence
 from pace.llm.speculation.build import check_vocabularies
@@ -102,7 +102,7 @@ def test_proposals_are_those_of_transformers(drafter, parallel: bool) -> None:
 def test_samples_are_drawn_with_the_number_of_the_token_they_stand_for(drafter, parallel: bool) -> None:
     folder, theirs = drafter
     source = make_source(folder, parallel)
-    sequence = make_sequence([5, 6, 7, 8], Sampling(Processors([]), [], seed=11, num_logprobs=None))
+    sequence = make_sequence([5, 6, 7, 8], Sampling(Processors([]), Rules(), seed=11))
     sequence.tokens += [9, 10]
     picked = source.propose([sequence], [5])[0]
     reference_drafts = at_once if parallel else one_by_one

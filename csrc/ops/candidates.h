@@ -1,0 +1,105 @@
+// The tokens of a row that may be kept, and how few are looked at to find them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "pace/kernels.h"
+
+namespace pace {
+
+struct Candidate {
+    float value;
+    int32_t index;
+    double weight;  // exp(value - max of the row), where one is wanted; the probability is weight / sum of weights
+};
+
+// The order in which words are kept: larger values first, lower indices first among equals.
+inline bool goes_before(const Candidate& a, const Candidate& b) {
+    return a.value > b.value || (a.value == b.value && a.index < b.index);
+}
+
+using Candidates = std::vector<Candidate>;
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// All elements of x that are at least the k-th largest of them (1 <= k), in no order.
+//
+// One pass with a rising threshold, the k-th largest seen so far: in a row in random order only about k ln(n / k)
+// elements get past it. The candidates are thinned out each time they have doubled, so that even a rising row costs a
+// few steps per element. With a temperature, what equals the k-th largest after the division counts as equal to it.
+inline Candidates find_top_k(const float* x, int64_t n, int64_t k, float temperature = 1.0f) {
+    constexpr int kFoundAtOnce = 1024;
+    int32_t found[kFoundAtOnce];
+    Candidates candidates;
+    float threshold = kMinusInfinity;
+    const auto thin_out = [&] {
+        if (int64_t(candidates.size()) <= k) return;
+        std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), goes_before);
+        const float least = candidates[k - 1].value, divided = least / temperature;
+        // Below what may round to the same quotient.
+        threshold = temperature == 1.0f ? least : least - (4e-7f * std::fabs(least) + 4e-45f * temperature);
+        const auto below = [&](const Candidate& c) { return c.value / temperature < divided; };
+        candidates.erase(std::remove_if(candidates.begin(), candidates.end(), below), candidates.end());
+    };
+    size_t limit = size_t(std::max<int64_t>(2 * k, kFoundAtOnce));
+    for (int64_t position = 0; position < n;) {
+        const int count = kernels().find_at_least(x, n, threshold, &position, found, kFoundAtOnce);
+        for (int i = 0; i < count; ++i) candidates.push_back({x[found[i]], found[i], 0.0});
+        if (candidates.size() >= limit) {
+            thin_out();
+            limit = std::max(limit, 2 * candidates.size());
+        }
+    }
+    thin_out();
+    return candidates;
+}
+
+inline double weight_of(float value, float max) { return std::exp(double(value - max)); }
+
+// All elements of x above some value, in no order, that together have at least `mass` of weight; all of x if rounding
+// leaves less. A distribution is usually so peaked that a few hundred words above max - 4 are enough.
+inline Candidates find_top_mass(const float* x, int64_t n, float max, double mass) {
+    constexpr int kFoundAtOnce = 1024;
+    int32_t found[kFoundAtOnce];
+    Candidates candidates;
+    for (const float threshold : {max - 4.0f, max - 8.0f, max - 16.0f, kMinusInfinity}) {
+        candidates.clear();
+        double sum = 0.0;
+        for (int64_t position = 0; position < n;) {
+            const int count = kernels().find_at_least(x, n, threshold, &position, found, kFoundAtOnce);
+            for (int i = 0; i < count; ++i) {
+                const float value = x[found[i]];
+                candidates.push_back({value, found[i], weight_of(value, max)});
+                sum += candidates.back().weight;
+            }
+        }
+        if (sum >= mass) break;
+    }
+    return candidates;
+}
+
+// Cuts `candidates` down to the nucleus: those before which, in the order of goes_before, less than `mass` of weight
+// lies, and always the first. Halves the range in which the last one must be; O(n) in all, no full sort.
+inline void cut_to_nucleus(Candidates& candidates, double mass) {
+    auto low = candidates.begin(), high = candidates.end();  // all before low is kept, all from high on is not
+    double before_low = 0.0;
+    while (high - low > 1) {
+        const auto middle = low + (high - low) / 2;
+        std::nth_element(low, middle, high, goes_before);
+        double before_middle = before_low;
+        for (auto c = low; c != middle; ++c) before_middle += c->weight;
+        if (before_middle < mass) {  // the element at `middle` is kept
+            low = middle;
+            before_low = before_middle;
+        } else {
+            high = middle;
+        }
+    }
+    candidates.erase(high, candidates.end());
+}
+
+}  // namespace pace

@@ -1,0 +1,180 @@
+"""Drawing tokens: the kernel is the twin's definition, each row its own, whatever the distribution looks like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pace import _C
+from pace.ops import native, reference
+from pace.ops.draws import Draws
+from tests.support import isas_of_floats
+
+RULES = {
+    "plain": {},
+    "largest": dict(temperature=0.0),
+    "cooler": dict(temperature=0.7),
+    "hotter": dict(temperature=1.9),
+    "top_k": dict(top_k=20),
+    "top_k of one": dict(top_k=1, temperature=0.3),
+    "top_k, cooler": dict(top_k=40, temperature=0.6),
+    "top_p": dict(top_p=0.9),
+    "top_p, hotter": dict(top_p=0.5, temperature=3.0),
+    "top_p of nothing": dict(top_p=0.0),
+    "top_k and top_p": dict(top_k=50, top_p=0.8, temperature=0.8),
+    "min_p": dict(min_p=0.05),
+    "min_p of one": dict(min_p=1.0),
+    "top_k and min_p": dict(top_k=100, min_p=0.1),
+    "typical_p": dict(typical_p=0.6),
+    "top_k and typical_p": dict(top_k=100, typical_p=0.5),
+    "all": dict(temperature=1.3, top_p=0.95, min_p=0.001, typical_p=0.9),
+    "all of few": dict(temperature=1.3, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.9),
+}
+OFF = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)
+DTYPES = dict(top_k=torch.int64)
+
+
+def peaked(rows: int, n: int, generator: torch.Generator) -> torch.Tensor:
+    """As a trained model's: few tokens have nearly all of the mass."""
+    logits = torch.randn(rows, n, generator=generator) - 8.0
+    logits[:, :: max(1, n // 7)] += 8.0 * torch.rand(1, generator=generator) + 6.0
+    return logits
+
+
+DISTRIBUTIONS = {
+    "flat": lambda rows, n, generator: 0.02 * torch.randn(rows, n, generator=generator),
+    "bell": lambda rows, n, generator: 3.0 * torch.randn(rows, n, generator=generator),
+    "peaked": peaked,
+    "rising": lambda rows, n, generator: torch.linspace(-6.0, 6.0, n).repeat(rows, 1),
+    "falling": lambda rows, n, generator: torch.linspace(6.0, -6.0, n).repeat(rows, 1),
+    "equal": lambda rows, n, generator: torch.full((rows, n), 2.5),
+    "steps": lambda rows, n, generator: torch.randn(rows, n, generator=generator).round(),
+    "masked": lambda rows, n, generator: torch.where(
+        torch.rand(rows, n, generator=generator) < 0.9, -math.inf, torch.randn(rows, n, generator=generator)
+    ).index_fill_(1, torch.tensor([n // 2]), 0.5),
+}
+
+
+@pytest.fixture(params=isas_of_floats(), autouse=True)
+def isa(request):
+    before = _C.isa()
+    _C.select_isa(request.param)
+    yield request.param
+    _C.select_isa(before)
+
+
+def make_draws(rows: torch.Tensor, uniform: torch.Tensor, **rules: float) -> Draws:
+    values = {
+        name: torch.full((len(rows),), value, dtype=DTYPES.get(name, torch.float32))
+        for name, value in (OFF | rules).items()
+    }
+    return Draws(rows=rows, uniform=uniform.double(), **values)
+
+
+@pytest.mark.parametrize("n", [1, 100, 4096, 12_000])
+@pytest.mark.parametrize("rules", RULES)
+def test_tokens_are_those_of_the_definition(rules: str, n: int) -> None:
+    for make_logits in DISTRIBUTIONS.values():
+        compare(rules, make_logits, n)
+
+
+def compare(rules: str, make_logits: Callable[..., torch.Tensor], n: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    logits = make_logits(4, n, generator)
+    rows = torch.tensor([3, 0, 1, 1, 2, 2, 0, 3])
+    draws = make_draws(rows, torch.rand(len(rows), generator=generator), **RULES[rules])
+    given = logits.clone()
+    tokens, expected = native.sample(logits, draws), reference.sample(logits.clone(), draws)
+    assert torch.equal(logits, given)
+    for row, token, other, place in zip(rows, tokens.tolist(), expected.tolist(), draws.uniform.tolist()):
+        assert token == other or is_at_a_boundary(logits[row], token, place, **RULES[rules]), (token, other)
+
+
+def is_at_a_boundary(logits: torch.Tensor, token: int, place: float, **rules: float) -> bool:
+    """Whether a change by rounding leads to the token: of the place, of the masses that cut the rules, or, where the
+    tokens to both sides of the entropy are compared, of one such token."""
+    near = [{}]
+    for name, change in (("top_p", 1e-5), ("min_p", 1e-5), ("typical_p", 1.0 / len(logits))):
+        if name in rules:
+            near += [{name: rules[name] * (1 - change)}, {name: rules[name] * (1 + change)}]
+    places = torch.tensor([max(0.0, place - 1e-5), place, min(1 - 1e-12, place + 1e-5)])
+    rows = torch.zeros(3, dtype=torch.int64)
+    return any(
+        token in reference.sample(logits[None].clone(), make_draws(rows, places, **(rules | change))) for change in near
+    )
+
+
+def test_a_row_is_its_own() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = DISTRIBUTIONS["bell"](6, 9000, generator)
+    rules = [OFF | rules for rules in RULES.values()]
+    rows = torch.randint(6, (len(rules),), generator=generator)
+    uniform = torch.rand(len(rules), generator=generator).double()
+    columns = {name: torch.tensor([rule[name] for rule in rules]) for name in OFF}
+    together = native.sample(logits, Draws(rows=rows, uniform=uniform, **columns))
+    for index in range(len(rules)):
+        one = slice(index, index + 1)
+        alone = Draws(
+            rows=torch.tensor([0]), uniform=uniform[one], **{name: column[one] for name, column in columns.items()}
+        )
+        assert torch.equal(native.sample(logits[rows[one]], alone), together[one])
+
+
+@pytest.mark.parametrize("rules", ["plain", "top_k and top_p", "top_p", "min_p", "typical_p"])
+def test_nothing_is_drawn_where_nothing_is_left(rules: str) -> None:
+    logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(1))
+    logits[1, 4000], logits[2, 17], logits[3] = math.nan, math.inf, -math.inf
+    for ops in (native, reference):
+        draws = make_draws(torch.arange(5), torch.full((5,), 0.5), **RULES[rules])
+        assert (ops.sample(logits.clone(), draws) < 0).tolist() == [False, True, True, True, False]
+
+
+def test_the_ends_of_the_place() -> None:
+    """0 is the first token that may be drawn, and just below 1 the last."""
+    logits = torch.full((1, 10_000), -math.inf)
+    logits[0, [3, 5000, 9999]] = torch.tensor([0.0, 1.0, 0.5])
+    ends = make_draws(torch.zeros(2, dtype=torch.int64), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
+    assert native.sample(logits, ends).tolist() == reference.sample(logits, ends).tolist() == [3, 9999]
+
+
+def test_shares_of_tokens_are_their_probabilities() -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(2))
+    places = (torch.arange(20_000) + 0.5) / 20_000
+    for rules in ({}, dict(temperature=0.5), dict(top_k=10), dict(top_p=0.7), dict(min_p=0.2)):
+        draws = make_draws(torch.zeros(20_000, dtype=torch.int64), places, **rules)
+        counts = torch.bincount(native.sample(logits, draws), minlength=40)
+        y = logits / rules.get("temperature", 1.0)
+        kept = y.clone()
+        reference.top_k_top_p_(kept, torch.tensor([rules.get("top_k", 0)]), torch.tensor([rules.get("top_p", 1.0)]))
+        kept[(y - y.max()).exp() < rules.get("min_p", 0.0)] = -math.inf
+        assert (counts / 20_000 - kept.softmax(-1)[0]).abs().max() <= 2 / 20_000
+
+
+@pytest.mark.parametrize("n", [1, 5, 1000])
+@pytest.mark.parametrize("num_top", [0, 1, 5, 20])
+def test_log_probabilities(n: int, num_top: int) -> None:
+    logits = torch.randn(4, n, generator=torch.Generator().manual_seed(n)).round(decimals=1)
+    rows, tokens = torch.tensor([2, 0, 2]), torch.tensor([0, n - 1, n // 2])
+    values, top, top_values = native.token_logprobs(logits, rows, tokens, num_top)
+    expected = reference.token_logprobs(logits, rows, tokens, num_top)
+    assert torch.equal(top, expected[1])
+    torch.testing.assert_close(values, expected[0], rtol=0, atol=2e-6)
+    torch.testing.assert_close(top_values, expected[2], rtol=0, atol=2e-6)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    logits, one = torch.randn(3, 10), torch.zeros(1, dtype=torch.int64)
+    for wrong in (torch.tensor([3]), torch.tensor([-1])):
+        with pytest.raises(ValueError, match=r"rows must be in 0..2"):
+            native.sample(logits, make_draws(wrong, torch.zeros(1)))
+        with pytest.raises(ValueError, match=r"rows must be in 0..2"):
+            native.token_logprobs(logits, wrong, one, 0)
+    with pytest.raises(ValueError, match=r"tokens must be in 0..9"):
+        native.token_logprobs(logits, one, one + 10, 0)
+    with pytest.raises(ValueError, match="num_top"):
+        native.token_logprobs(logits, one, one, -1)
+    with pytest.raises(ValueError, match="uniform must be a contiguous vector of 1"):
+        native.sample(logits, make_draws(one, torch.zeros(2)))
