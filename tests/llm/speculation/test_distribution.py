@@ -88,13 +88,14 @@ def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
 
 def test_a_bias_is_noticed(monkeypatch) -> None:
     """A verification that takes the draft wherever the model gives it some probability."""
-    honest = sampler.Sampling._choose_one
+    honest = sampler.Sampler._choose
 
-    def biased(self, ops, raw, sequence, num_chosen):
-        token = honest(self, ops, raw, sequence, num_chosen)
-        return min(token, VOCAB - 2) if len(sequence.tokens) + num_chosen > len(PROMPT) + 1 else token
+    def biased(self, logits, first, own, span, chosen):
+        length = len(span.sequence.tokens)
+        own = [min(token, VOCAB - 2) if length + row > len(PROMPT) + 1 else token for row, token in enumerate(own)]
+        return honest(self, logits, first, own, span, chosen)
 
-    monkeypatch.setattr(sampler.Sampling, "_choose_one", biased)
+    monkeypatch.setattr(sampler.Sampler, "_choose", biased)
     counts, _ = sampled("half")
     expected = exact(FakeModel(VOCAB))
     statistic, freedom = (
