@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 JOBS := $(shell nproc)
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 
-# The quick tier: formatting and layers, the ops, the engine on the fake model, one architecture against transformers,
-# the bundled model end to end. Under 90 seconds on two cores, once the extension is built.
+# The quick tier: formatting and layers, the ops on the tables of real CPUs, the engine on the fake model, one
+# architecture against transformers, the bundled model end to end. Under 90 seconds on two cores, once the extension is
+# built.
 QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py tests/project/test_stub.py \
     tests/ops tests/graph tests/llm/engine tests/llm/decoding tests/llm/test_configs.py tests/llm/models/test_oracle.py \
     tests/test_end_to_end.py
-QUICK_WORDS := "(not test_oracle or llama) and not stress"
+QUICK_WORDS := "(not test_oracle or llama) and not stress and not emulated"
 
 .PHONY: demo check test format sanitize clean
 
