@@ -90,8 +90,8 @@ double mass_of(const Candidates& candidates) {
     return sum;
 }
 
-// The least key among those, of `total` weight, that come first, by falling key and then by rising index, until they have `mass`; and the
-// elements with that key that come too late.
+// Where a row is cut: the least key among the elements that come first, by falling key and then by rising index, until
+// they have `mass`; and the elements with that key that come too late.
 struct Cut {
     float least;
     std::vector<int32_t> late;
@@ -112,8 +112,8 @@ Cut cut_among(Candidates candidates, double mass) {
     return cut;
 }
 
-// A sample of the keys says about where the cut lies; what is above is only summed, and what is near is looked at. The
-// sample may be wrong, which is noticed: then more is near.
+// `total` is the weight of all. A sample of the keys says about where the cut lies: what is above is only summed, and
+// what is near is looked at. The sample may be wrong, which is noticed: then more is near.
 Cut find_cut(const float* key, const float* w, int64_t n, double total, double mass) {
     constexpr int kSample = 512;
     if (n <= 4 * kSample) return cut_among(collect(key, w, n, kMinusInfinity, kInfinity), mass);

@@ -175,8 +175,9 @@ class LLMModel:
     def close(self) -> None:
         """Frees weights and cache, after the step under way. What other threads wait for raises ValueError, and from
         then on so does every method but this."""
-        if self._generator is not None:
-            self._generator.driver.close()
+        generator = self._generator
+        if generator is not None:
+            generator.driver.close()  # first: it may refuse
         self._generator = self._model = None
 
     def __enter__(self) -> LLMModel:

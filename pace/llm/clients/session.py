@@ -21,7 +21,7 @@ from pace.memory import available_memory_bytes, format_bytes
 MANY_BYTES = 64 << 20
 """Below, nobody asks how much memory is left: that takes as long as a decode step of a small model."""
 ROWS_AT_ONCE = 8
-"""Of logits that are made log-probabilities: a second matrix as large as a step's logits would be twice the memory."""
+"""Rows of logits that become log-probabilities together. All of a step's would take its memory a second time."""
 
 
 class CollectLogits:

@@ -141,7 +141,7 @@ class Sampling:
 
 
 LARGEST = Rules(temperature=0.0)
-"""Of rows from which nothing is drawn."""
+"""Rules of a row from which nothing is drawn."""
 
 
 def draws(rules: list[Rules], places: list[float]) -> Draws:
@@ -166,6 +166,7 @@ def record(ops: Any, logits: Tensor, chosen: list[Chosen], num_top: int) -> None
 
 
 def nothing_left(num_generated: int) -> ValueError:
+    """What a sequence fails with where no token may be picked."""
     return ValueError(
         f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
         f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
@@ -206,10 +207,10 @@ class Chosen:
     """A token whose log-probability is to be recorded."""
 
     row: int
-    """Of the logits."""
+    """Row of the step's logits."""
     sequence: Sequence
     number: int
-    """Of the token among the sequence's generated ones."""
+    """Number of the token among the sequence's generated ones, from 0."""
     token: int
     num_top: int
     """Likeliest tokens to record beside it."""
@@ -288,6 +289,8 @@ class Sampler:
             )
         accepted = accept_drafts(own, span)
         if strategy.num_logprobs is not None:
+            if strategy.rules is None and own and logits[first, own[0]] == -math.inf:
+                raise nothing_left(sequence.num_generated)
             number = sequence.num_generated
             chosen += [
                 Chosen(first + row, sequence, number + row, token, strategy.num_logprobs)

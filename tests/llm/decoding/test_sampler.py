@@ -138,6 +138,18 @@ def test_greedy_with_logprobs_is_greedy() -> None:
     )
 
 
+@pytest.mark.parametrize("num_logprobs", [0, 2])
+@pytest.mark.parametrize("rules", [None, Rules(), Rules(top_k=5)])
+def test_rows_of_nothing_but_bans_fail_alone(rules: Rules | None, num_logprobs: int) -> None:
+    sequences = [Sequence([1, 2], Sampling(Processors([]), rules, 3, num_logprobs), None, 10) for _ in range(3)]
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    logits[1] = -math.inf
+    outcomes = Sampler(OPS, 50).sample(logits, [Span(sequence, 1, 1) for sequence in sequences])
+    assert [len(tokens) for tokens in outcomes] == [1, 0, 1]
+    assert "no token is left to pick" in str(sequences[1].error)
+    assert sequences[0].error is None and sequences[2].error is None and not sequences[1].logprobs
+
+
 def test_token_logprobs() -> None:
     logits, row, token = torch.tensor([[9.0, 0.0], [0.0, math.log(3.0)]]), torch.tensor([1]), torch.tensor([0])
     (record,) = token_logprobs(OPS, logits, row, token, 1)
