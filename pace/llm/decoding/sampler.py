@@ -240,7 +240,7 @@ class Sampler:
             return [[] for _ in spans]
         failures = pending.apply_(self.ops, logits)
         picked = self._pick(logits, spans)
-        masked = frozenset(pending.rows)
+        masked = pending.rows
         for row in masked:
             if row in failures or (picked[row] >= 0 and logits[row, picked[row]] == -math.inf):
                 picked[row] = -1
@@ -248,24 +248,34 @@ class Sampler:
         chosen: list[Chosen] = []
         row = 0
         for index, span in enumerate(spans):
-            own = picked[row : row + span.num_rows]
-            if own:
-                try:
-                    num_left = self._count_left(logits, row, own, span, failures, masked)
-                    outcomes[index] = self._choose(logits, row, own[:num_left], span, chosen)
-                except (KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException as error:  # a panic of a library in Rust is no Exception
-                    span.sequence.fail(error)
-                row += len(own)
-        for num_top in {one.num_top for one in chosen}:
-            record(self.ops, logits, [one for one in chosen if one.num_top == num_top], num_top)
+            num_rows = span.num_rows
+            if not num_rows:
+                continue
+            own, strategy = picked[row : row + num_rows], span.sequence.strategy
+            try:
+                if min(own) < 0:
+                    own = own[: self._count_left(logits, row, own, span, failures, masked)]
+                if strategy.is_picked and strategy.num_logprobs is None:
+                    outcomes[index] = accept_drafts(own, span)
+                else:
+                    outcomes[index] = self._choose(logits, row, own, span, chosen)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # a panic of a library in Rust is no Exception
+                span.sequence.fail(error)
+            row += num_rows
+        if chosen:
+            for num_top in {one.num_top for one in chosen}:
+                record(self.ops, logits, [one for one in chosen if one.num_top == num_top], num_top)
         return outcomes
 
     def _pick(self, logits: Tensor, spans: list[Span]) -> list[int]:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
         it holds NaN or +inf, or nothing is left to draw."""
-        if not any(span.sequence.strategy.is_picked and span.sequence.strategy.rules for span in spans):
+        for span in spans:
+            if span.sequence.strategy.is_picked and span.sequence.strategy.rules is not None:
+                break
+        else:
             return self.ops.argmax(logits).tolist()
         rules: list[Rules] = []
         places: list[float] = []
@@ -278,8 +288,8 @@ class Sampler:
         return self.ops.sample(logits, draws(rules, places)).tolist()
 
     def _choose(self, logits: Tensor, first: int, own: list[int], span: Span, chosen: list[Chosen]) -> list[int]:
-        """The tokens of a span of which `own` were picked, from the row `first` on. Adds those whose log-probabilities
-        are wanted to `chosen`."""
+        """The tokens of a span that wants more than those picked, `own`, from the row `first` on. Adds those whose
+        log-probabilities are wanted to `chosen`."""
         sequence, strategy = span.sequence, span.sequence.strategy
         if not strategy.is_picked:
             return (
@@ -287,15 +297,14 @@ class Sampler:
                 if own
                 else span.drafts[: span.num_certain]
             )
+        number = sequence.num_generated
+        if strategy.rules is None and own and logits[first, own[0]] == -math.inf:
+            raise nothing_left(number)
         accepted = accept_drafts(own, span)
-        if strategy.num_logprobs is not None:
-            if strategy.rules is None and own and logits[first, own[0]] == -math.inf:
-                raise nothing_left(sequence.num_generated)
-            number = sequence.num_generated
-            chosen += [
-                Chosen(first + row, sequence, number + row, token, strategy.num_logprobs)
-                for row, token in enumerate(accepted)
-            ]
+        chosen += [
+            Chosen(first + row, sequence, number + row, token, strategy.num_logprobs)
+            for row, token in enumerate(accepted)
+        ]
         return accepted
 
     def _count_left(
@@ -305,7 +314,7 @@ class Sampler:
         own: list[int],
         span: Span,
         failures: dict[int, BaseException],
-        masked: frozenset[int],
+        masked: list[int],
     ) -> int:
         """How many of a span's rows come before the first one from which nothing was picked. Raises what is wrong with
         that one, where it is none of a draft's."""

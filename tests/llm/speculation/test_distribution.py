@@ -88,14 +88,14 @@ def test_sampled_texts_have_the_probabilities_of_the_model(name: str) -> None:
 
 def test_a_bias_is_noticed(monkeypatch) -> None:
     """A verification that takes the draft wherever the model gives it some probability."""
-    honest = sampler.Sampler._choose
+    honest = sampler.accept_drafts
 
-    def biased(self, logits, first, own, span, chosen):
+    def biased(own, span):
         length = len(span.sequence.tokens)
         own = [min(token, VOCAB - 2) if length + row > len(PROMPT) + 1 else token for row, token in enumerate(own)]
-        return honest(self, logits, first, own, span, chosen)
+        return honest(own, span)
 
-    monkeypatch.setattr(sampler.Sampler, "_choose", biased)
+    monkeypatch.setattr(sampler, "accept_drafts", biased)
     counts, _ = sampled("half")
     expected = exact(FakeModel(VOCAB))
     statistic, freedom = (
