@@ -37,10 +37,14 @@ def fma_peak(seconds: float) -> float:
 class PackedFormat:
     """A dtype, or, if code is not 0, codes; then dtype is 0, float32. group is 0 for one scale a row, levels an address of 16 int8."""
 
-    def __init__(self, dtype: int, code: int = 0, group: int = 0, has_mins: bool = False, levels: int = 0) -> None: ...
+    def __init__(
+        self, dtype: int, code: int = 0, group: int = 0, has_mins: bool = False, levels: int = 0, offset: int = -1,
+        group_scales: int = 0,
+    ) -> None: ...  # fmt: skip
 
-def packed_bytes(n: int, k: int, format: PackedFormat, glu: bool) -> int: ...
-def init_packed(weight: int, n: int, k: int, format: PackedFormat, glu: bool) -> None: ...
+# Parts of a weight, from the top down: rows, and how they are stored.
+def packed_bytes(parts: list[tuple[int, PackedFormat]], k: int, glu: bool) -> int: ...
+def init_packed(weight: int, parts: list[tuple[int, PackedFormat]], k: int, glu: bool) -> None: ...
 def place_packed(weight: int) -> None:
     """Of a weight of zeros: its pages become resident, each next to the thread that will read it."""
 
@@ -48,9 +52,13 @@ def pack_rows(weight: int, row: int, rows: int, source: int, source_dtype: int, 
 def pack_codes(
     weight: int, row: int, rows: int, codes: int, codes_stride: int, scales: int, mins: int, paired: bool
 ) -> None: ...
+def pack_super_blocks(
+    weight: int, row: int, rows: int, codes: int, codes_stride: int, group_scales: int, group_mins: int, scales: int, mins: int,
+) -> None: ...  # fmt: skip
 def quantize_rows(
     quantizer: int, source: int, source_dtype: int, source_stride: int, rows: int, k: int, group: int, rounds_scales: bool,
     bounds: int, bound_count: int, code_of_level: int, codes: int, nibbles: bool, scales: int, mins: int,
+    super_scales: int, super_mins: int,
 ) -> bool:  # fmt: skip
     """False where an element of the source is not finite: nothing that was written counts then."""
 

@@ -20,7 +20,6 @@ from pace.llm.clients.session import Session
 from pace.llm.inputs import read_prompts
 from pace.llm.llm import LLMModel
 from pace.llm.models.model_utils import progress_bar
-from pace.ops.weight_layout import WeightLayout
 
 CONTEXT = 512
 """Tokens of a window, where nobody says otherwise."""
@@ -157,7 +156,7 @@ def evaluate(
 
 def is_quantized(model: LLMModel) -> bool:
     """Whether any matrix is, from its checkpoint or by request."""
-    return any(isinstance(matrix.weight.layout, WeightLayout) for matrix in model._open.engine.model.model.matrices())
+    return any(matrix.plan.layouts for matrix in model._open.engine.model.model.matrices())
 
 
 def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:

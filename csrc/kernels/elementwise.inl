@@ -55,13 +55,12 @@ template <Activation kind>
 static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* residual, float* out) {
     for (int64_t column = 0; column < a.columns; column += kLanes) {
         const int lanes = a.columns - column < kLanes ? int(a.columns - column) : kLanes;
-        // With glu, output column c is in panel pair c / 16: gate first, up 16 columns on.
-        const int64_t at = a.glu ? (column & ~int64_t(15)) * 2 + (column & 15) : column;
+        const int64_t at = column / 16 * a.panel_stride + column % 16;
         F32 y = load(sums + at);
         if (a.bias) y = y + load_lanes(a.bias + column, lanes);
         y = activate<kind>(y);
         if (a.glu) {
-            F32 up = load(sums + at + 16);
+            F32 up = load(sums + at + a.up_offset);
             if (a.bias) up = up + load_lanes(a.up_bias + column, lanes);
             y = y * up;
         }

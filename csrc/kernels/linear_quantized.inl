@@ -119,8 +119,10 @@ static void linear_codes(const QuantizedLinearArgs& a) {
 }
 
 static void linear_quantized(const QuantizedLinearArgs& a) {
+    if (a.weight->in_super_blocks()) return linear_super(a);
     if (a.weight->layout == Layout::PanelF8) return linear_float8(a);
     if (a.weight->layout == Layout::PanelI8) return linear_codes<CodesI8>(a);
+    if (a.weight->layout == Layout::PanelU5) return linear_codes<CodesU5>(a);
     if (a.weight->has_even_levels()) return linear_codes<CodesU4>(a);
     linear_codes<CodesU4Levels>(a);
 }

@@ -27,10 +27,15 @@ static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first
         const int64_t k = g * h.input_group();
         count = h.k_padded - k < h.input_group() ? h.k_padded - k : h.input_group();
         const uint8_t* const p = (const uint8_t*)h.panel(panel) + h.codes_offset(k);
-        if (h.layout == Layout::PanelI8)
+        uint8_t* const begin = out;
+        if (h.layout == Layout::PanelI8) {
             out = unpack_codes(CodesI8(h), p, count, out);
-        else
+        } else if (h.layout == Layout::PanelU5) {
+            out = unpack_codes(CodesU5(h), p, count, out);
+            for (uint8_t* code = begin; code < out; ++code) *code = uint8_t(*code - h.offset);
+        } else {
             out = unpack_codes(CodesU4Levels(h), p, count, out);
+        }
     }
     for (; count % tile_k; count += 4, out += 64) store_bytes(out, Bytes{});
 }

@@ -82,6 +82,39 @@ struct CodesU4 {
     }
 };
 
+// Of five bits: a step is a unit of planes.inl. A sum of 16 bits takes half a unit: where there are such, one row or a
+// few multiply signed levels.
+struct CodesU5 {
+    static constexpr bool kUnsigned = kNibbleSumK > 32;
+    using Unpacked = struct UnpackedFiveBits;
+    using Weight = std::conditional_t<kUnsigned, Nibbles, Factor>;
+    using Input = InputCode;
+    using Sum = std::conditional_t<kUnsigned, NibbleSum, SignedSum>;
+    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes, kSumK = kInputGroup;
+    static constexpr int kPrefetchRows = kOneRowIsSlow ? 1 : 2;
+    static constexpr bool kHasStarts = kUnsigned;
+    const uint8_t offset;
+    explicit CodesU5(const PackedHeader& h) : offset(h.offset) {}
+    PACE_INLINE void decode(const CodesU5& codes, const uint8_t* p, Weight* w) {
+        unrolled<8>([&](auto s) __attribute__((always_inline)) {
+            const Bytes step = Planes<5>::step<s>(p);
+            if constexpr (kUnsigned)
+                w[s] = of_nibbles(step);
+            else
+                w[s] = of_signed(step - broadcast_bytes(codes.offset));
+        });
+    }
+    PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
+    PACE_INLINE uint8_t* unpack(const CodesU5&, const uint8_t* p, uint8_t* out) {
+        unrolled<8>([&](auto s) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v)
+                store_bytes(out + s * 64 + v * kVectorBytes, Planes<5>::step<s>(p + v * kVectorBytes));
+        });
+        return out + 8 * 64;
+    }
+};
+
 // `count` codes for each output of a panel, a whole number of steps, from p on. Returns the end of what it wrote.
 template <class Codes>
 PACE_INLINE uint8_t* unpack_codes(const Codes& codes, const uint8_t* p, int64_t count, uint8_t* out) {
@@ -119,6 +152,11 @@ struct UnpackedNibbles {
     static constexpr bool kUnrolledEnd = PACE_ISA_LEVEL >= 2 || PACE_HAS_VNNI;
     PACE_INLINE void decode(const UnpackedNibbles&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
+};
+
+struct UnpackedFiveBits : UnpackedNibbles {
+    static constexpr int kSumK = kNibbleSumK > 32 ? kNibbleSumK : 16;
+    PACE_INLINE void decode(const UnpackedFiveBits&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
 };
 
 // ---- Products of one group of inputs. They move x and w on, behind what they multiplied.

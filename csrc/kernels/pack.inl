@@ -77,6 +77,9 @@ static void pack_panel(const PackArgs& a) {
         case Layout::PanelI8:
         case Layout::PanelU4:
         case Layout::PanelF8:
+        case Layout::PanelU5:
+        case Layout::PanelSuper:
+        case Layout::Parts:
             break;  // ops/quantized_weight.cpp
     }
 }
@@ -110,6 +113,9 @@ static void unpack_row(Layout layout, const void* panel, int64_t row, int64_t k,
         case Layout::PanelI8:
         case Layout::PanelU4:
         case Layout::PanelF8:
+        case Layout::PanelU5:
+        case Layout::PanelSuper:
+        case Layout::Parts:
             break;  // ops/quantized_weight.cpp
     }
 }

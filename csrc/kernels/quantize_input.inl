@@ -2,7 +2,8 @@
 //
 // SHAPES      x: K fp32 -> QuantizedInput (pace/kernels.h): k_padded codes as int8, and as int16 in the order in which the table
 //             multiplies those, if it does; for each group of `weight.input_group()` inputs a scale, the sum of its
-//             codes, and what a table begins sums of products with.
+//             codes, and what a table begins sums of products with. Of weights in super-blocks a scale for each 128, and sums
+//             of 16 codes each.
 // DEFINITION  for each group:  scale = max|x| / 127;  code = round(x / scale), -127 to 127, ties to even
 // NUMERICS    As int8 keys and values (kv_cache.inl): a group of zeros, or so small that its scale is zero, has a scale of zero and
 //             zeros; one with an element that is not finite has a scale of NaN and zeros, so that it spoils its row of
@@ -23,13 +24,39 @@ static float quantize_group(const float* x, int64_t count, float scale, int8_t* 
     return reduce_add(sum);
 }
 
+// Of sixteen codes.
+static int16_t sum_of_codes(const int8_t* codes) {
+    const __m128i moved = _mm_xor_si128(_mm_loadu_si128((const __m128i*)codes), _mm_set1_epi8((char)0x80));
+    const __m128i halves = _mm_sad_epu8(moved, _mm_setzero_si128());
+    return int16_t(_mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128);
+}
+
+static void spread_row(const PackedHeader& h, void* row) {
+    const int8_t* const codes = (const int8_t*)row;
+    int16_t* const wide = (int16_t*)QuantizedInput::wide_codes(row, h);
+    for (int64_t k = 0; k < h.k_padded; k += 16) spread_inputs(codes + k, wide + k);
+}
+
+static void quantize_input_of_super_blocks(const float* x, const PackedHeader& h, void* row) {
+    int8_t* const codes = (int8_t*)row;
+    float* const scales = (float*)QuantizedInput::scales(row, h);
+    int16_t* const sums = (int16_t*)QuantizedInput::short_sums(row, h);
+    for (int64_t k = 0; k < h.k; k += kInputGroup) {
+        const float scale = scales[k / kInputGroup] = int8_scale(x + k, kInputGroup);
+        for (int64_t i = k; i < k + kInputGroup; i += kLanes) store(codes + i, over_scale<int8_t>(load(x + i), scale));
+    }
+    for (int64_t k = 0; k < h.k; k += kInputSum) sums[k / kInputSum] = sum_of_codes(codes + k);
+    if (std::is_same_v<InputCode, int16_t>) spread_row(h, row);
+}
+
 static void quantize_input(const float* x, const PackedHeader& h, void* row) {
-    const bool nibbles = h.layout == Layout::PanelU4 && h.has_even_levels();
+    if (h.in_super_blocks()) return quantize_input_of_super_blocks(x, h, row);
+    const bool nibbles = (h.layout == Layout::PanelU4 && h.has_even_levels()) || h.layout == Layout::PanelU5;
     int8_t* const codes = (int8_t*)row;
     float* const scales = (float*)QuantizedInput::scales(row, h);
     float* const sums = (float*)QuantizedInput::sums(row, h);
     int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
-    const int32_t offset = nibbles ? kNibbleOffset : kSignedOffset;
+    const int32_t offset = nibbles ? h.offset : kSignedOffset;
     const int64_t group = h.input_group();
     for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
     for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {
@@ -40,8 +67,6 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
         if (kPairsOfProducts && !nibbles)
             starts[g] -= own_products(codes + k, h.k_padded - k < group ? h.k_padded - k : group);
     }
-    if (std::is_same_v<InputCode, int16_t> || (std::is_same_v<UnpackedInputCode, int16_t> && !nibbles)) {
-        int16_t* const wide = (int16_t*)QuantizedInput::wide_codes(row, h);
-        for (int64_t k = 0; k < h.k_padded; k += 16) spread_inputs(codes + k, wide + k);
-    }
+    if (std::is_same_v<InputCode, int16_t> || (std::is_same_v<UnpackedInputCode, int16_t> && !nibbles))
+        spread_row(h, row);
 }

@@ -221,6 +221,8 @@ static void quantize_fp8(const QuantizeRow&, const WeightGroup& group, int8_t* c
     scale = largest / 448.0f;
 }
 
+static bool quantize_super_blocks(const QuantizeRow& a);
+
 template <auto rule>
 static bool quantize_groups(const QuantizeRow& a) {
     for (int64_t k = 0, g = 0; k < a.k; k += a.group, ++g) {
@@ -236,6 +238,12 @@ static bool quantize_groups(const QuantizeRow& a) {
 
 static bool quantize_row(const QuantizeRow& a) {
     switch (a.quantizer) {
+        case Quantizer::Q2K:
+        case Quantizer::Q3K:
+        case Quantizer::Q4K:
+        case Quantizer::Q5K:
+        case Quantizer::Q6K:
+            return quantize_super_blocks(a);
         case Quantizer::Int8:
             return quantize_groups<quantize_int8>(a);
         case Quantizer::Int4:

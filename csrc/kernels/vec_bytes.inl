@@ -4,13 +4,13 @@
 //              load_bytes(p), store_bytes(p, b), aligned on level 1; low_nibbles, high_nibbles: 0..15
 //              Lookup(table)(b) = table[b] for bytes b of 0..15
 //   of_signed(Bytes): any int8, as a Factor that is multiplied
-//   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied
+//   of_nibbles(Bytes): 0..15, as Nibbles that are multiplied; or up to 63, where a NibbleSum of 16 bits takes fewer of them
 //   store_unpacked(p, Bytes of int8), load_unpacked(p): Unpacked, of kUnpackedBytes for a panel's four k; on most tables a Factor
 //   broadcast_input(p): the four inputs at p, -127..127, for every lane. A Factor and Nibbles multiply InputCodes, Unpacked
 //              UnpackedInputCodes: int8, or int16 that spread_inputs() made of them
 //   dot(sum, Factor, input)   SignedSum + the sum of (w + kSignedOffset) x over the four
-//   dot(sum, Nibbles, input)  NibbleSum + the sum of w x. As levels are w - 8, kNibbleOffset is 8: what begins at -offset * (sum of x)
-//              becomes the sum of levels
+//   dot(sum, Nibbles, input)  NibbleSum + the sum of w x. As levels are w - offset, what begins at -offset * (sum of x) becomes the sum of
+//              levels
 //   dot(sum, Unpacked, input) where kPairsOfProducts: sum + the sum of w x + own_products() of the weights + own_products() of the inputs
 //   AddLanes<Sum>()(acc, sum) acc + what a sum holds, one number for each lane. A NibbleSum holds kNibbleSumK of k. Sums begin as zeros.
 //
@@ -297,7 +297,6 @@ using NibbleSum = PairSums;
 #endif
 using UnpackedInputCode = std::conditional_t<kPairsOfProducts, int16_t, InputCode>;
 constexpr int kSignedOffset = PACE_HAS_VNNI ? 128 : 0;
-constexpr int kNibbleOffset = 8;
 constexpr int kNibbleSumK = std::is_same_v<NibbleSum, SignedSum> ? 1 << 15 : 32;  // of 32 bits: more than a group
 
 constexpr int kUnpackedBytes = kPairsOfProducts ? 128 : 64;

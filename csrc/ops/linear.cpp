@@ -2,6 +2,7 @@
 // rows.
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -67,33 +68,58 @@ void* thread_workspace(size_t bytes) {
 
 void LinearOp::prepare(int threads) {
     const PackedHeader& h = packed_header(weight);
-    header = &h;
     table = &kernels();
-    if (!h.quantized() && h.layout != preferred_layout({.dtype = h.dtype}))
-        throw std::invalid_argument(std::string("this weight was packed for another instruction set than ") +
-                                    table->name +
-                                    ", the one in use; pack it again, or select the instruction set before loading");
-    if (order && !h.quantized()) throw std::invalid_argument("only quantised weights have an order of columns");
     k = h.k;
     glu = h.glu;
     n_out = glu ? h.n / 2 : h.n;
     panels = h.panels;
-    rounds = table->rounds_inputs && h.dtype == DType::BF16;
-    quantizes = h.quantized() && h.layout != Layout::PanelF8;
-    input_bytes = quantizes ? QuantizedInput::bytes(h) : h.k_padded * int64_t(rounds ? sizeof(BF16) : sizeof(float));
+    input_bytes = 0;
+    parts.clear();
+    kinds.clear();
+    for (int i = 0; i < h.parts(); ++i) add_part(h.part(i));
 
     row_blocks = std::max<int64_t>(1, divide_up(rows, kMaxBlockRows));
     rows_per_block = divide_up(divide_up(rows, row_blocks), table->tile_rows) * table->tile_rows;
     row_blocks = divide_up(rows, std::max<int64_t>(1, rows_per_block));
     cut_panels(threads);
 
-    inputs = !rounds && !quantizes && !order && !norm ? Inputs::Plain
-             : rows > kMaxRowsPerThread               ? Inputs::Shared
-                                                      : Inputs::PerThread;
+    const bool as_they_are = kinds.size() == 1 && !kinds[0].rounds && !kinds[0].quantizes && !order && !norm;
+    inputs = as_they_are                ? Inputs::Plain
+             : rows > kMaxRowsPerThread ? Inputs::Shared
+                                        : Inputs::PerThread;
     rows_per_input_chunk = std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, k));
     input_chunks = inputs == Inputs::Shared ? divide_up(rows, rows_per_input_chunk) : 0;
     prepared.assign(inputs == Inputs::PerThread ? threads : 0,
                     false);  // and again by set_workspace(), before every run
+}
+
+bool LinearOp::InputKind::serves(const PackedHeader& other) const {
+    if (quantizes)
+        return header->layout == other.layout && header->offset == other.offset && header->k_padded == other.k_padded &&
+               header->input_group() == other.input_group() && header->has_even_levels() == other.has_even_levels();
+    return header->dtype == other.dtype && header->k_padded == other.k_padded &&
+           (!other.quantized() || other.layout == Layout::PanelF8);
+}
+
+void LinearOp::add_part(const PackedHeader& part) {
+    if (!part.quantized() && part.layout != preferred_layout({.dtype = part.dtype}))
+        throw std::invalid_argument(std::string("this weight was packed for another instruction set than ") +
+                                    table->name +
+                                    ", the one in use; pack it again, or select the instruction set before loading");
+    if (order && !part.quantized()) throw std::invalid_argument("only quantised weights have an order of columns");
+    const auto found =
+        std::find_if(kinds.begin(), kinds.end(), [&](const InputKind& kind) { return kind.serves(part); });
+    const int input = int(found - kinds.begin());
+    if (found == kinds.end()) {
+        const bool rounds = table->rounds_inputs && part.dtype == DType::BF16;
+        const bool quantizes = part.quantized() && part.layout != Layout::PanelF8;
+        kinds.push_back({&part, rounds, quantizes, input_bytes});
+        input_bytes += quantizes ? QuantizedInput::bytes(part)
+                                 : part.k_padded * int64_t(rounds ? sizeof(BF16) : sizeof(float));
+    }
+    const bool first = parts.empty();
+    parts.push_back({&part, first ? 0 : parts.back().first_panel + parts.back().header->panels,
+                     first ? 0 : parts.back().first_row + parts.back().header->n, input});
 }
 
 // Where blocks of panels begin, and where the last one ends. Few rows: as many blocks for each thread, so that the pool
@@ -124,27 +150,32 @@ size_t LinearOp::workspace_bytes() const {
     return inputs == Inputs::Plain ? 0 : copy_bytes() * std::max<size_t>(1, prepared.size());
 }
 
-// Rows [first_row, end_row) of x, normalised, in the order of the weight's columns, and rounded or quantised, to their
-// places in `copy`.
+// Rows [first_row, end_row) of x, normalised, in the order of the weight's columns, and of each kind, to their places in
+// `copy`.
 void LinearOp::prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const {
     const auto normalise = norm.kind == Norm::Kind::Layer ? table->layer_norm : table->rms_norm;
-    const bool converts = rounds || quantizes;
     for (int64_t row = first_row; row < end_row; ++row) {
         const float* source = x + row * x_stride;
         char* const out = copy + row * input_bytes;
         float* const scratch = static_cast<float*>(thread_scratch(size_t(2 * k) * sizeof(float)));
         if (norm) {
-            float* const y = converts || order ? scratch : reinterpret_cast<float*>(out);
-            normalise({source, norm.weight, norm.bias, y}, k, norm.eps);
-            source = y;
+            normalise({source, norm.weight, norm.bias, scratch}, k, norm.eps);
+            source = scratch;
         }
         if (order) {
-            float* const y = converts ? scratch + k : reinterpret_cast<float*>(out);
-            for (int64_t j = 0; j < k; ++j) y[j] = source[order[j]];
-            source = y;
+            for (int64_t j = 0; j < k; ++j) scratch[k + j] = source[order[j]];
+            source = scratch + k;
         }
-        if (rounds) table->round_to_bf16(source, reinterpret_cast<BF16*>(out), k, header->k_padded);
-        if (quantizes) table->quantize_input(source, *header, out);
+        for (const InputKind& kind : kinds) {
+            char* const place = out + kind.offset;
+            if (kind.quantizes) {
+                table->quantize_input(source, *kind.header, place);
+            } else if (kind.rounds) {
+                table->round_to_bf16(source, reinterpret_cast<BF16*>(place), k, kind.header->k_padded);
+            } else {
+                std::memcpy(place, source, size_t(k) * sizeof(float));
+            }
+        }
     }
 }
 
@@ -166,47 +197,76 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
     }
     // Neighbouring chunks share panels, so that the weights of one block are read from memory once.
     const int64_t first_row = chunk % row_blocks * rows_per_block;
-    const int64_t row_count = std::min(rows_per_block, rows - first_row);
-    const int64_t first_panel = block_starts[chunk / row_blocks];
-    const int64_t panel_count = block_starts[chunk / row_blocks + 1] - first_panel;
-    if (panel_count == 0) return;
+    const Rows block = {first_row, std::min(rows_per_block, rows - first_row)};
+    const int64_t first_panel = block_starts[chunk / row_blocks], end_panel = block_starts[chunk / row_blocks + 1];
+    if (first_panel == end_panel) return;
 
-    const int64_t sums_stride = panel_count * kPanelRows;
-    const char* const rows_of_inputs =
-        inputs == Inputs::Plain ? nullptr : prepared_inputs(thread);  // uses the scratch too
-    float* const sums = static_cast<float*>(thread_scratch(size_t(row_count) * sums_stride * sizeof(float)));
-    const void* const multiplied = inputs == Inputs::Plain ? static_cast<const void*>(x + first_row * x_stride)
-                                                           : rows_of_inputs + first_row * input_bytes;
-    const int64_t stride = inputs == Inputs::Plain ? x_stride * int64_t(sizeof(float)) : input_bytes;  // in bytes
-    if (header->quantized()) {
-        table->linear_quantized({multiplied, stride, row_count, header, first_panel, panel_count, sums, sums_stride});
-    } else {
-        LinearArgs a = {};
-        a.x = multiplied;
-        a.x_stride = stride / int64_t(rounds ? sizeof(BF16) : sizeof(float));
-        a.rows = row_count;
-        a.panels = header->panel(first_panel);
-        a.panel_count = panel_count;
-        a.k_padded = header->k_padded;
-        a.sums = sums;
-        a.sums_stride = sums_stride;
-        table->linear[size_t(header->dtype)](a);
-    }
-
-    const int64_t panels_per_column_block = glu ? 2 : 1;
-    const int64_t first_column = first_panel / panels_per_column_block * kPanelRows;
+    const char* const prepared = inputs == Inputs::Plain ? nullptr : prepared_inputs(thread);  // uses the scratch too
+    const int64_t stride = (end_panel - first_panel) * kPanelRows;
+    float* const sums = static_cast<float*>(thread_scratch(size_t(block.count) * stride * sizeof(float)));
     EpilogueArgs e = {};
     e.sums = sums;
-    e.sums_stride = sums_stride;
-    e.rows = row_count;
-    e.columns = std::min(panel_count / panels_per_column_block * kPanelRows, n_out - first_column);
+    e.sums_stride = stride;
+    if (glu) {  // panels of gate and up: in turns where they are one part, else those of each lie together
+        const int64_t first_column = first_panel / 2 * kPanelRows;
+        const bool in_turns = parts.size() == 1;
+        e.panel_stride = in_turns ? 2 * kPanelRows : kPanelRows;
+        e.up_offset = in_turns ? kPanelRows : stride / 2;
+        if (in_turns) {
+            multiply(parts[0], block, first_panel, end_panel - first_panel, prepared, sums, stride);
+        } else {
+            for (size_t half = 0; half < 2; ++half)
+                multiply(parts[half], block, first_panel / 2, (end_panel - first_panel) / 2, prepared,
+                         sums + half * stride / 2, stride);
+        }
+        return finish(block, first_column, std::min(stride / 2, n_out - first_column), e);
+    }
+    e.panel_stride = kPanelRows;
+    for (const Part& part : parts) {
+        const int64_t first = std::max<int64_t>(0, first_panel - part.first_panel),
+                      end = std::min(part.header->panels, end_panel - part.first_panel);
+        if (first >= end) continue;
+        multiply(part, block, first, end - first, prepared, sums, stride);
+        finish(block, part.first_row + first * kPanelRows,
+               std::min((end - first) * kPanelRows, part.header->n - first * kPanelRows), e);
+    }
+}
+
+// Sums of a part's panels [first_panel, first_panel + panel_count).
+void LinearOp::multiply(const Part& part, Rows block, int64_t first_panel, int64_t panel_count, const char* prepared,
+                        float* sums, int64_t sums_stride) const {
+    const PackedHeader& h = *part.header;
+    const InputKind& kind = kinds[size_t(part.input)];
+    const bool plain = inputs == Inputs::Plain;
+    const void* const multiplied =
+        plain ? static_cast<const void*>(x + block.first * x_stride) : prepared + block.first * input_bytes + kind.offset;
+    const int64_t stride = plain ? x_stride * int64_t(sizeof(float)) : input_bytes;  // in bytes
+    if (h.quantized())
+        return table->linear_quantized({multiplied, stride, block.count, &h, first_panel, panel_count, sums, sums_stride});
+    LinearArgs a = {};
+    a.x = multiplied;
+    a.x_stride = stride / int64_t(kind.rounds ? sizeof(BF16) : sizeof(float));
+    a.rows = block.count;
+    a.panels = h.panel(first_panel);
+    a.panel_count = panel_count;
+    a.k_padded = h.k_padded;
+    a.sums = sums;
+    a.sums_stride = sums_stride;
+    table->linear[size_t(h.dtype)](a);
+}
+
+// Columns [first_column, first_column + columns) of out, from e's sums.
+void LinearOp::finish(Rows block, int64_t first_column, int64_t columns, EpilogueArgs e) const {
+    const int64_t at = block.first * n_out + first_column;
+    e.rows = block.count;
+    e.columns = columns;
     e.glu = glu;
     e.activation = activation;
     e.bias = bias ? bias + first_column : nullptr;
     e.up_bias = bias ? bias + n_out + first_column : nullptr;
-    e.residual = residual ? residual + first_row * n_out + first_column : nullptr;
+    e.residual = residual ? residual + at : nullptr;
     e.residual_stride = n_out;
-    e.out = out + first_row * n_out + first_column;
+    e.out = out + at;
     e.out_stride = n_out;
     table->linear_epilogue(e);
 }

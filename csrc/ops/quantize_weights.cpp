@@ -24,13 +24,17 @@ void pack_nibbles(const uint8_t* codes, int64_t k, uint8_t* out) {
 void QuantizeRowsOp::prepare(int) {
     if (row.k < 1 || row.group < 1 || rows < 0)
         throw std::invalid_argument("rows to quantise have at least one element, and so have groups");
+    if (row.super_scales && row.k % kSuperBlock)
+        throw std::invalid_argument("rows of super-blocks are multiples of 256 weights");
     rows_per_chunk = std::max<int64_t>(1, kChunkElements / row.k);
     chunk_count = divide_up(rows, rows_per_chunk);
 }
 
 void QuantizeRowsOp::run(int, int64_t chunk, int) const {
-    const int64_t groups = divide_up(row.k, row.group),
-                  stage_floats = QuantizeRow::stage_floats(std::min(row.group, row.k));
+    const bool in_super_blocks = row.super_scales != nullptr;
+    const int64_t groups = divide_up(row.k, row.group), supers = row.k / kSuperBlock,
+                  staged = in_super_blocks ? kSuperBlock : std::min(row.group, row.k),
+                  stage_floats = QuantizeRow::stage_floats(staged);
     QuantizeRow args = row;
     args.group = std::min(row.group, row.k);
     args.stage = static_cast<float*>(thread_scratch(size_t(stage_floats) * sizeof(float) + size_t(row.k) + 15));
@@ -38,8 +42,15 @@ void QuantizeRowsOp::run(int, int64_t chunk, int) const {
     const int64_t source_bytes = source_stride * int64_t(dtype_bytes(row.source_dtype));
     for (int64_t r = chunk * rows_per_chunk; r < std::min(rows, (chunk + 1) * rows_per_chunk); ++r) {
         args.source = static_cast<const char*>(row.source) + r * source_bytes;
-        args.scales = row.scales + r * groups;
-        if (row.mins) args.mins = row.mins + r * groups;
+        if (in_super_blocks) {
+            args.group_scales = row.group_scales + r * groups;
+            args.super_scales = row.super_scales + r * supers;
+            args.group_mins = row.group_mins ? row.group_mins + r * groups : nullptr;
+            args.super_mins = row.super_mins ? row.super_mins + r * supers : nullptr;
+        } else {
+            args.scales = row.scales + r * groups;
+            args.mins = row.mins ? row.mins + r * groups : nullptr;
+        }
         if (!kernels().quantize_row(args)) {
             all_finite->store(false, std::memory_order_relaxed);
             return;

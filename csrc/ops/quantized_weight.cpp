@@ -65,6 +65,19 @@ struct PairedNibbleWords {
     }
 };
 
+// Of five bits, a byte each: bytes of a unit of kernels/planes.inl, eight codes at a time. The high bits follow every fourth
+// word.
+struct FiveBitUnit {
+    uint32_t low[4], high;
+    explicit FiveBitUnit(const uint8_t* codes) : high(0) {
+        for (int step = 0; step < 8; ++step) {
+            const uint32_t four = load_four(codes + 4 * step);
+            low[step / 2] = (step % 2 ? low[step / 2] | (four & 0x0f0f0f0f) << 4 : four & 0x0f0f0f0f);
+            high |= (four >> 4 & 0x01010101) << step;
+        }
+    }
+};
+
 // Some bytes of each of some rows that follow each other in a panel, `first` being the first row's place in it.
 struct CodeRows {
     const uint8_t* codes;
@@ -99,6 +112,19 @@ void pack_words(const CodeRows& from, uint8_t* panel) {
                 for (int64_t r = 0; r < from.rows; ++r) out[w * kPanelRows + r] = stage[r][w];
         }
     }
+}
+
+void pack_five_bits(const CodeRows& from, uint8_t* panel) {
+    constexpr int64_t kUnit = 32;
+    for (int64_t start = 0; start < from.bytes; start += kUnit, panel += 5 * 64)
+        for (int64_t r = 0; r < from.rows; ++r) {
+            uint8_t codes[kUnit] = {};
+            std::memcpy(codes, from.codes + r * from.stride + start, size_t(std::min(kUnit, from.bytes - start)));
+            const FiveBitUnit unit(codes);
+            uint8_t* const out = panel + 4 * (from.first + r);
+            for (int line = 0; line < 4; ++line) std::memcpy(out + 64 * line, &unit.low[line], 4);
+            std::memcpy(out + 4 * 64, &unit.high, 4);
+        }
 }
 
 void pack_bytes(const CodeRows& from, uint8_t* panel) {
@@ -167,6 +193,8 @@ void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int
                                      place.row};
         if (h.layout == Layout::PanelF8) {
             pack_bytes(piece_rows, out);
+        } else if (h.layout == Layout::PanelU5) {
+            pack_five_bits(piece_rows, out);
         } else if (h.layout == Layout::PanelI8) {
             pack_words<ByteWords>(piece_rows, out);
         } else if (op.paired) {
@@ -181,6 +209,11 @@ void pack_codes(const PackQuantizedOp& op, const PackedHeader& h, int64_t r, int
 float level_of(const PackedHeader& h, const uint8_t* panel, int64_t row, int64_t k) {
     if (h.layout == Layout::PanelF8) return float8_to_float(panel[k * kPanelRows + row]);
     if (h.layout == Layout::PanelI8) return float(int8_t(panel[k / 4 * 64 + row * 4 + k % 4]));
+    if (h.layout == Layout::PanelU5) {
+        const uint8_t* const unit = panel + k / 32 * 5 * 64 + row * 4 + k % 4;
+        const int step = int(k % 32 / 4), low = unit[step / 2 * 64] >> step % 2 * 4 & 15;
+        return float((low | (unit[4 * 64] >> step & 1) << 4) - h.offset);
+    }
     const uint8_t both = panel[k / 8 * 64 + row * 4 + k % 4];
     return float(h.levels[k % 8 < 4 ? both & 15 : both >> 4]);
 }
@@ -211,9 +244,10 @@ void unpack_quantized_row(const PackedHeader& h, Place place, const int32_t* ord
 }
 
 void PackQuantizedOp::prepare(int) {
-    const PackedHeader& h = packed_header(weight);
+    const PackedHeader& h = part_of_rows(weight, row, rows);
     if (!h.quantized()) throw std::invalid_argument("a dense weight is packed from a matrix, not from codes");
-    if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
+    if (h.in_super_blocks()) throw std::invalid_argument("a weight in super-blocks is packed from super-blocks");
+    weight = const_cast<PackedHeader*>(&h);
     if (h.layout == Layout::PanelF8) check_float8_scales(*this, h);
     if (paired && (h.layout != Layout::PanelU4 || h.k % 2))
         throw std::invalid_argument("codes of four bits alone come in pairs, and of an even k");

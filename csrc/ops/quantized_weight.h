@@ -22,4 +22,7 @@ int64_t rows_of_chunk(const PackedHeader& h);
 // The values [k] of one row, those that products multiply, in fp32.
 void unpack_quantized_row(const PackedHeader& h, Place place, const int32_t* order, float* out);
 
+// The same of a weight in super-blocks (ops/super_weight.cpp).
+void unpack_super_row(const PackedHeader& h, Place place, const int32_t* order, float* out);
+
 }  // namespace pace

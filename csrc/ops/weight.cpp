@@ -36,12 +36,28 @@ int64_t rows_of_chunk(const PackedHeader& h) {
 }
 
 Layout preferred_layout(const PackedFormat& format) {
+    if (format.group_scales != GroupScales::None) return Layout::PanelSuper;
     if (format.code == Code::I8) return Layout::PanelI8;
     if (format.code == Code::U4) return Layout::PanelU4;
     if (format.code == Code::F8) return Layout::PanelF8;
+    if (format.code == Code::U5) return Layout::PanelU5;
     if (format.dtype == DType::F32) return Layout::PanelF32;
     if (format.dtype == DType::F16) return Layout::PanelF16;
     return kernels().bf16_layout;
+}
+
+// Throws std::invalid_argument for super-blocks that no kernel has.
+static void check_super_blocks(int64_t k, const PackedFormat& format) {
+    const int bits = code_bits(format.code);
+    const bool by_32 = bits == 4 || bits == 5;
+    if (bits < 2 || bits > 6 || format.group != (by_32 ? 32 : 16))
+        throw std::invalid_argument("super-blocks hold codes of 4 or 5 bits in groups of 32, or of 2, 3 or 6 in groups of 16");
+    if (k % kSuperBlock)
+        throw std::invalid_argument("rows of super-blocks are multiples of 256 weights; got " + std::to_string(k));
+    const bool fits = format.group_scales == GroupScales::Bytes         ? !format.has_mins
+                      : format.group_scales == GroupScales::NibblePairs ? format.has_mins && !by_32
+                                                                        : !format.has_mins || by_32;
+    if (!fits) throw std::invalid_argument("no super-blocks have such scales and minima");
 }
 
 static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format, bool glu) {
@@ -51,17 +67,26 @@ static PackedHeader make_header(int64_t n, int64_t k, const PackedFormat& format
     if (format.group < 0 || format.group % 16 || format.group > INT32_MAX)
         throw std::invalid_argument("a group is a multiple of 16 weights, or 0 for a whole row; got " +
                                     std::to_string(format.group));
+    if (format.group_scales != GroupScales::None)
+        check_super_blocks(k, format);
+    else if (format.code == Code::U5 && (format.group == 0 || format.group % 32))
+        throw std::invalid_argument("codes of five bits come in groups of a multiple of 32");
+    else if (format.code == Code::U2 || format.code == Code::U3 || format.code == Code::U6)
+        throw std::invalid_argument("codes of 2, 3 and 6 bits come in super-blocks alone");
     PackedHeader h = {};
     h.magic = PackedHeader::kMagic;
     h.layout = preferred_layout(format);
+    h.bits = uint8_t(code_bits(format.code));
+    h.offset = uint8_t(format.offset >= 0 ? format.offset : h.bits ? 1 << (h.bits - 1) : 0);
+    h.group_scales = format.group_scales;
     h.dtype = format.dtype;
     h.glu = glu;
     h.n = n;
     h.k = k;
     h.has_mins = format.has_mins;
     h.group = uint32_t(format.group);
-    if (format.code == Code::U4)
-        for (int c = 0; c < 16; ++c) h.levels[c] = format.levels ? format.levels[c] : int8_t(c - 8);
+    for (int c = 0; c < 16; ++c)
+        h.levels[c] = format.levels && format.code == Code::U4 ? format.levels[c] : int8_t(c - h.offset);
     h.k_padded = k;
     if (h.layout == Layout::PanelBF16Pair) h.k_padded = round_up(k, kPairPadding);
     if (h.quantized()) h.k_padded = round_up(k, h.group ? h.input_group() : 32);
@@ -73,9 +98,63 @@ int64_t packed_bytes(int64_t n, int64_t k, const PackedFormat& format, bool glu)
     return make_header(n, k, format, glu).bytes();
 }
 
+// The header of several parts and where each begins, then how many bytes they are in all.
+static PackedHeader make_header(const std::vector<PackedPart>& parts, int64_t k, bool glu,
+                                std::vector<int64_t>& offsets) {
+    if (parts.size() < 2 || (glu && (parts.size() != 2 || parts[0].rows != parts[1].rows)))
+        throw std::invalid_argument("a weight has two parts or more; one of gate and up has these two, of equal size");
+    PackedHeader h = {};
+    h.magic = PackedHeader::kMagic;
+    h.layout = Layout::Parts;
+    h.glu = glu;
+    h.group = uint32_t(parts.size());
+    h.k = h.k_padded = k;
+    int64_t offset = int64_t(sizeof h) + round_up(int64_t(parts.size() * sizeof(int64_t)), 64);
+    for (const PackedPart& part : parts) {
+        const PackedHeader of_part = make_header(part.rows, k, part.format, false);
+        offsets.push_back(offset);
+        offset += round_up(of_part.bytes(), 64);
+        h.n += part.rows;
+        h.panels += of_part.panels;
+    }
+    offsets.push_back(offset);
+    return h;
+}
+
+int64_t packed_bytes(const std::vector<PackedPart>& parts, int64_t k, bool glu) {
+    std::vector<int64_t> offsets;
+    make_header(parts, k, glu, offsets);
+    return offsets.back();
+}
+
 void init_packed(void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu) {
     const PackedHeader h = make_header(n, k, format, glu);
     std::memcpy(weight, &h, sizeof h);
+}
+
+void init_packed(void* weight, const std::vector<PackedPart>& parts, int64_t k, bool glu) {
+    std::vector<int64_t> offsets;
+    const PackedHeader h = make_header(parts, k, glu, offsets);
+    char* const begin = static_cast<char*>(weight);
+    std::memcpy(begin, &h, sizeof h);
+    std::memcpy(begin + sizeof h, offsets.data(), parts.size() * sizeof(int64_t));
+    for (size_t i = 0; i < parts.size(); ++i) init_packed(begin + offsets[i], parts[i].rows, k, parts[i].format, false);
+}
+
+RowOfPart find_row(const PackedHeader& weight, int64_t row) {
+    int part = 0;
+    for (; part + 1 < weight.parts() && row >= weight.part(part).n; ++part) row -= weight.part(part).n;
+    return {&weight.part(part), row};
+}
+
+const PackedHeader& part_of_rows(const void* weight, int64_t& row, int64_t rows) {
+    const PackedHeader& h = packed_header(weight);
+    if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
+    const RowOfPart first = find_row(h, row);
+    if (first.row + rows > first.part->n)
+        throw std::invalid_argument("rows to pack lie in several parts of the weight; pack those of each by themselves");
+    row = first.row;
+    return *first.part;
 }
 
 const PackedHeader& packed_header(const void* weight) {
@@ -85,23 +164,36 @@ const PackedHeader& packed_header(const void* weight) {
 }
 
 void place_packed(void* weight) {
-    const PackedHeader& h = packed_header(weight);
+    const PackedHeader& whole = packed_header(weight);
     constexpr uintptr_t kPage = 4096;
     ThreadPool::instance().run_on_each([&](int thread, int threads) {
-        const auto [first, end] = panels_of_thread(h.panels, thread, threads);
         // A page belongs to the thread whose range holds its first byte; that of the header has been written.
-        const uintptr_t stop = reinterpret_cast<uintptr_t>(panel_at(h, weight, end));
-        uintptr_t page = (reinterpret_cast<uintptr_t>(panel_at(h, weight, first)) + kPage - 1) / kPage * kPage;
-        for (; page < stop; page += kPage) *reinterpret_cast<volatile char*>(page) = 0;
+        const auto touch = [](const PackedHeader& h, int64_t first, int64_t end) {
+            const uintptr_t stop = reinterpret_cast<uintptr_t>(panel_at(h, &h, end));
+            uintptr_t page = (reinterpret_cast<uintptr_t>(panel_at(h, &h, first)) + kPage - 1) / kPage * kPage;
+            for (; page < stop; page += kPage) *reinterpret_cast<volatile char*>(page) = 0;
+        };
+        const auto [first, end] = panels_of_thread(whole.panels, thread, threads);
+        if (whole.glu && whole.parts() == 2) {
+            for (int half = 0; half < 2; ++half) touch(whole.part(half), first / 2, end / 2);
+            return;
+        }
+        for (int64_t part = 0, before = 0; part < whole.parts(); ++part) {
+            const PackedHeader& h = whole.part(int(part));
+            const int64_t from = std::clamp<int64_t>(first - before, 0, h.panels),
+                          to = std::clamp<int64_t>(end - before, 0, h.panels);
+            touch(h, from, to);
+            before += h.panels;
+        }
     });
 }
 
 // ---- PackOp
 
 void PackOp::prepare(int) {
-    const PackedHeader& h = packed_header(weight);
+    const PackedHeader& h = part_of_rows(weight, row, rows);
     if (h.quantized()) throw std::invalid_argument("a quantised weight is packed from codes, not from a matrix");
-    if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
+    weight = const_cast<PackedHeader*>(&h);
     rows_per_chunk = rows_of_chunk(h);
     chunk_count = (rows + rows_per_chunk - 1) / rows_per_chunk;
 }
@@ -137,21 +229,28 @@ void GatherOp::prepare(int) {
                                         std::to_string(h.n - offset - 1) + "; got " + std::to_string(ids[t]) +
                                         " at index " + std::to_string(t));
     if (!ids && count > h.n) throw std::invalid_argument("more rows than the weight has");
-    rows_per_chunk = rows_of_chunk(h);
+    for (int i = 0; i < h.parts(); ++i)
+        if (!widen && h.part(i).quantized() != h.part(0).quantized())
+            throw std::invalid_argument("a weight with parts of floats and of codes is unpacked to fp32");
+    rows_per_chunk = rows_of_chunk(h.part(0));
     chunk_count = (count + rows_per_chunk - 1) / rows_per_chunk;
 }
 
 void GatherOp::run(int, int64_t chunk, int) const {
-    const PackedHeader& h = packed_header(weight);
-    const int64_t row_bytes = h.k * int64_t(widen ? 4 : dtype_bytes(h.dtype));
+    const PackedHeader& whole = packed_header(weight);
+    const int64_t row_bytes = whole.k * int64_t(widen ? 4 : dtype_bytes(whole.part(0).dtype));
     const int64_t end = std::min(count, (chunk + 1) * rows_per_chunk);
     for (int64_t t = chunk * rows_per_chunk; t < end; ++t) {
-        const Place place = place_of(h, ids ? ids[t] + offset : t);
+        const RowOfPart found = find_row(whole, ids ? ids[t] + offset : t);
+        const PackedHeader& h = *found.part;
+        const Place place = place_of(h, found.row);
         char* const row = (char*)out + t * row_bytes;
-        if (h.quantized())
+        if (h.in_super_blocks())
+            unpack_super_row(h, place, order, reinterpret_cast<float*>(row));
+        else if (h.quantized())
             unpack_quantized_row(h, place, order, reinterpret_cast<float*>(row));
         else
-            kernels().unpack_row(h.layout, panel_at(h, weight, place.panel), place.row, h.k, row, widen);
+            kernels().unpack_row(h.layout, h.panel(place.panel), place.row, h.k, row, widen);
     }
 }
 

@@ -18,8 +18,31 @@ void release_pages(Address address, size_t bytes) {
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
-pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Address levels) {
-    return {pace::DType(dtype), pace::Code(code), group, has_mins, at<const int8_t>(levels)};
+pace::PackedFormat format(int dtype, int code, int64_t group, bool has_mins, Address levels, int offset,
+                          int group_scales) {
+    return {pace::DType(dtype),          pace::Code(code), group, has_mins, at<const int8_t>(levels), offset,
+            pace::GroupScales(group_scales)};
+}
+
+using Parts = std::vector<std::pair<int64_t, pace::PackedFormat>>;  // rows and format of each
+
+std::vector<pace::PackedPart> parts_of(const Parts& parts) {
+    std::vector<pace::PackedPart> result;
+    for (const auto& [rows, format] : parts) result.push_back({rows, format});
+    return result;
+}
+
+// A weight of one part is stored as it is.
+int64_t packed_bytes(const Parts& parts, int64_t k, bool glu) {
+    return parts.size() == 1 ? pace::packed_bytes(parts[0].first, k, parts[0].second, glu)
+                             : pace::packed_bytes(parts_of(parts), k, glu);
+}
+
+void init_packed(Address weight, const Parts& parts, int64_t k, bool glu) {
+    if (parts.size() == 1)
+        pace::init_packed(at<void>(weight), parts[0].first, k, parts[0].second, glu);
+    else
+        pace::init_packed(at<void>(weight), parts_of(parts), k, glu);
 }
 
 void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address order, Address bias, int activation,
@@ -58,10 +81,27 @@ void pack_codes(Address weight, int64_t row, int64_t rows, Address codes, int64_
     pace::execute(op);
 }
 
+void pack_super_blocks(Address weight, int64_t row, int64_t rows, Address codes, int64_t codes_stride,
+                       Address group_scales, Address group_mins, Address scales, Address mins) {
+    pace::PackSuperOp op = {at<void>(weight),
+                            row,
+                            rows,
+                            at<const uint8_t>(codes),
+                            codes_stride,
+                            at<const int8_t>(group_scales),
+                            at<const int8_t>(group_mins),
+                            at<const pace::F16>(scales),
+                            at<const pace::F16>(mins),
+                            0,
+                            0};
+    pace::execute(op);
+}
+
 // False where an element of the source is not finite.
 bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t source_stride, int64_t rows, int64_t k,
                    int64_t group, bool rounds_scales, Address bounds, int bound_count, Address code_of_level,
-                   Address codes, bool nibbles, Address scales, Address mins) {
+                   Address codes, bool nibbles, Address scales, Address mins, Address super_scales,
+                   Address super_mins) {
     std::atomic<bool> all_finite{true};
     pace::QuantizeRowsOp op = {};
     op.row.quantizer = pace::Quantizer(quantizer);
@@ -74,8 +114,15 @@ bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t sour
     op.row.bound_count = bound_count;
     op.row.code_of_level = at<const uint8_t>(code_of_level);
     op.row.codes = at<uint8_t>(codes);
-    op.row.scales = at<float>(scales);
-    op.row.mins = at<float>(mins);
+    if (super_scales) {
+        op.row.group_scales = at<int8_t>(scales);
+        op.row.group_mins = at<int8_t>(mins);
+        op.row.super_scales = at<pace::F16>(super_scales);
+        op.row.super_mins = at<pace::F16>(super_mins);
+    } else {
+        op.row.scales = at<float>(scales);
+        op.row.mins = at<float>(mins);
+    }
     op.rows = rows;
     op.source_stride = source_stride;
     op.nibbles = nibbles;
@@ -101,14 +148,14 @@ void bind_linear(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     py::class_<pace::PackedFormat>(m, "PackedFormat")
         .def(py::init(&format), py::arg("dtype"), py::arg("code") = 0, py::arg("group") = 0,
-             py::arg("has_mins") = false, py::arg("levels") = 0);
-    m.def("packed_bytes", pace::packed_bytes);
-    m.def("init_packed", [](Address weight, int64_t n, int64_t k, const pace::PackedFormat& format, bool glu) {
-        pace::init_packed(at<void>(weight), n, k, format, glu);
-    });
+             py::arg("has_mins") = false, py::arg("levels") = 0, py::arg("offset") = -1,
+             py::arg("group_scales") = 0);
+    m.def("packed_bytes", packed_bytes);
+    m.def("init_packed", init_packed);
     m.def("place_packed", [](Address weight) { pace::place_packed(at<void>(weight)); }, release);
     m.def("pack_rows", pack_rows, release);
     m.def("pack_codes", pack_codes, release);
+    m.def("pack_super_blocks", pack_super_blocks, release);
     m.def("quantize_rows", quantize_rows, release);
     m.def("gather_rows", gather_rows, release);
     m.def("linear", linear, release);

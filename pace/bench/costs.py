@@ -73,7 +73,9 @@ class Costs:
         read: Counter[str | None] = Counter()
         for part in matrices:
             if part not in gathered or part is tied:
-                read[part.plan.layout and part.plan.layout.code] += part.planned_nbytes(native, dtype)
+                for name, rows in part.parts.items():
+                    layout = part.plan.layouts.get(name)
+                    read[layout and layout.code] += native.weight_nbytes(rows, part.k, layout or dtype)
         attention = [part for part in parts if isinstance(part, Attention)]
         return cls(
             weight_bytes=weight_bytes,

@@ -106,7 +106,9 @@ def _ways(
         model.plan_layout(checkpoint)
         sizes: Counter[WeightLayout | None] = Counter()
         for matrix in model.matrices():
-            sizes[matrix.plan.layout] += matrix.planned_nbytes(native, LOADED)
+            for part, rows in matrix.parts.items():
+                layout = matrix.plan.layouts.get(part)
+                sizes[layout] += native.weight_nbytes(rows, matrix.k, layout or LOADED)
         if usual := next((layout for layout, _ in sizes.most_common() if layout), None):
             yield str(usual), LOADED
             return

@@ -3,10 +3,15 @@ wrong."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.weight_layout import QuantizedRows, WeightLayout, layout_of_rows
+
+if TYPE_CHECKING:
+    from pace.ops.protocol import Weight
 
 
 def describe(tensor: Tensor) -> str:
@@ -45,20 +50,22 @@ def check_order(order: Tensor, k: int, layout: torch.dtype | WeightLayout | None
         raise ValueError(f"order must be an int64 permutation of {k} columns; got {describe(order)}")
 
 
-def check_float_weight(layout: torch.dtype | WeightLayout) -> None:
+def check_float_rows(weight: Weight, rows: Tensor, row: int) -> torch.dtype:
+    """How `rows` are stored as rows `row ..` of a weight; raises unless that is as floats."""
+    if rows.ndim != 2 or rows.shape[1] != weight.k or row < 0 or row + rows.shape[0] > weight.n:
+        raise ValueError(f"cannot write {tuple(rows.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})")
+    layout = layout_of_rows(weight.layout, row, rows.shape[0])
     if isinstance(layout, WeightLayout):
         raise ValueError(f"a weight of {layout} is packed from QuantizedRows, by pack_quantized_; got a tensor")
+    return layout
 
 
-def check_quantized_rows(
-    layout: torch.dtype | WeightLayout, order: Tensor | None, n: int, k: int, rows: QuantizedRows, row: int
-) -> None:
-    """Raises unless `rows` can be rows `row ..` of a weight `[n, k]`."""
+def check_quantized_rows(weight: Weight, rows: QuantizedRows, row: int) -> None:
+    """Raises unless `rows` can be rows `row ..` of a weight."""
+    if rows.shape[1] != weight.k or row < 0 or row + rows.shape[0] > weight.n:
+        raise ValueError(f"cannot write {rows.shape} at row {row} of a weight of shape ({weight.n}, {weight.k})")
+    layout, order = layout_of_rows(weight.layout, row, rows.shape[0]), weight.order
     if rows.layout != layout:
-        raise ValueError(
-            f"cannot write rows of {rows.layout} into a weight of {layout}; QuantizedRows.as_layout may help"
-        )
-    if rows.shape[1] != k or row < 0 or row + rows.shape[0] > n:
-        raise ValueError(f"cannot write {rows.shape} at row {row} of a weight of shape ({n}, {k})")
+        raise ValueError(f"cannot write rows of {rows.layout} into a weight of {layout}")
     if (order is None) != (rows.order is None) or (order is not None and not torch.equal(order, rows.order)):
         raise ValueError("all rows of a weight have the order of columns that it was made with; these have another one")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pace.ops.draws import Draws
 from pace.ops.quantizer import Quantizer
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.weight_layout import AnyLayout, QuantizedRows
 
 if TYPE_CHECKING:
     from pace.batch import LayerBlocks, Spans
@@ -37,12 +37,12 @@ class Weight(Protocol):
     @property
     def k(self) -> int: ...
     @property
-    def layout(self) -> torch.dtype | WeightLayout:
+    def layout(self) -> AnyLayout:
         """How it is stored."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what `unpack` gives: the layout itself, or float32 of a quantised weight."""
+        """Of what `unpack` gives: the layout itself, or float32 of a quantised or mixed weight."""
 
     @property
     def glu(self) -> bool: ...
@@ -146,13 +146,13 @@ class ForwardOps(Protocol):
 class WeightOps(Protocol):
     """How weights are made."""
 
-    def weight_nbytes(self, n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False) -> int:
+    def weight_nbytes(self, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
         """Bytes of such a weight, padding included."""
 
     def empty_weight(
-        self, n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
+        self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
     ) -> Weight:
-        """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
+        """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
 
         `order` is that of all its rows (`QuantizedRows`). Raises ValueError for an odd number of gate and up rows, and
         for an order that is no permutation or that of a weight of floats."""

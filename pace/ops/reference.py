@@ -19,7 +19,7 @@ from torch.nn import functional
 from pace.ops import checks
 from pace.ops.draws import Draws
 from pace.ops.quantizer import Quantizer
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, parts_of
 
 if TYPE_CHECKING:
     from pace.batch import KVBlocks, Spans
@@ -43,13 +43,13 @@ ACTIVATIONS = {
 class DenseWeight:
     """A matrix `[n, k]` as it is. With `glu`, its rows are `[gate; up]`, n / 2 each.
 
-    A quantised one holds its values in float32, and says by `quantized` what they come from. So that products with it
+    A quantised or mixed one holds its values in float32, and says by `stored` what they come from. So that products with it
     have no rounding but that of the stored weights, activations are not quantised here, which those of
     `pace.ops.native` are."""
 
     matrix: Tensor
     glu: bool = False
-    quantized: WeightLayout | None = None
+    stored: WeightLayout | MixedLayout | None = None
     order: Tensor | None = None
 
     @property
@@ -65,44 +65,40 @@ class DenseWeight:
         return self.matrix.dtype
 
     @property
-    def layout(self) -> torch.dtype | WeightLayout:
-        return self.quantized or self.dtype
+    def layout(self) -> AnyLayout:
+        return self.stored or self.dtype
 
     @property
     def nbytes(self) -> int:
         return self.matrix.nbytes
 
 
-def weight_nbytes(n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False) -> int:
+def weight_nbytes(n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
     """Bytes of such a weight."""
-    return n * k * (torch.float32 if isinstance(layout, WeightLayout) else layout).itemsize
+    return n * k * (layout if isinstance(layout, torch.dtype) else torch.float32).itemsize
 
 
 def empty_weight(
-    n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
+    n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
 ) -> DenseWeight:
-    """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
+    """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
 
     order: that of all its rows (`QuantizedRows`)."""
     if glu and n % 2:
         raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
-    quantized = layout if isinstance(layout, WeightLayout) else None
     if order is not None:
-        checks.check_order(order, k, quantized)
-    return DenseWeight(torch.zeros(n, k, dtype=torch.float32 if quantized else layout), glu, quantized, order)
+        for _, of_part in parts_of(layout, n):
+            checks.check_order(order, k, of_part)
+    dtype, stored = (layout, None) if isinstance(layout, torch.dtype) else (torch.float32, layout)
+    return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order)
 
 
 def pack_rows_(weight: DenseWeight, source: Tensor, row: int) -> None:
     """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]`, rounding to the weight's dtype.
 
     Disjoint rows may be written from several threads."""
-    checks.check_float_weight(weight.layout)
-    rows = source.shape[0]
-    if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + rows > weight.n:
-        raise ValueError(
-            f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})"
-        )
-    weight.matrix[row : row + rows].copy_(source)
+    dtype = checks.check_float_rows(weight, source, row)
+    weight.matrix[row : row + source.shape[0]].copy_(source.to(dtype))
 
 
 def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
@@ -110,7 +106,7 @@ def pack_quantized_(weight: DenseWeight, rows: QuantizedRows, row: int) -> None:
     others.
 
     Disjoint rows may be written from several threads."""
-    checks.check_quantized_rows(weight.layout, weight.order, weight.n, weight.k, rows, row)
+    checks.check_quantized_rows(weight, rows, row)
     weight.matrix[row : row + rows.shape[0]] = rows.dequantize()
 
 

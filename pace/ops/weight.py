@@ -11,14 +11,17 @@ from torch import Tensor
 
 from pace import _C
 from pace.memory import reserve
-from pace.ops.checks import check_float_weight, check_order, check_quantized_rows
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.checks import check_float_rows, check_order, check_quantized_rows
+from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, parts_of
 
 # Numbers of DType in csrc/include/pace/types.h.
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 # Numbers of Code in csrc/include/pace/types.h.
-LAYOUT_CODES = {"int8": 1, "int4": 2, "float8": 3}
+LAYOUT_CODES = {"int8": 1, "int4": 2, "float8": 3, "int2": 4, "int3": 5, "int5": 6, "int6": 7}
+
+# Numbers of GroupScales in csrc/include/pace/types.h, by the bits of scales in super-blocks.
+GROUP_SCALES = {None: 0, 8: 1, 6: 2, 4: 3}
 
 LEVEL_FACTORS = {"nf4": 123.25, "fp4": 120.0, "mxfp4": 2.0, "iq4_nl": 1.0}
 """Codebooks are multiplied as int8: round(level * factor), which scales are divided by. Exact for mxfp4 and iq4_nl; nf4
@@ -55,9 +58,9 @@ _slabs = Slabs()
 
 class PackedWeight:
     """A matrix `[n, k]` of float32, bfloat16 or float16, packed for the instruction set in use, or quantised
-    (`WeightLayout`).
+    (`WeightLayout`), or in parts that are stored in several ways (`MixedLayout`).
 
-    `dtype` is what `unpack` gives: the layout itself, or float32 of a quantised weight.
+    `dtype` is what `unpack` gives: the layout itself, or float32 of a quantised or mixed weight.
 
     With `glu`, its rows are `[gate; up]`, n / 2 each, stored so that one tile of the kernel holds both. `nbytes` counts
     header and padding. The memory is private and untouched at first: pages become resident as rows are packed into
@@ -71,18 +74,19 @@ class PackedWeight:
     )  # fmt: skip
 
     def __init__(
-        self, n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
+        self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
     ):
-        if not isinstance(layout, WeightLayout) and layout not in DTYPE_CODES:
-            raise TypeError(f"weights are stored as float32, bfloat16, float16 or a WeightLayout; got {layout}")
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
         if glu and n % 2:
             raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
-        if order is not None:
-            check_order(order, k, layout)
+        for _, of_part in parts_of(layout, n):
+            if not isinstance(of_part, WeightLayout) and of_part not in DTYPE_CODES:
+                raise TypeError(f"weights are stored as float32, bfloat16, float16 or a WeightLayout; got {of_part}")
+            if order is not None:
+                check_order(order, k, of_part)
         self.n, self.k, self.layout, self.glu, self.order = n, k, layout, glu, order
-        self.dtype = torch.float32 if isinstance(layout, WeightLayout) else layout
+        self.dtype = layout if isinstance(layout, torch.dtype) else torch.float32
         self._order32 = None if order is None else order.int()
         self.order_address = 0 if order is None else self._order32.data_ptr()
         self.n_out = n // 2 if glu else n
@@ -90,8 +94,7 @@ class PackedWeight:
         self._buffer = _slabs.take(self.nbytes)
         self.address = self._buffer.data_ptr()
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
-        levels = _levels(layout)
-        _C.init_packed(self.address, n, k, _format(layout, 0 if levels is None else levels.data_ptr()), glu)
+        _init(self.address, n, k, layout, glu)
         if _C.cpu_info()["numa_nodes"] > 1:
             _C.place_packed(self.address)
 
@@ -99,15 +102,30 @@ class PackedWeight:
         return f"PackedWeight(n={self.n}, k={self.k}, layout={self.layout}, glu={self.glu}, nbytes={self.nbytes})"
 
 
-def weight_nbytes(n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False) -> int:
+def weight_nbytes(n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
     """Bytes of such a weight, header and padding included."""
-    return _C.packed_bytes(n, k, _format(layout), glu)
+    return _C.packed_bytes([(rows, _format(of_part)) for rows, of_part in parts_of(layout, n)], k, glu)
+
+
+def _init(address: int, n: int, k: int, layout: AnyLayout, glu: bool) -> None:
+    levels = [_levels(of_part) for _, of_part in parts_of(layout, n)]  # alive until they are copied
+    parts = [
+        (rows, _format(of_part, 0 if table is None else table.data_ptr()))
+        for (rows, of_part), table in zip(parts_of(layout, n), levels)
+    ]
+    _C.init_packed(address, parts, k, glu)
 
 
 def _format(layout: torch.dtype | WeightLayout, levels: int = 0) -> _C.PackedFormat:
     if isinstance(layout, WeightLayout):
         return _C.PackedFormat(
-            DTYPE_CODES[torch.float32], LAYOUT_CODES[layout.code], layout.group or 0, layout.has_mins, levels
+            DTYPE_CODES[torch.float32],
+            LAYOUT_CODES[layout.code],
+            layout.group or 0,
+            layout.has_mins,
+            levels,
+            -1 if layout.offset is None else layout.offset,
+            GROUP_SCALES[layout.scale_bits],
         )
     return _C.PackedFormat(DTYPE_CODES[layout])
 
@@ -120,9 +138,9 @@ def _levels(layout: torch.dtype | WeightLayout) -> Tensor | None:
 
 
 def empty_weight(
-    n: int, k: int, layout: torch.dtype | WeightLayout, glu: bool = False, order: Tensor | None = None
+    n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
 ) -> PackedWeight:
-    """A weight of zeros, to be filled by `pack_rows_`, or, if it is quantised, by `pack_quantized_`.
+    """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
 
     order: that of all its rows (`QuantizedRows`); not counted in `nbytes`."""
     return PackedWeight(n, k, layout, glu, order)
@@ -135,15 +153,11 @@ def pack_rows_(weight: PackedWeight, source: Tensor, row: int) -> None:
     source: float32, bfloat16, float16 or float64 (rounded to float32 first), any row stride. Disjoint rows may be
     written from several threads. Raises ValueError on a wrong shape or a quantised weight, TypeError on another
     dtype."""
-    check_float_weight(weight.layout)
-    if source.ndim != 2 or source.shape[1] != weight.k or row < 0 or row + source.shape[0] > weight.n:
-        raise ValueError(
-            f"cannot write {tuple(source.shape)} at row {row} of a weight of shape ({weight.n}, {weight.k})"
-        )
+    dtype = check_float_rows(weight, source, row)
     if source.dtype not in DTYPE_CODES:
         if source.dtype != torch.float64:
             raise TypeError(f"weights are packed from floating point tensors; got {source.dtype}")
-        source = source.to(weight.dtype)
+        source = source.to(dtype)
     if source.device.type != "cpu":
         raise ValueError(f"weights are packed from CPU tensors; got one on {source.device}")
     if source.stride(1) != 1 and source.shape[1] > 1:
@@ -156,14 +170,16 @@ def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None
     others.
 
     Disjoint rows may be written from several threads."""
-    check_quantized_rows(weight.layout, weight.order, weight.n, weight.k, rows, row)
+    check_quantized_rows(weight, rows, row)
+    if rows.layout.in_super_blocks:
+        return _pack_super_blocks(weight, rows.unpaired(), row)
     if rows.paired_k is not None and rows.paired_k % 2:
         rows = rows.unpaired()
     codes, scales, mins = rows.codes, rows.scales.contiguous(), rows.mins
     if codes.stride(1) != 1 and codes.shape[1] > 1:
         codes = codes.contiguous()
-    if weight.layout.codebook:
-        scales = scales / LEVEL_FACTORS[weight.layout.codebook]
+    if rows.layout.codebook:
+        scales = scales / LEVEL_FACTORS[rows.layout.codebook]
     if mins is not None:
         mins = mins.contiguous()
     mins_address = 0 if mins is None else mins.data_ptr()
@@ -179,12 +195,23 @@ def pack_quantized_(weight: PackedWeight, rows: QuantizedRows, row: int) -> None
     )
 
 
+def _pack_super_blocks(weight: PackedWeight, rows: QuantizedRows, row: int) -> None:
+    codes = rows.codes if rows.codes.stride(1) == 1 else rows.codes.contiguous()
+    numbers = [
+        None if part is None else part.contiguous()
+        for part in (rows.scales, rows.mins, rows.super_scales, rows.super_mins)
+    ]
+    addresses = [0 if part is None else part.data_ptr() for part in numbers]
+    _C.pack_super_blocks(weight.address, row, rows.shape[0], codes.data_ptr(), codes.stride(0), *addresses)
+
+
 def unpack(weight: PackedWeight) -> Tensor:
     """The logical matrix `[N, K]` in `weight.dtype`, bit for bit what was packed.
 
     Of a quantised weight the values that products multiply, in float32, columns in the order of the input. They differ
     from `QuantizedRows.dequantize` where scales and minima of groups were rounded (by 2^-11) and by what
-    `LEVEL_FACTORS` says."""
+    `LEVEL_FACTORS` says; not at all in super-blocks."""
     out = torch.empty(weight.n, weight.k, dtype=weight.dtype)
-    _C.gather_rows(weight.address, weight.order_address, 0, weight.n, out.data_ptr(), False)
+    mixed = isinstance(weight.layout, MixedLayout)
+    _C.gather_rows(weight.address, weight.order_address, 0, weight.n, out.data_ptr(), mixed)
     return out

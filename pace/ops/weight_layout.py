@@ -4,15 +4,17 @@ reduced to, and `QuantizedRows.dequantize` the definition of what it means."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-CODES = {"int8": torch.int8, "int4": torch.uint8, "float8": torch.uint8}
-"""Kind of code -> dtype that holds one each, unpacked: -128..127; 0..15; the bits of a float8_e4m3fn."""
+CODES = {"int8": torch.int8, "float8": torch.uint8} | {f"int{bits}": torch.uint8 for bits in (2, 3, 4, 5, 6)}
+"""Kind of code -> dtype that holds one each, unpacked: -128..127; the bits of a float8_e4m3fn; 0 .. 2^bits - 1."""
+
+SMALL_CODES = {f"int{bits}": bits for bits in (2, 3, 4, 5, 6)}
+"""Bits of those that start at zero."""
 
 CODEBOOKS: dict[str, tuple[float, ...]] = {
     # Normal quantiles, of the largest of a block (QLoRA, arXiv 2305.14314); the constants are those of bitsandbytes.
@@ -28,11 +30,15 @@ CODEBOOKS: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """Levels of the 16 codes of int4, where they are not evenly spaced."""
 
-INT8_FACTORS = {None: 1, "iq4_nl": 1, "mxfp4": 2}
-"""Codebooks (and none) whose levels, times this, are int8 codes: rows that have them can be held in int8 as well."""
-
 MIN_GROUP = 16
 """Groups are multiples of it."""
+
+
+SUPER_BLOCK = 256
+"""Neighbours in a row that share a super-block's scale: ggml's K types."""
+
+SUPER_GROUPS = {"int2": 16, "int3": 16, "int4": 32, "int5": 32, "int6": 16}
+"""Kind of code -> group, in super-blocks."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,11 @@ class WeightLayout:
 
         value[n, k] = level(code[n, k]) * scale[n, k // group] + min[n, k // group]
 
-    level(c) is c for int8, c - 8 or `codebook[c]` for int4, and the float's value for float8. A zero point z is the
-    minimum s (8 - z). Raises ValueError for a layout that no kernel has."""
+    level(c) is c for int8, c - `offset` or `codebook[c]` for int2 to int6, and the float's value for float8. A zero
+    point z is the minimum s (offset - z).
+
+    In super-blocks, `scale_bits` is not None, and scales and minima of groups are whole numbers of so many bits times a
+    float16 of each 256 weights. Without minima they are signed. Raises ValueError for a layout that no kernel has."""
 
     code: str
     """A name of `CODES`."""
@@ -52,6 +61,9 @@ class WeightLayout:
     has_mins: bool = False
     codebook: str | None = None
     """A name of `CODEBOOKS`, for int4 alone."""
+    offset: int | None = None
+    """Of int2 to int6 without a codebook; None stands for half of their range."""
+    scale_bits: int | None = None
 
     def __post_init__(self) -> None:
         if self.code not in CODES:
@@ -64,10 +76,39 @@ class WeightLayout:
             )
         if self.has_mins and (self.code == "float8" or self.codebook or self.group is None):
             raise ValueError("integer codes in groups alone have minima")
+        if self.scale_bits is not None:
+            self._check_super_blocks()
+        elif self.code in ("int2", "int3", "int6"):
+            raise ValueError(f"{self.code} codes come in super-blocks alone")
+        elif self.code == "int5" and (self.group is None or self.group % 32):
+            raise ValueError(f"a group of int5 codes is a multiple of 32 weights; got {self.group}")
+        self._set_offset()
+
+    def _check_super_blocks(self) -> None:
+        if self.group != SUPER_GROUPS.get(self.code):
+            known = ", ".join(f"{code} in groups of {group}" for code, group in SUPER_GROUPS.items())
+            raise ValueError(f"super-blocks have codes of {known}; got {self.code} in groups of {self.group}")
+        by_32 = self.group == 32
+        if self.scale_bits not in ((6,) if by_32 else (4,) if self.has_mins else (6, 8)):
+            raise ValueError(
+                f"scales of super-blocks have 6 bits, or, in groups of 16, 4 with minima and 6 or 8 without; got {self.scale_bits}"
+            )
+
+    def _set_offset(self) -> None:
+        has_offset = self.code in SMALL_CODES and not self.codebook
+        most = 1 << SMALL_CODES.get(self.code, 0)
+        if self.offset is not None and not (has_offset and 0 <= self.offset < most):
+            raise ValueError(f"an offset is a code of int2 to int6 without a codebook; got {self.offset} for {self.code}")
+        if has_offset and self.offset is None:
+            object.__setattr__(self, "offset", most // 2)
 
     def __str__(self) -> str:
         parts = [self.codebook or self.code, f"group {self.group}" if self.group else "a scale a row"]
-        return ", ".join(parts + ["minima"] * self.has_mins)
+        return ", ".join(parts + ["super-blocks"] * self.in_super_blocks + ["minima"] * self.has_mins)
+
+    @property
+    def in_super_blocks(self) -> bool:
+        return self.scale_bits is not None
 
     def num_groups(self, k: int) -> int:
         """Of a row of k; the last one may be shorter."""
@@ -75,21 +116,67 @@ class WeightLayout:
 
     @property
     def levels(self) -> Tensor | None:
-        """float32 `[16]` of int4, by code; None of the others."""
-        if self.code != "int4":
+        """float32, by code, of int2 to int6; None of the others."""
+        if self.code not in SMALL_CODES:
             return None
-        return torch.tensor(CODEBOOKS[self.codebook]) if self.codebook else torch.arange(16.0) - 8
+        if self.codebook:
+            return torch.tensor(CODEBOOKS[self.codebook])
+        return torch.arange(float(1 << SMALL_CODES[self.code])) - self.offset
+
+
+@dataclass(frozen=True)
+class MixedLayout:
+    """One weight whose rows are stored in several ways: numbers of rows, from the top down, and how these are stored.
+
+    A weight of gate and up rows has two parts, of equal size. Raises ValueError for fewer than two parts, and for
+    neighbours that are stored alike."""
+
+    parts: tuple[tuple[int, torch.dtype | WeightLayout], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parts) < 2 or any(rows < 1 for rows, _ in self.parts):
+            raise ValueError(f"a mixed layout has two parts or more, of at least one row each; got {self.parts}")
+
+    def __str__(self) -> str:
+        return "; ".join(f"{rows} rows of {layout}" for rows, layout in self.parts)
+
+
+AnyLayout = torch.dtype | WeightLayout | MixedLayout
+
+
+def parts_of(layout: AnyLayout, n: int) -> tuple[tuple[int, torch.dtype | WeightLayout], ...]:
+    """The parts of a weight of n rows. Raises ValueError where a mixed layout has another number."""
+    if not isinstance(layout, MixedLayout):
+        return ((n, layout),)
+    if (rows := sum(rows for rows, _ in layout.parts)) != n:
+        raise ValueError(f"a weight of {n} rows cannot have parts of {rows} rows in all")
+    return layout.parts
+
+
+def layout_of_rows(layout: AnyLayout, row: int, count: int) -> torch.dtype | WeightLayout:
+    """How rows `row .. row + count` of a weight are stored. Raises ValueError where they are parts of several."""
+    if not isinstance(layout, MixedLayout):
+        return layout
+    first = 0
+    for rows, of_part in layout.parts:
+        if row < first + rows:
+            break
+        first += rows
+    if row + count > first + rows:
+        raise ValueError(f"rows {row} to {row + count} of a weight are in several of its parts ({layout})")
+    return of_part
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:
     """Rows of a quantised matrix, one code an element: what readers and quantisers make, and `pack_quantized_` takes.
 
-    codes `[rows, K]` of `CODES[layout.code]`; scales, and mins where the layout has them, float32 `[rows, groups]`.
-    `order`, an int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input; None:
-    j. With `paired_k` = K, codes of int4 come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low bits: as
-    most files have them, so that nobody need take them apart. Raises ValueError where shapes, dtypes or codes do not
-    fit."""
+    codes `[rows, K]` of `CODES[layout.code]`; scales, and mins where the layout has them, float32 `[rows, groups]`. In
+    super-blocks these are int8, and times `super_scales` and `super_mins`, float16 `[rows, K / 256]`, what the layout
+    means. `order`, an int64 permutation `[K]`, says that column j of codes multiplies element `order[j]` of the input;
+    None: j. With `paired_k` = K, codes of int4 come two in a byte, uint8 `[rows, ceil(K / 2)]`, the first in the low
+    bits: as most files have them, so that nobody need take them apart. Raises ValueError where shapes, dtypes or codes
+    do not fit."""
 
     layout: WeightLayout
     codes: Tensor
@@ -97,6 +184,8 @@ class QuantizedRows:
     mins: Tensor | None = None
     order: Tensor | None = None
     paired_k: int | None = None
+    super_scales: Tensor | None = None
+    super_mins: Tensor | None = None
 
     def __post_init__(self) -> None:
         codes, layout = self.codes, self.layout
@@ -108,19 +197,30 @@ class QuantizedRows:
             raise ValueError(
                 f"codes of int4 alone come in pairs, ceil(K / 2) bytes a row; got {layout.code} codes of shape {tuple(codes.shape)} for K = {self.paired_k}"
             )
+        self._check_scales()
         k = self.shape[1]
-        groups = (codes.shape[0], layout.num_groups(k))
-        if (self.mins is not None) != layout.has_mins:
-            raise ValueError(
-                f"a layout {'with' if layout.has_mins else 'without'} minima was given {'none' if layout.has_mins else 'some'}"
-            )
-        for name, values in (("scales", self.scales), ("mins", self.mins)):
-            if values is not None and (tuple(values.shape) != groups or values.dtype != torch.float32):
-                raise ValueError(f"{name} are float32 {groups}; got {values.dtype} of shape {tuple(values.shape)}")
         if self.order is not None and (tuple(self.order.shape) != (k,) or self.order.dtype != torch.int64):
             raise ValueError(f"order is int64 ({k},); got {self.order.dtype} of shape {tuple(self.order.shape)}")
-        if layout.code == "int4" and self.paired_k is None and codes.numel() and codes.max() > 15:
-            raise ValueError(f"int4 codes are 0..15; got {codes.max().item()}")
+        most = (1 << SMALL_CODES.get(layout.code, 8)) - 1
+        if layout.code in SMALL_CODES and self.paired_k is None and codes.numel() and codes.max() > most:
+            raise ValueError(f"{layout.code} codes are 0..{most}; got {codes.max().item()}")
+
+    def _check_scales(self) -> None:
+        layout, (num_rows, k) = self.layout, self.shape
+        if layout.in_super_blocks and k % SUPER_BLOCK:
+            raise ValueError(f"rows of super-blocks have a multiple of {SUPER_BLOCK} weights; got {k}")
+        groups, dtype = (num_rows, layout.num_groups(k)), torch.int8 if layout.in_super_blocks else torch.float32
+        blocks = (num_rows, k // SUPER_BLOCK)
+        for name, values, wanted, shape, dtype in (
+            ("scales", self.scales, True, groups, dtype),
+            ("mins", self.mins, layout.has_mins, groups, dtype),
+            ("super_scales", self.super_scales, layout.in_super_blocks, blocks, torch.float16),
+            ("super_mins", self.super_mins, layout.in_super_blocks and layout.has_mins, blocks, torch.float16),
+        ):
+            if (values is not None) != wanted:
+                raise ValueError(f"a layout of {layout} has {'' if wanted else 'no '}{name}; {'none' if wanted else 'some'} were given")
+            if values is not None and (tuple(values.shape) != shape or values.dtype != dtype):
+                raise ValueError(f"{name} are {dtype} {shape}; got {values.dtype} of shape {tuple(values.shape)}")
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -134,37 +234,30 @@ class QuantizedRows:
         codes = (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
         return replace(self, codes=codes[:, : self.paired_k], paired_k=None)
 
-    def as_layout(self, layout: WeightLayout) -> QuantizedRows:
-        """The same values in a layout that `common_layout` gave for it and others."""
-        if layout == self.layout:
-            return self
-        if layout.code != self.layout.code and self.paired_k is not None:
-            return self.unpaired().as_layout(layout)
-        groups = layout.num_groups(self.shape[1])
-        repeats = groups if self.layout.group is None else self.layout.group // layout.group
+    def take(self, rows: slice | Tensor) -> QuantizedRows:
+        """Some of the rows; a view where `rows` is a slice."""
+        per_row = ("codes", "scales", "mins", "super_scales", "super_mins")
+        return replace(self, **{name: part[rows] for name in per_row if (part := getattr(self, name)) is not None})
 
-        def spread(values: Tensor) -> Tensor:
-            return values.repeat_interleave(repeats, dim=1)[:, :groups].contiguous()
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that rows of one layout differ in."""
+        return self.codes, self.scales, self.mins, self.order, self.super_scales, self.super_mins
 
-        codes, scales = self.codes, self.scales
-        if self.layout.code != layout.code:  # from int4 to int8
-            factor = INT8_FACTORS[self.layout.codebook]
-            codes, scales = (self.layout.levels * factor).to(torch.int8)[codes.int()], scales / factor
-        mins = (
-            spread(self.mins)
-            if self.mins is not None
-            else torch.zeros(codes.shape[0], groups)
-            if layout.has_mins
-            else None
-        )
-        return QuantizedRows(layout, codes, spread(scales), mins, self.order, self.paired_k)
+    def group_scales(self) -> tuple[Tensor, Tensor | None]:
+        """float32 scales, and minima if any, of groups, `[rows, groups]`: exact."""
+        if not self.layout.in_super_blocks:
+            return self.scales, self.mins
+        groups = SUPER_BLOCK // self.layout.group
+
+        def times(numbers: Tensor | None, supers: Tensor | None) -> Tensor | None:
+            return None if numbers is None else numbers * supers.float().repeat_interleave(groups, dim=1)
+
+        return times(self.scales, self.super_scales), times(self.mins, self.super_mins)
 
     @property
     def nbytes(self) -> int:
         """Of what it holds, a byte for each code."""
-        return math.prod(self.shape) + sum(
-            part.nbytes for part in (self.scales, self.mins, self.order) if part is not None
-        )
+        return math.prod(self.shape) + sum(part.nbytes for part in self.tensors()[1:] if part is not None)
 
     def dequantize(self) -> Tensor:
         """float32 `[rows, K]`, columns in the order of the input: the definition."""
@@ -172,33 +265,15 @@ class QuantizedRows:
         layout = self.layout
         if layout.code == "float8":
             levels = self.codes.view(torch.float8_e4m3fn).float()
-        elif layout.code == "int4":
+        elif layout.code in SMALL_CODES:
             levels = layout.levels[self.unpaired().codes.long()]
         else:
             levels = self.codes.float()
         group = layout.group or k
-        values = levels * self.scales.repeat_interleave(group, dim=1)[:, :k]
-        if self.mins is not None:
-            values += self.mins.repeat_interleave(group, dim=1)[:, :k]
+        scales, mins = self.group_scales()
+        values = levels * scales.repeat_interleave(group, dim=1)[:, :k]
+        if mins is not None:
+            values += mins.repeat_interleave(group, dim=1)[:, :k]
         if self.order is not None:
             values = torch.empty_like(values).index_copy_(1, self.order, values)
         return values
-
-
-def common_layout(layouts: Iterable[WeightLayout]) -> WeightLayout | None:
-    """The smallest layout in which rows of all of these have the same values, so that one product serves them; None
-    where there is none: floats beside integers, or codebooks that int8 does not hold."""
-    layouts = set(layouts)
-    if len(layouts) == 1:
-        return layouts.pop()
-    codebooks = {layout.codebook for layout in layouts}
-    floats = {layout.code == "float8" for layout in layouts}
-    if len(floats) > 1 or (True in floats and any(layout.group is None for layout in layouts)):
-        return None
-    if len(codebooks) > 1 and not codebooks <= INT8_FACTORS.keys():
-        return None
-    group = math.gcd(*(layout.group or 0 for layout in layouts))
-    codes = {layout.code for layout in layouts}
-    code = codes.pop() if len(codes) == len(codebooks) == 1 else "int8"
-    codebook = codebooks.pop() if code == "int4" else None
-    return WeightLayout(code, group or None, any(layout.has_mins for layout in layouts), codebook)

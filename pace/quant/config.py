@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from pace.ops.weight_layout import SMALL_CODES
 from pace.quant.format import Format
 from pace.quant.registry import FORMATS, read_format
 
@@ -21,8 +22,8 @@ class QuantizationConfig:
 
     `format`: a name of `pace.quant.FORMATS`, whose options may follow, or a format.
     `embedding`, `lm_head`: the same for these two, with options as a dict {"format": "int4", "group": 32}; None leaves
-    them as floats. "auto" is int8 beside a format of 4 bits, else the format itself. Where a model has one matrix for
-    both, what is said of one holds for it.
+    them as floats. "auto" is q6_k beside a smaller K type, int8 beside another format of less than 8 bits, else the format
+    itself. Where a model has one matrix for both, what is said of one holds for it.
     `overrides`: the same by pattern (`*`, `?`, `[...]`) of module names, which are those of the checkpoint's tensors
     without `.weight`. Of several patterns that match a module the last one counts.
 
@@ -68,7 +69,10 @@ class QuantizationConfig:
         said = self._said_of(name, kind)
         if said != AUTO:
             return said
-        return read_format("int8") if self.format.layout.code == "int4" else self.format
+        layout = self.format.layout
+        if layout.code not in SMALL_CODES or layout.code == "int6":
+            return self.format
+        return read_format("q6_k" if layout.in_super_blocks else "int8")
 
     def _said_of(self, name: str, kind: str) -> Format | str | None:
         matching = [pattern for pattern in self.overrides if fnmatchcase(name, pattern)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops.quantizer import QuantizerKernel
-from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
+from pace.ops.weight_layout import CODES, SMALL_CODES, SUPER_BLOCK, QuantizedRows, WeightLayout
 
 CHUNK_ELEMENTS = 1 << 15
 """Rows are quantised by so many elements at a time: intermediates stay in the caches, and torch runs each operation on
@@ -82,9 +82,16 @@ class Format(ABC):
     def bits_per_weight(self, k: int = 4096) -> float:
         """Codes, scales and minima of a row of k weights, without padding."""
         layout = self.layout
-        groups = layout.num_groups(k)
-        scale_bits = 32 * groups if layout.group is None else 16 * groups * (1 + layout.has_mins) + 8
-        return (4 if layout.code == "int4" else 8) + scale_bits / k
+        groups, of_each = layout.num_groups(k), 1 + layout.has_mins
+        if layout.in_super_blocks:
+            scale_bits = layout.scale_bits * groups * of_each + 16 * k / SUPER_BLOCK * of_each
+        else:
+            scale_bits = 32 * groups if layout.group is None else 16 * groups * of_each + 8
+        return SMALL_CODES.get(layout.code, 8) + scale_bits / k
+
+    def for_width(self, k: int) -> Format:
+        """What rows of k weights are stored in: another format where this one has no place for them."""
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Name and options, as `read_format` takes them."""

@@ -6,14 +6,23 @@ import difflib
 from dataclasses import fields
 from typing import Any
 
+from pace.quant.block_types import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from pace.quant.format import Format
 from pace.quant.fp8 import FP8
 from pace.quant.int4 import Int4
 from pace.quant.int8 import Int8
+from pace.quant.k_types import Q2K, Q3K, Q4K, Q5K, Q6K
 from pace.quant.microscaling import MXFP4, MXFP8
 from pace.quant.nf4 import FP4, NF4
 
-FORMATS: dict[str, type[Format]] = {format.name: format for format in (Int8, Int4, NF4, FP4, MXFP4, MXFP8, FP8)}
+FORMATS: dict[str, type[Format]] = {
+    format.name: format
+    for format in (
+        *(Int8, Int4, NF4, FP4, MXFP4, MXFP8, FP8),
+        *(Q2K, Q3K, Q4K, Q5K, Q6K),
+        *(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0),
+    )
+}
 
 
 def read_format(format: str | Format, **options: Any) -> Format:

@@ -91,6 +91,10 @@ void multiply(const KernelTable& table, const PackedHeader& h, int64_t rows, con
 
 }  // namespace
 
+static PackedFormat super_blocks(Code code, int group, GroupScales scales, bool has_mins) {
+    return {.code = code, .group = group, .has_mins = has_mins, .group_scales = scales};
+}
+
 TEST_TABLES(products_touch_nothing_behind_their_arguments) {
     struct Kind {
         const char* name;
@@ -104,13 +108,23 @@ TEST_TABLES(products_touch_nothing_behind_their_arguments) {
                           {"uint4", {.code = Code::U4}},
                           {"uint4 by 16 with minima", {.code = Code::U4, .group = 16, .has_mins = true}},
                           {"uint4 by 64", {.code = Code::U4, .group = 64}},
-                          {"float8 by 32", {.code = Code::F8, .group = 32}}};
+                          {"float8 by 32", {.code = Code::F8, .group = 32}},
+                          {"uint5 by 32", {.code = Code::U5, .group = 32}},
+                          {"Q2_K", super_blocks(Code::U2, 16, GroupScales::NibblePairs, true)},
+                          {"Q3_K", super_blocks(Code::U3, 16, GroupScales::SixBits, false)},
+                          {"Q4_K", super_blocks(Code::U4, 32, GroupScales::SixBits, true)},
+                          {"Q5_K", super_blocks(Code::U5, 32, GroupScales::SixBits, true)},
+                          {"Q6_K", super_blocks(Code::U6, 16, GroupScales::Bytes, false)},
+                          {"IQ4_XS", super_blocks(Code::U4, 32, GroupScales::SixBits, false)}};
     for (const Kind& kind : kinds)
-        for (const int64_t k : {1, 16, 33, 64, 100, 130, 545})
+        for (int64_t k : {1, 16, 33, 64, 100, 130, 545}) {
+            if (kind.format.group_scales != GroupScales::None) k *= kSuperBlock;
+            if (k > 33 * kSuperBlock) continue;
             for (const int64_t n : {16, 40}) {
                 const Guarded weight(round_up(packed_bytes(n, k, kind.format, false), 64));
                 init_packed(weight.as<void>(), n, k, kind.format, false);
                 for (const int64_t rows : {1, 5, 7, 15, 16, 17, 31, 32, 33})
                     multiply(table, packed_header(weight.as<void>()), rows, kind.name);
             }
+        }
 }

@@ -45,10 +45,10 @@ struct Quantized {
             code = uint8_t(random());
             const int64_t row = int64_t(i) / k;
             const bool largest = row < 2 ? row == 1 : random() % 2;
-            if (f.code == Code::U4) code &= 15;
+            if (is_small()) code &= uint8_t(most());
             if (f.code == Code::F8 && (code & 0x7f) == 0x7f) code = 0x3c;
             if (at_ends && f.code == Code::I8) code = largest ? 0x7f : 0x80;
-            if (at_ends && f.code == Code::U4) code = largest ? 15 : 0;
+            if (at_ends && is_small()) code = largest ? uint8_t(most()) : 0;
         }
         for (float& scale : scales) scale = float(1 + random() % 1000) * 0x1p-10f;
         for (float& min : mins) min = (float(random() % 2001) - 1000.0f) * 0x1p-10f;
@@ -82,8 +82,11 @@ struct Quantized {
     int level(int64_t row, int64_t column) const {
         const uint8_t code = codes[size_t(row * k + column)];
         if (format.code == Code::I8) return int8_t(code);
-        return format.levels ? format.levels[code] : int(code) - 8;
+        return format.levels ? format.levels[code] : int(code) - (format.offset >= 0 ? format.offset : most() / 2 + 1);
     }
+    // The largest of codes that start at zero.
+    int most() const { return (1 << code_bits(format.code)) - 1; }
+    bool is_small() const { return format.code == Code::U4 || format.code == Code::U5; }
     float value(int64_t row, int64_t column) const {  // before the scale
         return format.code == Code::F8 ? float8_to_float(codes[size_t(row * k + column)]) : float(level(row, column));
     }
@@ -194,6 +197,10 @@ std::vector<Named> integer_formats() {
             with("uint4 by 32", kU4, 32),
             with("uint4 by 48 with minima", kU4, 48, true),
             with("uint4 by 256", kU4, 256),
+            with("uint4 from zero by 32 with minima", {.code = Code::U4, .offset = 0}, 32, true),
+            with("uint5 by 32", {.code = Code::U5}, 32),
+            with("uint5 by 96", {.code = Code::U5}, 96),
+            with("uint5 from zero by 32 with minima", {.code = Code::U5, .offset = 0}, 32, true),
             with("levels", kUnevenU4, 0),
             with("levels by 32", kUnevenU4, 32)};
 }

@@ -20,10 +20,17 @@ struct LinearArgs {
     int64_t sums_stride;  // >= 16 * panel_count
 };
 
-// A row of inputs of PanelI8 and PanelU4 as quantize_input() leaves it: int8 codes, the place of the same as int16,
-// which is filled, in its order, where a table multiplies those, then three numbers for each group of inputs.
+// A row of inputs of integers as quantize_input() leaves it: int8 codes, the place of the same as int16, which is filled,
+// in its order, where a table multiplies those, then three numbers for each group of inputs. Of weights in super-blocks
+// one for each group, and then int16 sums of kInputSum codes each.
 struct QuantizedInput {
-    static int64_t bytes(const PackedHeader& h) { return round_up(3 * h.k_padded + 12 * h.input_groups(), 64); }
+    static int64_t bytes(const PackedHeader& h) {
+        const int64_t numbers = 4 * h.input_groups();
+        return round_up(3 * h.k_padded + (h.in_super_blocks() ? numbers + 2 * h.k_padded / kInputSum : 3 * numbers), 64);
+    }
+    static const int16_t* short_sums(const void* row, const PackedHeader& h) {
+        return reinterpret_cast<const int16_t*>(scales(row, h) + h.input_groups());
+    }
     static const int16_t* wide_codes(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int16_t*>(static_cast<const char*>(row) + h.k_padded);
     }
@@ -53,8 +60,10 @@ struct QuantizedLinearArgs {
 
 // linear_epilogue: out = residual + act(sums + bias), or with glu act(gate + bias) * (up + up_bias).
 struct EpilogueArgs {
-    const float* sums;  // the first column of this range; with glu, panels of gate and up alternate
+    const float* sums;  // the first column of this range
     int64_t sums_stride;
+    int64_t panel_stride;  // from 16 columns of sums to the next ones that are of out
+    int64_t up_offset;     // with glu: from the gate's sums to those of up
     int64_t rows, columns;  // of out
     bool glu;
     Activation activation;
@@ -78,7 +87,7 @@ struct PackArgs {
     int64_t k;
 };
 
-// quantize_row: a row of floats to codes and scales. See kernels/quantize_weights.inl.
+// quantize_row: a row of floats to codes and scales. See kernels/quantize_weights.inl and quantize_super.inl.
 struct QuantizeRow {
     Quantizer quantizer;
     bool rounds_scales;  // to eleven bits, as those of groups are packed
@@ -92,6 +101,9 @@ struct QuantizeRow {
     uint8_t* codes;                // [k], a byte each, and 15 more that are written
     float* scales;                 // [groups]
     float* mins;                   // [groups] of AffineInt4, else null
+    // Of the K types, in place of the two: of groups, and [k / 256] of super-blocks. Minima only of those that have them.
+    int8_t *group_scales, *group_mins;
+    F16 *super_scales, *super_mins;
 
     static int64_t stage_floats(int64_t group) { return 2 * round_up(group, 16); }
 };

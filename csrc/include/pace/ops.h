@@ -72,20 +72,40 @@ struct PackedFormat {
     Code code = Code::None;
     int64_t group = 0;  // neighbours in a row that share a scale; 0 = the whole row
     bool has_mins = false;
-    const int8_t* levels = nullptr;  // [16], of U4; null = c - 8
+    const int8_t* levels = nullptr;                   // [16], of U4; null = c - offset
+    int offset = -1;                                  // of codes of 2 to 6 bits; -1 = half of their range
+    GroupScales group_scales = GroupScales::None;     // in super-blocks
+};
+
+// Rows of a weight that are stored alike.
+struct PackedPart {
+    int64_t rows;
+    PackedFormat format;
 };
 
 // How the table in use stores a weight of this format.
 Layout preferred_layout(const PackedFormat& format);
 
-// Bytes of a packed weight, header included.
+// Bytes of a packed weight, header included. Of several parts: a glu weight has two, gate and up.
 int64_t packed_bytes(int64_t n, int64_t k, const PackedFormat& format, bool glu);
+int64_t packed_bytes(const std::vector<PackedPart>& parts, int64_t k, bool glu);
 
 // Writes the header of a weight into zeroed memory at a 64-byte boundary: a weight of zeros.
 void init_packed(void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu);
+void init_packed(void* weight, const std::vector<PackedPart>& parts, int64_t k, bool glu);
 
 // The header of `weight`; throws std::invalid_argument if there is none.
 const PackedHeader& packed_header(const void* weight);
+
+// A logical row of a weight, as a row of the part that holds it.
+struct RowOfPart {
+    const PackedHeader* part;
+    int64_t row;
+};
+RowOfPart find_row(const PackedHeader& weight, int64_t row);
+
+// The part that holds logical rows [row, row + rows), which becomes rows of it; throws std::invalid_argument where there is none.
+const PackedHeader& part_of_rows(const void* weight, int64_t& row, int64_t rows);
 
 // Makes the pages of a weight of zeros resident, each written first by the thread that will read it in decode steps:
 // the system then takes it from the memory next to that thread. A huge page goes to one of those that share it.
@@ -118,6 +138,24 @@ struct PackQuantizedOp {
     const float* scales;  // [rows][groups]
     const float* mins;    // [rows][groups], where the weight has minima
     bool paired;          // codes of four bits, two a byte, the first in the low bits; k is even
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, rows_per_chunk;
+};
+
+// Logical rows [row, row + rows) of a weight in super-blocks (ops/super_weight.cpp); as PackOp otherwise. A row has k / 256
+// super-blocks, and 256 / group groups in each.
+struct PackSuperOp {
+    static constexpr int kPhases = 1;
+    void* weight;
+    int64_t row, rows;
+    const uint8_t* codes;  // [rows][k], codes_stride bytes between rows
+    int64_t codes_stride;
+    const int8_t *group_scales, *group_mins;  // [rows][groups]
+    const F16 *scales, *mins;                 // [rows][super-blocks]
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }
@@ -196,10 +234,26 @@ struct LinearOp {
 
   private:
     enum class Inputs { Plain, Shared, PerThread };  // x as it is; prepared by phase 0; prepared by each thread
+    // A way in which inputs are prepared, for the parts of the weight that want them so.
+    struct InputKind {
+        const PackedHeader* header;  // of the first such part
+        bool rounds, quantizes;      // to bf16; to codes; else they are fp32
+        int64_t offset;              // in a prepared row, in bytes
+        bool serves(const PackedHeader& other) const;
+    };
+    struct Part {
+        const PackedHeader* header;
+        int64_t first_panel, first_row;
+        int input;  // of `kinds`
+    };
+    struct Rows {
+        int64_t first, count;
+    };
     const KernelTable* table;
-    const PackedHeader* header;
+    std::vector<Part> parts;
+    std::vector<InputKind> kinds;
     int64_t k, n_out, panels;
-    bool glu, rounds, quantizes;
+    bool glu;
     int64_t input_bytes;  // of a prepared row
     Inputs inputs;
     int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block;
@@ -207,7 +261,11 @@ struct LinearOp {
     char* workspace;
     mutable std::vector<char> prepared;  // by thread, with Inputs::PerThread
 
+    void add_part(const PackedHeader& part);
     void cut_panels(int threads);
+    void multiply(const Part& part, Rows rows, int64_t first_panel, int64_t panel_count, const char* prepared,
+                  float* sums, int64_t sums_stride) const;
+    void finish(Rows rows, int64_t first_column, int64_t columns, EpilogueArgs sums) const;
     size_t copy_bytes() const;
     void prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const;
     const char* prepared_inputs(int thread) const;

@@ -15,7 +15,7 @@ struct F16 {
 };
 
 // I8 is a dtype of keys and values alone: int8_t times a scale for each head and position (attention.h).
-enum class DType : uint32_t { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 };
+enum class DType : uint8_t { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 };
 
 constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dtype == DType::I8 ? 1 : 2; }
 
@@ -38,13 +38,29 @@ enum class Layout : uint16_t {
     PanelI8,  // [k/4][16][4] int8
     PanelU4,  // [k/8][16][4] bytes: low nibbles k..k+3, high nibbles k+4..k+7
     PanelF8,  // [k][16] float8_e4m3fn
+    // Codes of other widths, in units of 32 k: drawn in kernels/planes.inl.
+    PanelU5,
+    PanelSuper,  // of 2 to 6 bits, in super-blocks
+    // Several weights, one below the other: see PackedHeader.
+    Parts,
 };
 
 // What a quantised weight holds for each element (pace/ops/weight_layout.py); None in others.
-enum class Code : uint32_t { None = 0, I8, U4, F8 };
+enum class Code : uint32_t { None = 0, I8, U4, F8, U2, U3, U5, U6 };
+
+constexpr int code_bits(Code code) {
+    constexpr int kBits[] = {0, 8, 4, 8, 2, 3, 5, 6};
+    return kBits[int(code)];
+}
+
+// How a super-block holds the scales of its groups, and their minima: as whole numbers of
+//   Bytes        8 bits, signed; no minima
+//   SixBits      6 bits, signed without minima: kernels/planes.inl
+//   NibblePairs  4 bits, the minimum in the high ones of a byte
+enum class GroupScales : uint8_t { None = 0, Bytes, SixBits, NibblePairs };
 
 // How rows of floats become codes and scales: the formats of pace/quant, Codebook being nf4 and fp4.
-enum class Quantizer : uint32_t { Int8, Int4, AffineInt4, Codebook, MXFP4, MXFP8, FP8 };
+enum class Quantizer : uint32_t { Int8, Int4, AffineInt4, Codebook, MXFP4, MXFP8, FP8, Q2K, Q3K, Q4K, Q5K, Q6K };
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
@@ -55,8 +71,15 @@ constexpr int64_t kPanelRows = 16;
 // it.
 constexpr int64_t kPairPadding = 32;
 
-// Inputs that share a scale, where weights share one over whole rows or over multiples of this.
+// Inputs that share a scale, where weights share one over whole rows or over multiples of this, and where they come in
+// super-blocks.
 constexpr int64_t kInputGroup = 128;
+
+// Weights of a row that share the scale of their groups' scales: ggml's super-block.
+constexpr int64_t kSuperBlock = 256;
+
+// Inputs whose codes are summed for minima and offsets of super-blocks.
+constexpr int64_t kInputSum = 16;
 
 // The first 64 bytes of a packed weight. What follows:
 //
@@ -66,8 +89,13 @@ constexpr int64_t kInputGroup = 128;
 //                        scales F16 [2][16], minima F16 [2][16] if any, codes of the two
 //                each of them begins at a multiple of 64 bytes, and a panel is one stream that is read from its first
 //                byte to its last
+//   super-blocks panels: for every 256 k a scale F16 [16], one for minima F16 [16] if any, GroupScales of 256 / group
+//                groups of 16 rows, codes: as many bytes as ggml's blocks of these rows have
+//   parts        int64 offsets [parts()] from this header to others, each a weight of its own. Their rows lie one below
+//                the other; of a glu weight they are gate and up
 //
-// A group's scale is the F16 times 2 to the row's exponent. A kernel given another layout than its own raises.
+// A group's scale is the F16 times 2 to the row's exponent; in a super-block it is its whole number times the F16. A
+// kernel given another layout than its own raises.
 struct PackedHeader {
     static constexpr uint32_t kMagic = 0x45434150;          // "PACE"
     static constexpr int64_t kPairScales = 2 * kPanelRows;  // F16 numbers: of two groups
@@ -76,18 +104,31 @@ struct PackedHeader {
     uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
     uint8_t has_mins;  // 1: minima of groups beside their scales
     DType dtype;       // F32 where quantised, which is what a row unpacks to
-    uint32_t group;    // neighbours in a row that share a scale; 0 = the whole row
+    uint8_t bits;      // of a code
+    uint8_t offset;    // what a code of no codebook stands for is the code less this
+    GroupScales group_scales;
+    uint32_t group;    // neighbours in a row that share a scale; 0 = the whole row. Of Parts: how many
     int64_t n;         // logical output rows
     int64_t k;         // logical inputs
     int64_t k_padded;
     int64_t panels;
-    int8_t levels[16];  // of PanelU4: what a code is multiplied as
+    int8_t levels[16];  // of 4 bits: what a code is multiplied as
 
-    constexpr bool quantized() const { return layout >= Layout::PanelI8; }
+    constexpr bool quantized() const { return layout >= Layout::PanelI8 && layout != Layout::Parts; }
+    constexpr bool in_super_blocks() const { return layout == Layout::PanelSuper; }
+    // Levels code - offset.
     constexpr bool has_even_levels() const {
         bool even = true;
-        for (int c = 0; c < 16; ++c) even &= levels[c] == c - 8;
+        for (int c = 0; c < 16; ++c) even &= levels[c] == c - offset;
         return even;
+    }
+
+    // -- parts, of which every other weight has one: itself
+    constexpr int parts() const { return layout == Layout::Parts ? int(group) : 1; }
+    const PackedHeader& part(int index) const {
+        if (layout != Layout::Parts) return *this;
+        const char* const self = reinterpret_cast<const char*>(this);
+        return *reinterpret_cast<const PackedHeader*>(self + reinterpret_cast<const int64_t*>(this + 1)[index]);
     }
 
     // -- quantised weights
@@ -95,22 +136,20 @@ struct PackedHeader {
     // Inputs that share a scale: gcd(group, kInputGroup).
     constexpr int64_t input_group() const {
         const int64_t power = group & -group;
-        return group && power < kInputGroup ? power : kInputGroup;
+        return group && !in_super_blocks() && power < kInputGroup ? power : kInputGroup;
     }
     constexpr int64_t input_groups() const { return divide_up(k_padded, input_group()); }
 
     // -- where things are, in bytes
     constexpr int64_t row_scales_bytes() const {
-        return !quantized() ? 0
-               : group      ? round_up(panels * kPanelRows, 64)
-                            : panels * kPanelRows * int64_t(sizeof(float));
+        return !quantized() || in_super_blocks() ? 0
+               : group                           ? round_up(panels * kPanelRows, 64)
+                                                 : panels * kPanelRows * int64_t(sizeof(float));
     }
     // Of the first `count` columns of a panel, without scales.
     constexpr int64_t codes_bytes(int64_t count) const {
         const int64_t elements = kPanelRows * count;
-        return !quantized()                ? elements * int64_t(dtype_bytes(dtype))
-               : layout == Layout::PanelU4 ? elements / 2
-                                           : elements;
+        return quantized() ? elements * bits / 8 : elements * int64_t(dtype_bytes(dtype));
     }
     // Of two groups: their scales, and minima.
     constexpr int64_t pair_scales_bytes() const {
@@ -125,7 +164,17 @@ struct PackedHeader {
     constexpr int64_t codes_offset(int64_t k) const {
         return codes_bytes(k) + (group ? (k / (2 * int64_t(group)) + 1) * pair_scales_bytes() : 0);
     }
+    // Of a super-block of 16 rows: its scales; scales and minima of its groups; all of it.
+    constexpr int64_t super_scales_bytes() const { return kPanelRows * int64_t(sizeof(F16)) * (1 + has_mins); }
+    constexpr int64_t group_scales_bytes() const {
+        const int64_t numbers = kSuperBlock / group * kPanelRows;
+        return group_scales == GroupScales::SixBits ? numbers * (1 + has_mins) * 6 / 8 : numbers;
+    }
+    constexpr int64_t super_block_bytes() const {
+        return super_scales_bytes() + group_scales_bytes() + codes_bytes(kSuperBlock);
+    }
     constexpr int64_t panel_bytes() const {
+        if (in_super_blocks()) return round_up(k / kSuperBlock * super_block_bytes(), 64);
         return codes_bytes(k_padded) + divide_up(groups(), 2) * pair_scales_bytes();
     }
     const char* row_scales() const { return reinterpret_cast<const char*>(this + 1); }

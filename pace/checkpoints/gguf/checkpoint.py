@@ -107,7 +107,7 @@ class GgufCheckpoint:
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):
             rows = tensor.kind.decode(raw)
-            for values in (rows.scales, rows.mins):
+            for values in rows.group_scales():
                 if values is not None and not values.isfinite().all():
                     raise ValueError(
                         f"tensor {self._sources[name]!r} in {self._files[name].path} has scales that are NaN or infinite: the file is damaged"
@@ -175,7 +175,8 @@ class GgufCheckpoint:
 
 def _read_bytes(dtype: torch.dtype | WeightLayout, shape: tuple[int, ...]) -> int:
     if isinstance(dtype, WeightLayout):
-        return shape[0] * (shape[1] + 4 * dtype.num_groups(shape[1]) * (1 + dtype.has_mins))
+        groups = dtype.num_groups(shape[1]) * (1 if dtype.in_super_blocks else 4)
+        return shape[0] * (shape[1] + groups * (1 + dtype.has_mins))
     return prod(shape) * dtype.itemsize
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.slot import Slot, Source
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, layout_of_rows
 from pace.quant import Format
 
 
@@ -19,8 +19,8 @@ from pace.quant import Format
 class WeightPlan:
     """How one matrix is stored, and what its rows go through on their way there."""
 
-    layout: WeightLayout | None = None
-    """None: floats, in the model's dtype."""
+    layouts: Mapping[str, WeightLayout] = field(default_factory=dict)
+    """Of the parts that are stored quantised; others are floats, in the model's dtype."""
     formats: Mapping[str, Format] = field(default_factory=dict)
     """Of the parts whose tensors hold floats that are to be quantised."""
     order: Tensor | None = None
@@ -31,9 +31,7 @@ class WeightPlan:
         quantised."""
         if part in self.formats:
             rows = ops.quantize(rows, self.formats[part], f"{part}.weight")
-        if isinstance(rows, QuantizedRows):
-            return rows.dequantize() if self.layout is None else rows.as_layout(self.layout)
-        return rows
+        return rows.dequantize() if isinstance(rows, QuantizedRows) and part not in self.layouts else rows
 
 
 class Linear(Layer):
@@ -78,19 +76,27 @@ class Linear(Layer):
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)
         self._ops = ops
-        self.weight = ops.empty_weight(self.n, self.k, self.plan.layout or dtype, self.glu, self.plan.order)
+        self.weight = ops.empty_weight(self.n, self.k, self.storage(dtype), self.glu, self.plan.order)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
-        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(
-            self.n, self.k, self.plan.layout or dtype, self.glu
-        )
+        return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(self.n, self.k, self.storage(dtype), self.glu)
+
+    def storage(self, dtype: torch.dtype) -> AnyLayout:
+        """How the weight is stored; `dtype` is that of floats."""
+        merged: list[tuple[int, torch.dtype | WeightLayout]] = []
+        for part, rows in self.parts.items():
+            layout = self.plan.layouts.get(part, dtype)
+            if merged and merged[-1][1] == layout:
+                rows += merged.pop()[0]
+            merged.append((rows, layout))
+        return MixedLayout(tuple(merged)) if len(merged) > 1 else merged[0][1]
 
     def _fill(self, source: Tensor | QuantizedRows, part: str, row: int) -> None:
         rows = self.plan.prepare(self._ops, source, part)
         if isinstance(rows, QuantizedRows):
             self._ops.pack_quantized_(self.weight, rows, row)
         else:
-            check_range(rows, self.weight.dtype, f"{part}.weight")
+            check_range(rows, layout_of_rows(self.weight.layout, row, rows.shape[0]), f"{part}.weight")
             self._ops.pack_rows_(self.weight, rows, row)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -94,10 +94,7 @@ def take(piece: Piece, indices: Tensor) -> Piece:
     """Rows of a piece, ascending; a view of it where they are neighbours."""
     first, last = int(indices[0]), int(indices[-1]) + 1
     chosen = slice(first, last) if last - first == len(indices) else indices
-    if isinstance(piece, QuantizedRows):
-        mins = None if piece.mins is None else piece.mins[chosen]
-        return replace(piece, codes=piece.codes[chosen], scales=piece.scales[chosen], mins=mins)
-    return piece[chosen]
+    return piece.take(chosen) if isinstance(piece, QuantizedRows) else piece[chosen]
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,7 @@ class BaseModelForCausalLM(Layer):
         needed, available = self.planned_nbytes(self.ops, self.dtype), available_memory_bytes()
         if needed > available:
             kind, narrower = f"as {str(self.dtype).removeprefix('torch.')}", ""
-            if any(matrix.plan.layout for matrix in self.matrices()):
+            if any(matrix.plan.layouts for matrix in self.matrices()):
                 kind = "as they are quantised"
             elif self.dtype == torch.float32:
                 narrower = "load with dtype=bfloat16, which takes half, or quantization='int4', an eighth; or "
@@ -309,9 +309,9 @@ class BaseModelForCausalLM(Layer):
 def _equal(a: Tensor | QuantizedRows, b: Tensor | QuantizedRows) -> bool:
     """Of tensors of the same dtype and shape, or rows in the same layout."""
     if isinstance(a, QuantizedRows):
-        pairs = ((a.codes, b.codes), (a.scales, b.scales), (a.mins, b.mins), (a.order, b.order))
         return all(
-            one is other or (one is not None and other is not None and torch.equal(one, other)) for one, other in pairs
+            one is other or (one is not None and other is not None and torch.equal(one, other))
+            for one, other in zip(a.tensors(), b.tensors())
         )
     return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
 

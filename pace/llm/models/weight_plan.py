@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead, WeightPlan
-from pace.ops.weight_layout import WeightLayout, common_layout
+from pace.ops.weight_layout import WeightLayout
 from pace.quant import Format, QuantizationConfig
 
 
@@ -49,7 +49,7 @@ def plan_weights(
     for matrix in matrices:
         matrix.plan = _plan(matrix, formats, stored, apart)
     return warnings + [
-        f"{parts} are one matrix here, which nothing but floats can hold: it has the values of the quantised ones, and the size of floats"
+        f"{parts} are one matrix here, whose inputs have one order: it has the values of the quantised ones, and the size of floats"
         for parts in apart
     ]
 
@@ -62,29 +62,31 @@ def _kind(matrix: Linear) -> str:
 def _plan(
     matrix: Linear, formats: Mapping[str, Format], stored: Mapping[str, StoredQuantized], apart: dict[str, None]
 ) -> WeightPlan:
-    """Parts that no one layout holds become floats; what they are is added to `apart`."""
-    wanted = {part: formats[part] for part in matrix.parts if part in formats}
+    """Parts whose columns come in different orders become floats, and so do gate and up where they cannot be two parts;
+    what they are is added to `apart`."""
+    wanted = {part: formats[part].for_width(matrix.k) for part in matrix.parts if part in formats}
     found = [
         stored.get(matrix.tensor(part)) or (StoredQuantized(wanted[part].layout, None) if part in wanted else None)
         for part in matrix.parts
     ]
     if not any(found):
         return WeightPlan()
-    layout = common_layout(part.layout for part in found) if all(found) and _same_order(found) else None
-    if layout is None:
-        apart[
-            ", ".join(
-                f"{name.rpartition('.')[2]} ({part.layout if part else 'floats'})"
-                for name, part in zip(matrix.parts, found)
-            )
-        ] = None
-        return WeightPlan(formats=wanted)
-    return WeightPlan(layout, wanted, found[0].order)
+    layouts = {name: part.layout for name, part in zip(matrix.parts, found) if part}
+    plan = WeightPlan(layouts, wanted, next(part for part in found if part).order)
+    if _same_order(found) and (not matrix.glu or len(matrix.parts) <= 2):
+        return plan
+    apart[
+        ", ".join(
+            f"{name.rpartition('.')[2]} ({part.layout if part else 'floats'})"
+            for name, part in zip(matrix.parts, found)
+        )
+    ] = None
+    return WeightPlan(formats=wanted)
 
 
-def _same_order(parts: list[StoredQuantized]) -> bool:
-    first = parts[0].order
+def _same_order(parts: list[StoredQuantized | None]) -> bool:
+    orders = [part and part.order for part in parts]
+    first = orders[0]
     return all(
-        part.order is first or (part.order is not None and first is not None and torch.equal(part.order, first))
-        for part in parts
+        order is first or (order is not None and first is not None and torch.equal(order, first)) for order in orders
     )

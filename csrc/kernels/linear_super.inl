@@ -1,0 +1,138 @@
+// Matrix product of quantised activations with weights in super-blocks, for a range of rows and panels.
+//
+// SHAPES, DEFINITION, NUMERICS  those of super_blocks.inl.
+//
+// WHY THIS WAY  Few rows are bound by memory: a tile is up to kSuperRows rows x 1 panel, which is read front to back, and codes are decoded
+//             in registers. Two tiles find the panel in cache. More rows multiply codes that were unpacked once:
+//             linear_super_many.inl.
+
+constexpr int kSuperRows = PACE_ISA_LEVEL == 0 ? 2 : 4;  // of a tile
+constexpr int kFewSuperRows = 2 * kSuperRows;
+
+// 32 k from `unit` on, whose codes are at p.
+template <class Codes, int R>
+PACE_INLINE void add_unit(const Codes& codes, const uint8_t* p, const int8_t* group_scales, const InputCode* x,
+                          int64_t x_stride, I32 (&total)[R][kVectors]) {
+    using Sum = typename Codes::Sum;
+    unrolled<8 / Codes::kSumSteps>([&](auto part) __attribute__((always_inline)) {
+        constexpr int kFirst = part * Codes::kSumSteps, kGroup = kFirst / Codes::kGroupSteps;
+        Sum sums[R][kVectors];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = Sum{};
+        unrolled<Codes::kSumSteps>([&](auto step) __attribute__((always_inline)) {
+            constexpr int s = kFirst + step;
+            typename Codes::Weight weights[kVectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) weights[v] = Codes::template step<s>(codes, p + v * kVectorBytes);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const auto input = broadcast_input(x + r * x_stride + 4 * s);
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v], input);
+            }
+        });
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const I32 scale = scale_of<Sum>(load_int(group_scales + kGroup * 16 + v * kLanes));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) total[r][v] = add_scaled(total[r][v], sums[r][v], scale);
+        }
+    });
+}
+
+// One tile: R rows x one panel.
+template <class Codes, int R>
+[[gnu::noinline]] static void super_tile(const Codes& codes_of_weight, const PackedHeader& h, int64_t panel,
+                                         const char* x, int64_t x_stride, float* out, int64_t out_stride) {
+    constexpr int kUnitBytes = Codes::kUnitBytes, kUnitsOfHalf = 4;
+    const Codes codes = codes_of_weight;  // in registers
+    const SuperInputs inputs(h, x, x_stride);
+    const uint8_t* p = (const uint8_t*)h.panel(panel);
+    const int64_t super_blocks = h.k / kSuperBlock, super_block_bytes = h.super_block_bytes();
+    const bool has_mins = h.has_mins, has_offset = codes.offset != 0;
+    F32 sum[R][kVectors] = {};
+    for (int64_t b = 0; b < super_blocks; ++b, p += super_block_bytes) {
+        const SuperHead<Codes> head(h, p);
+        const uint8_t* unit = head.codes;
+        for (int half = 0; half < 2; ++half) {
+            const int64_t c = 2 * b + half;
+            const int first_group = half * Codes::kGroups / 2;
+            I32 total[R][kVectors];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) total[r][v] = broadcast_int(0);
+#pragma GCC unroll 1
+            for (int u = 0; u < kUnitsOfHalf; ++u, unit += kUnitBytes) {
+                if constexpr (R > 1 || kOneRowIsSlow)
+#pragma GCC unroll 8
+                    for (int line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(unit + line + kPrefetchBytes);
+                add_unit<Codes, R>(codes, unit, head.group_scales + (first_group + u * (32 / Codes::kGroup)) * 16,
+                                   inputs.codes + 128 * c + 32 * u, inputs.codes_stride, total);
+            }
+            const int8_t* const numbers = (has_mins ? head.group_mins : head.group_scales) + first_group * 16;
+            I32 numbers_of[kUnitsOfHalf][kVectors];
+            if (has_mins || has_offset)
+#pragma GCC unroll 8
+                for (int j = 0; j < kUnitsOfHalf; ++j)
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; ++v) numbers_of[j][v] = numbers_of_sums<Codes>(numbers, j, v);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                I32 sums[kVectors];
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) sums[v] = broadcast_int(0);
+                if (has_mins || has_offset)
+#pragma GCC unroll 8
+                    for (int j = 0; j < kUnitsOfHalf; ++j) {
+                        const I32 of_inputs = broadcast_sums(inputs.sums + 8 * c + r * inputs.sums_stride, j);
+#pragma GCC unroll 4
+                        for (int v = 0; v < kVectors; ++v) sums[v] = add_pairs(sums[v], numbers_of[j][v], of_inputs);
+                    }
+                add_half(total[r], sums, codes.offset, head.scales, has_mins ? head.mins : nullptr,
+                         inputs.scales[c + r * inputs.scales_stride], sum[r]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(out + r * out_stride + v * kLanes, sum[r][v]);
+}
+
+template <class Codes, int R = 1>
+static void super_rows(int64_t rows, const Codes& codes, const PackedHeader& h, int64_t panel, const char* x,
+                       int64_t x_stride, float* out, int64_t out_stride) {
+    if constexpr (R < kSuperRows)
+        if (rows != R) return super_rows<Codes, R + 1>(rows, codes, h, panel, x, x_stride, out, out_stride);
+    super_tile<Codes, R>(codes, h, panel, x, x_stride, out, out_stride);
+}
+
+template <class Codes>
+static void linear_super_codes(const QuantizedLinearArgs& a) {
+    if (a.rows > kFewSuperRows) return linear_super_many<Codes>(a);
+    const Codes codes(*a.weight);
+    for (int64_t panel = 0; panel < a.panel_count; ++panel)
+        for_tiles(a.rows, kSuperRows, [&](int64_t row, int64_t rows) {
+            super_rows(rows, codes, *a.weight, a.first_panel + panel, (const char*)a.x + row * a.x_stride, a.x_stride,
+                       a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
+        });
+}
+
+static void linear_super(const QuantizedLinearArgs& a) {
+    switch (a.weight->bits) {
+        case 2:
+            return linear_super_codes<SuperCodes<2>>(a);
+        case 3:
+            return linear_super_codes<SuperCodes<3>>(a);
+        case 4:
+            return a.weight->has_even_levels() ? linear_super_codes<SuperCodes<4>>(a)
+                                               : linear_super_codes<SuperCodes<4, true>>(a);
+        case 5:
+            return linear_super_codes<SuperCodes<5>>(a);
+        default:
+            return linear_super_codes<SuperCodes<6>>(a);
+    }
+}

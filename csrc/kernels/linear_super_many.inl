@@ -1,0 +1,197 @@
+// Matrix product of quantised activations with weights in super-blocks, for many rows.
+//
+// SHAPES, DEFINITION, NUMERICS  those of super_blocks.inl.
+//
+// LAYOUT      A block: some super-blocks of a panel as the table multiplies them. Codes a byte each, [k / 4][16][4]; of each group
+//             its scales [16]; of each 32 k the numbers [16] that sums of inputs are multiplied with; of each 128 k scales [16] in fp32.
+//
+// WHY THIS WAY  As linear_quantized_many.inl: unpacking counts for little where a block stays in the first-level cache while all rows
+//             pass over it, and a tile has registers for its sums.
+//     avx2     6 rows x 1 panel   12 sums of 16 bits, 2 weights, an input, a product: all 16 registers; totals are in memory, and are
+//                                 added to once for each group
+//              4 rows x 1 panel   of 6 bits, whose sums go to totals every 8 k; and of levels
+//     avx512   6 rows x 2 panels  12 sums, 12 totals, 2 weights, an input: 27 of 32 registers
+
+constexpr int kSuperBlocksAtOnce = kManyPanels == 1 ? 4 : 2;
+
+struct UnpackedSuperBlocks {
+    static constexpr int kMaxK = kSuperBlocksAtOnce * int(kSuperBlock);
+    alignas(64) uint8_t codes[16 * kMaxK];
+    alignas(64) int32_t group_scales[kMaxK / 16][16], numbers[kMaxK / 32][16];
+    alignas(64) float scales[kMaxK / 128][16], mins[kMaxK / 128][16];
+};
+
+// How unpacked codes are multiplied. With vpdpbusd levels are codes like others, moved by an offset.
+template <class Codes>
+struct UnpackedSuper {
+    static constexpr bool kSigned = !Codes::kUnsigned && kSignedOffset == 0;
+    using Sum = std::conditional_t<kSigned, SignedSum, NibbleSum>;
+    static constexpr int kSumSteps = Codes::kSumSteps, kGroupSteps = Codes::kGroupSteps, kGroup = Codes::kGroup;
+    static constexpr int kRows = PACE_ISA_LEVEL == 0 ? 2 : kSigned || kSumSteps < kGroupSteps / 2 + 1 ? 4 : 6;
+    PACE_INLINE auto weight(const uint8_t* p) {
+        if constexpr (kSigned)
+            return of_signed(load_bytes(p));
+        else
+            return of_nibbles(load_bytes(p));
+    }
+};
+
+PACE_INLINE void store_int(int32_t* p, I32 a) { store((float*)p, from_bits(a)); }
+PACE_INLINE I32 load_int(const int32_t* p) { return bits(load((const float*)p)); }
+
+// Super-blocks [first, end) of a panel.
+template <class Codes>
+static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64_t panel, int64_t first, int64_t end,
+                                UnpackedSuperBlocks& block) {
+    using Unpacked = UnpackedSuper<Codes>;
+    const uint8_t* p = (const uint8_t*)h.panel(panel) + first * h.super_block_bytes();
+    uint8_t* out = block.codes;
+    for (int64_t b = 0; b < end - first; ++b, p += h.super_block_bytes()) {
+        const SuperHead<Codes> head(h, p);
+        const int8_t* const numbers = h.has_mins ? head.group_mins : head.group_scales;
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const int lane = v * kLanes;
+            for (int half = 0; half < 2; ++half) {
+                store(block.scales[2 * b + half] + lane, head.scales[v]);
+                store(block.mins[2 * b + half] + lane, head.mins[v]);
+            }
+            for (int g = 0; g < Codes::kGroups; ++g)
+                store_int(block.group_scales[b * Codes::kGroups + g] + lane,
+                          scale_of<typename Unpacked::Sum>(load_int(head.group_scales + g * 16 + lane)));
+            for (int half = 0; half < 2; ++half)
+                for (int j = 0; j < 4; ++j)
+                    store_int(block.numbers[8 * b + 4 * half + j] + lane,
+                              numbers_of_sums<Codes>(numbers + half * Codes::kGroups / 2 * 16, j, v));
+        }
+        const uint8_t* unit = head.codes;
+        for (int u = 0; u < 8; ++u, unit += Codes::kUnitBytes, out += 8 * 64) {
+#pragma GCC unroll 8
+            for (int line = 0; line < Codes::kUnitBytes; line += 64) __builtin_prefetch(unit + line + kPrefetchBytes);
+            unrolled<8>([&](auto s) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v)
+                    store_bytes(out + s * 64 + v * kVectorBytes, Codes::template bytes<s>(codes, unit + v * kVectorBytes));
+            });
+        }
+    }
+}
+
+// One tile: R rows x P panels over `halves` times 128 k, those of `blocks`, from half `first` of the inputs on. Adds to
+// `out` unless that is 0.
+template <class Codes, int R, int P>
+[[gnu::noinline]] static void unpacked_super_tile(const PackedHeader& h, const UnpackedSuperBlocks* blocks,
+                                                  const char* x, int64_t x_stride, int64_t first, int64_t halves,
+                                                  int32_t offset, float* out, int64_t out_stride) {
+    using Unpacked = UnpackedSuper<Codes>;
+    using Sum = typename Unpacked::Sum;
+    constexpr int kSums = P * kVectors, kGroupsOfHalf = 128 / Unpacked::kGroup;
+    const SuperInputs inputs(h, x, x_stride);
+    const bool has_mins = h.has_mins;
+    for (int64_t c = 0; c < halves; ++c) {
+        I32 total[R][kSums];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int v = 0; v < kSums; ++v) total[r][v] = broadcast_int(0);
+        const InputCode* codes_of_x = inputs.codes + 128 * (first + c);
+        const uint8_t* codes = blocks->codes + c * 128 * 16;
+#pragma GCC unroll 1
+        for (int g = 0; g < kGroupsOfHalf; ++g)
+#pragma GCC unroll 1
+            for (int part = 0; part < Unpacked::kGroupSteps; part += Unpacked::kSumSteps) {
+                Sum sums[R][kSums];
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+                    for (int v = 0; v < kSums; ++v) sums[r][v] = Sum{};
+#pragma GCC unroll 8
+                for (int s = 0; s < Unpacked::kSumSteps; ++s, codes += 64, codes_of_x += 4) {
+                    decltype(Unpacked::weight(codes)) weights[kSums];
+#pragma GCC unroll 16
+                    for (int v = 0; v < kSums; ++v)
+                        weights[v] = Unpacked::weight(codes + v / kVectors * sizeof(UnpackedSuperBlocks) +
+                                                      v % kVectors * kVectorBytes);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) {
+                        const auto input = broadcast_input(codes_of_x + r * inputs.codes_stride);
+#pragma GCC unroll 16
+                        for (int v = 0; v < kSums; ++v) sums[r][v] = dot(sums[r][v], weights[v], input);
+                    }
+                }
+#pragma GCC unroll 16
+                for (int v = 0; v < kSums; ++v) {
+                    const I32 scale =
+                        load_int(blocks[v / kVectors].group_scales[c * kGroupsOfHalf + g] + v % kVectors * kLanes);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) total[r][v] = add_scaled(total[r][v], sums[r][v], scale);
+                }
+            }
+        F32 scales[kSums], mins[kSums];
+#pragma GCC unroll 16
+        for (int v = 0; v < kSums; ++v) {
+            scales[v] = load(blocks[v / kVectors].scales[c] + v % kVectors * kLanes);
+            mins[v] = load(blocks[v / kVectors].mins[c] + v % kVectors * kLanes);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            I32 sums[kSums];
+            F32 row[kSums];
+#pragma GCC unroll 16
+            for (int v = 0; v < kSums; ++v) {
+                sums[v] = broadcast_int(0);
+                row[v] = first + c == 0 ? zero() : load(out + r * out_stride + v * kLanes);
+            }
+            if (has_mins || offset)
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j) {
+                    const I32 of_inputs = broadcast_sums(inputs.sums + 8 * (first + c) + r * inputs.sums_stride, j);
+#pragma GCC unroll 16
+                    for (int v = 0; v < kSums; ++v)
+                        sums[v] = add_pairs(
+                            sums[v], load_int(blocks[v / kVectors].numbers[4 * c + j] + v % kVectors * kLanes),
+                            of_inputs);
+                }
+            add_half(total[r], sums, offset, scales, has_mins ? mins : nullptr,
+                     inputs.scales[first + c + r * inputs.scales_stride], row);
+#pragma GCC unroll 16
+            for (int v = 0; v < kSums; ++v) store(out + r * out_stride + v * kLanes, row[v]);
+        }
+    }
+}
+
+// `rows` rows, at most those of a tile, x `panels` panels, at most kManyPanels.
+template <class Codes, int R = 1>
+static void unpacked_super_rows(int64_t rows, const PackedHeader& h, const UnpackedSuperBlocks* blocks, int64_t panels,
+                                const char* x, int64_t x_stride, int64_t first, int64_t halves, int32_t offset,
+                                float* out, int64_t out_stride) {
+    if constexpr (R < UnpackedSuper<Codes>::kRows)
+        if (rows != R)
+            return unpacked_super_rows<Codes, R + 1>(rows, h, blocks, panels, x, x_stride, first, halves, offset, out,
+                                                     out_stride);
+    if (panels == kManyPanels)
+        unpacked_super_tile<Codes, R, kManyPanels>(h, blocks, x, x_stride, first, halves, offset, out, out_stride);
+    else
+        unpacked_super_tile<Codes, R, 1>(h, blocks, x, x_stride, first, halves, offset, out, out_stride);
+}
+
+template <class Codes>
+static void linear_super_many(const QuantizedLinearArgs& a) {
+    const PackedHeader& h = *a.weight;
+    const Codes codes(h);
+    UnpackedSuperBlocks blocks[kManyPanels];
+    const int64_t super_blocks = h.k / kSuperBlock;
+    for (int64_t b = 0; b < super_blocks; b += kSuperBlocksAtOnce) {
+        const int64_t end = super_blocks - b < kSuperBlocksAtOnce ? super_blocks : b + kSuperBlocksAtOnce;
+        for (int64_t panel = 0; panel < a.panel_count; panel += kManyPanels) {
+            const int64_t panels = a.panel_count - panel < kManyPanels ? a.panel_count - panel : kManyPanels;
+            for (int64_t p = 0; p < panels; ++p)
+                unpack_super_blocks(codes, h, a.first_panel + panel + p, b, end, blocks[p]);
+            for_tiles(a.rows, UnpackedSuper<Codes>::kRows, [&](int64_t row, int64_t rows) {
+                unpacked_super_rows<Codes>(rows, h, blocks, panels, (const char*)a.x + row * a.x_stride, a.x_stride,
+                                           2 * b, 2 * (end - b), codes.offset,
+                                           a.sums + row * a.sums_stride + panel * 16, a.sums_stride);
+            });
+        }
+    }
+}

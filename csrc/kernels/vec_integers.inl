@@ -1,0 +1,108 @@
+// Whole numbers in lanes, and fields of bytes: what scales of super-blocks are multiplied with.
+//
+//   multiply(a, b)                     the low 32 bits of products
+//   add_pairs(total, a, b)             total + a0 b0 + a1 b1, of the two signed 16 bits in each lane
+//   load_int(p)                        kLanes int8_t at p
+//   broadcast_bytes(b), |, -          of bytes
+//   shifted_field<from, bits, to>(b)   of each byte its bits from `from` on, moved to begin at bit `to`; the others are zero
+#if PACE_ISA_EMULATED
+
+PACE_INLINE I32 multiply(I32 a, I32 b) {
+    for (int i = 0; i < kLanes; ++i) a.v[i] = int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]));
+    return a;
+}
+PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) {
+    for (int i = 0; i < kLanes; ++i)
+        total.v[i] += int16_t(a.v[i]) * int16_t(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
+    return total;
+}
+PACE_INLINE I32 load_int(const int8_t* p) {
+    I32 result;
+    for (int i = 0; i < kLanes; ++i) result.v[i] = p[i];
+    return result;
+}
+PACE_INLINE Bytes broadcast_bytes(uint8_t byte) {
+    Bytes result;
+    memset(result.v, byte, sizeof result.v);
+    return result;
+}
+PACE_INLINE Bytes operator|(Bytes a, Bytes b) {
+    for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
+    return a;
+}
+PACE_INLINE Bytes operator-(Bytes a, Bytes b) {
+    for (int i = 0; i < 64; ++i) a.v[i] = uint8_t(a.v[i] - b.v[i]);
+    return a;
+}
+template <int from, int bits, int to>
+PACE_INLINE Bytes shifted_field(Bytes a) {
+    for (int i = 0; i < 64; ++i) a.v[i] = uint8_t((a.v[i] >> from & ((1 << bits) - 1)) << to);
+    return a;
+}
+
+#elif PACE_ISA_LEVEL >= 2
+
+PACE_INLINE I32 multiply(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+#if PACE_ISA_LEVEL >= 3
+PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm512_dpwssd_epi32(total.v, a.v, b.v)}; }
+#else
+PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) {
+    return {_mm512_add_epi32(total.v, _mm512_madd_epi16(a.v, b.v))};
+}
+#endif
+PACE_INLINE I32 load_int(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm512_set1_epi8((char)byte)}; }
+PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+PACE_INLINE Bytes operator-(Bytes a, Bytes b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+template <int from, int bits, int to>
+PACE_INLINE Bytes shifted_field(Bytes a) {
+    constexpr int kMask = ((1 << bits) - 1) << to;
+    if constexpr (from > to) a.v = _mm512_srli_epi16(a.v, from - to);
+    if constexpr (from < to) a.v = _mm512_slli_epi16(a.v, to - from);
+    return {_mm512_and_si512(a.v, _mm512_set1_epi8((char)kMask))};
+}
+
+#elif PACE_ISA_LEVEL == 1
+
+PACE_INLINE I32 multiply(I32 a, I32 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
+PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) {
+    return {_mm256_add_epi32(total.v, _mm256_madd_epi16(a.v, b.v))};
+}
+PACE_INLINE I32 load_int(const int8_t* p) { return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))}; }
+PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm256_set1_epi8((char)byte)}; }
+PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
+PACE_INLINE Bytes operator-(Bytes a, Bytes b) { return {_mm256_sub_epi8(a.v, b.v)}; }
+template <int from, int bits, int to>
+PACE_INLINE Bytes shifted_field(Bytes a) {
+    constexpr int kMask = ((1 << bits) - 1) << to;
+    if constexpr (from > to) a.v = _mm256_srli_epi16(a.v, from - to);
+    if constexpr (from < to) a.v = _mm256_slli_epi16(a.v, to - from);
+    return {_mm256_and_si256(a.v, _mm256_set1_epi8((char)kMask))};
+}
+
+#else
+
+// SSE2 multiplies every other lane only.
+PACE_INLINE I32 multiply(I32 a, I32 b) {
+    const __m128i even = _mm_mul_epu32(a.v, b.v), odd = _mm_mul_epu32(_mm_srli_epi64(a.v, 32), _mm_srli_epi64(b.v, 32));
+    return {_mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08))};
+}
+PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm_add_epi32(total.v, _mm_madd_epi16(a.v, b.v))}; }
+PACE_INLINE I32 load_int(const int8_t* p) {
+    int32_t bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    const __m128i four = _mm_cvtsi32_si128(bytes), pairs = _mm_unpacklo_epi8(four, four);
+    return {_mm_srai_epi32(_mm_unpacklo_epi16(pairs, pairs), 24)};
+}
+PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm_set1_epi8((char)byte)}; }
+PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm_or_si128(a.v, b.v)}; }
+PACE_INLINE Bytes operator-(Bytes a, Bytes b) { return {_mm_sub_epi8(a.v, b.v)}; }
+template <int from, int bits, int to>
+PACE_INLINE Bytes shifted_field(Bytes a) {
+    constexpr int kMask = ((1 << bits) - 1) << to;
+    if constexpr (from > to) a.v = _mm_srli_epi16(a.v, from - to);
+    if constexpr (from < to) a.v = _mm_slli_epi16(a.v, to - from);
+    return {_mm_and_si128(a.v, _mm_set1_epi8((char)kMask))};
+}
+
+#endif

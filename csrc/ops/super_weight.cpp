@@ -1,0 +1,150 @@
+// Weights in super-blocks: from codes, scales of groups and of super-blocks to panels, and rows of them back to numbers.
+// Every table reads the same bytes, so this is plain C++. The layout is drawn in pace/types.h and kernels/planes.inl.
+//
+// NUMERICS  Everything is kept as it is. What a row unpacks to is rounded once, when a minimum is added: the products before
+//           that are exact in fp32.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "pace/convert.h"
+#include "quantized_weight.h"
+
+namespace pace {
+
+namespace {
+
+constexpr int kUnit = 32, kUnits = int(kSuperBlock) / kUnit, kSteps = 8;
+
+// Where the bits of a step's codes lie in a unit: low and high ones.
+struct Field {
+    int line, shift, mask;
+};
+struct Fields {
+    Field low, high;
+    int low_bits;
+};
+Fields fields_of_step(int bits, int step) {
+    const int low = bits <= 3 ? 2 : 4, high = bits - low;
+    return {{step * low / 8, step * low % 8, (1 << low) - 1},
+            {low + step * high / 8, step * high % 8, (1 << high) - 1},
+            low};
+}
+
+// Codes of a unit of one row, whose first byte in a panel is at `out`.
+void pack_unit(const uint8_t* codes, int bits, uint8_t* out) {
+    for (int i = 0; i < 4; ++i) {
+        uint8_t lines[6] = {};
+        for (int step = 0; step < kSteps; ++step) {
+            const Fields f = fields_of_step(bits, step);
+            const int code = codes[4 * step + i];
+            lines[f.low.line] |= uint8_t((code & f.low.mask) << f.low.shift);
+            if (f.high.mask) lines[f.high.line] |= uint8_t((code >> f.low_bits & f.high.mask) << f.high.shift);
+        }
+        for (int line = 0; line < bits; ++line) out[64 * line + i] = lines[line];
+    }
+}
+
+int code_of_unit(const uint8_t* unit, int bits, int k) {
+    const Fields f = fields_of_step(bits, k / 4);
+    const uint8_t* const at = unit + k % 4;
+    const int low = at[64 * f.low.line] >> f.low.shift & f.low.mask;
+    return f.high.mask ? low | (at[64 * f.high.line] >> f.high.shift & f.high.mask) << f.low_bits : low;
+}
+
+// Whole numbers of a super-block's groups, scales before minima: from one row to its bytes in a panel, every sixteenth from
+// `out` on, and back.
+void pack_group_scales(const PackedHeader& h, const int8_t* scales, const int8_t* mins, uint8_t* out) {
+    const int groups = int(kSuperBlock / h.group);
+    if (h.group_scales == GroupScales::Bytes) {
+        for (int g = 0; g < groups; ++g) out[16 * g] = uint8_t(scales[g]);
+    } else if (h.group_scales == GroupScales::NibblePairs) {
+        for (int g = 0; g < groups; ++g) out[16 * g] = uint8_t((scales[g] & 15) | mins[g] << 4);
+    } else {
+        const int numbers = groups * (1 + h.has_mins), quarter = numbers / 4;
+        const auto number = [&](int j) { return (j < groups ? scales[j] : mins[j - groups]) & 63; };
+        for (int row = 0; row < 3; ++row)
+            for (int q = 0; q < quarter; ++q)
+                out[16 * (row * quarter + q)] =
+                    uint8_t(number(row * quarter + q) | (number(3 * quarter + q) >> 2 * row & 3) << 6);
+    }
+}
+
+void unpack_group_scales(const PackedHeader& h, const uint8_t* bytes, int* scales, int* mins) {
+    const int groups = int(kSuperBlock / h.group);
+    for (int g = 0; g < groups; ++g) mins[g] = 0;
+    if (h.group_scales == GroupScales::Bytes) {
+        for (int g = 0; g < groups; ++g) scales[g] = int8_t(bytes[16 * g]);
+    } else if (h.group_scales == GroupScales::NibblePairs) {
+        for (int g = 0; g < groups; ++g) scales[g] = bytes[16 * g] & 15, mins[g] = bytes[16 * g] >> 4;
+    } else {
+        const int numbers = groups * (1 + h.has_mins), quarter = numbers / 4;
+        for (int j = 0; j < numbers; ++j) {
+            int number = 0;
+            if (j < 3 * quarter) {
+                number = bytes[16 * j] & 63;
+            } else {
+                for (int row = 0; row < 3; ++row)
+                    number |= bytes[16 * (row * quarter + j % quarter)] >> 6 << 2 * row;
+            }
+            if (!h.has_mins) number = (number ^ 32) - 32;
+            (j < groups ? scales[j] : mins[j - groups]) = number;
+        }
+    }
+}
+
+}  // namespace
+
+void unpack_super_row(const PackedHeader& h, Place place, const int32_t* order, float* out) {
+    const bool even = h.has_even_levels();
+    const int groups = int(kSuperBlock / h.group);
+    const char* block = h.panel(place.panel);
+    for (int64_t first = 0; first < h.k; first += kSuperBlock, block += h.super_block_bytes()) {
+        const F16* const supers = reinterpret_cast<const F16*>(block) + place.row;
+        const float super_scale = to_float(*supers), super_min = h.has_mins ? to_float(supers[kPanelRows]) : 0.0f;
+        const uint8_t* const numbers = reinterpret_cast<const uint8_t*>(block) + h.super_scales_bytes();
+        const uint8_t* const codes = numbers + h.group_scales_bytes() + 4 * place.row;
+        int scales[16], mins[16];
+        unpack_group_scales(h, numbers + place.row, scales, mins);
+        for (int g = 0; g < groups; ++g) {
+            const float scale = float(scales[g]) * super_scale, min = float(mins[g]) * super_min;
+            for (int k = g * int(h.group); k < (g + 1) * int(h.group); ++k) {
+                const int code = code_of_unit(codes + k / kUnit * 64 * h.bits, h.bits, k % kUnit);
+                float value = float(h.bits == 4 && !even ? h.levels[code] : code - h.offset) * scale;
+                if (h.has_mins) value += min;
+                out[order ? order[first + k] : first + k] = value;
+            }
+        }
+    }
+}
+
+void PackSuperOp::prepare(int) {
+    const PackedHeader& h = part_of_rows(weight, row, rows);
+    if (!h.in_super_blocks()) throw std::invalid_argument("this weight is not in super-blocks");
+    weight = const_cast<PackedHeader*>(&h);
+    rows_per_chunk = rows_of_chunk(h);
+    chunk_count = divide_up(rows, rows_per_chunk);
+}
+
+void PackSuperOp::run(int, int64_t chunk, int) const {
+    const PackedHeader& h = *static_cast<const PackedHeader*>(weight);
+    const int64_t groups = kSuperBlock / h.group, supers = h.k / kSuperBlock;
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
+        const Place place = place_of(h, row + r);
+        uint8_t* block = static_cast<uint8_t*>(weight) + (h.panel(place.panel) - static_cast<const char*>(weight));
+        for (int64_t b = 0; b < supers; ++b, block += h.super_block_bytes()) {
+            const int64_t super = r * supers + b;
+            reinterpret_cast<F16*>(block)[place.row] = scales[super];
+            if (h.has_mins) reinterpret_cast<F16*>(block)[kPanelRows + place.row] = mins[super];
+            uint8_t* const numbers = block + h.super_scales_bytes();
+            pack_group_scales(h, group_scales + super * groups, h.has_mins ? group_mins + super * groups : nullptr,
+                              numbers + place.row);
+            uint8_t* const units = numbers + h.group_scales_bytes() + 4 * place.row;
+            for (int u = 0; u < kUnits; ++u)
+                pack_unit(codes + r * codes_stride + b * kSuperBlock + u * kUnit, h.bits, units + u * 64 * h.bits);
+        }
+    }
+}
+
+}  // namespace pace

@@ -1,0 +1,87 @@
+"""Types of ggml with blocks of 32 weights, which have one float16 scale and, of some, one minimum, rounded as llama.cpp
+and the gguf package round. The K types fall back to them where rows are no whole super-blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.ops.weight_layout import SMALL_CODES, WeightLayout
+from pace.quant.format import Format
+
+BLOCK = 32
+
+
+@dataclass(frozen=True)
+class BlockType(Format):
+    """Codes are those of scales and minima before these become float16."""
+
+    code: ClassVar[str]
+    has_mins: ClassVar[bool] = False
+
+    @property
+    def layout(self) -> WeightLayout:
+        return WeightLayout(self.code, BLOCK, self.has_mins, offset=0 if self.has_mins else None)
+
+    def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.has_mins:
+            return affine_block(x, (1 << SMALL_CODES[self.code]) - 1)
+        return symmetric_block(x, 1 << SMALL_CODES[self.code] - 1)
+
+
+def symmetric_block(x: Tensor, half: int) -> tuple[Tensor, Tensor, None]:
+    """The weight of largest magnitude is `half` steps below zero, or above where the scale is negative."""
+    scales = x.gather(-1, x.abs().argmax(-1, keepdim=True)) / -half
+    codes = (x * inverse_of(scales) + (half + 0.5)).trunc_().clamp_(0, 2 * half - 1)
+    return codes, as_half(scales[..., 0]), None
+
+
+def affine_block(x: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`most` steps from the least weight to the largest."""
+    low, high = x.aminmax(dim=-1, keepdim=True)
+    scales = (high - low) / most
+    codes = ((x - low) * inverse_of(scales) + 0.5).trunc_().clamp_(0, most)
+    return codes, as_half(scales[..., 0]), as_half(low[..., 0])
+
+
+def inverse_of(scales: Tensor) -> Tensor:
+    return torch.where(scales == 0, 0.0, 1 / scales)
+
+
+def as_half(scales: Tensor) -> Tensor:
+    """Rounded to float16. Raises ValueError for those that have no place in it."""
+    rounded = scales.half().float()
+    if not rounded.isfinite().all():
+        raise ValueError(
+            f"weights are too large for scales in float16, which reach {scales.abs().max():.4g}; take int8, or leave them as floats by overrides"
+        )
+    return rounded
+
+
+class Q4_0(BlockType):
+    name, code = "q4_0", "int4"
+
+
+class Q4_1(BlockType):
+    name, code, has_mins = "q4_1", "int4", True
+
+
+class Q5_0(BlockType):
+    name, code = "q5_0", "int5"
+
+
+class Q5_1(BlockType):
+    name, code, has_mins = "q5_1", "int5", True
+
+
+class Q8_0(BlockType):
+    name, code = "q8_0", "int8"
+
+    def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor, None]:
+        scales = x.abs().amax(-1, keepdim=True) / 127
+        exact = x * inverse_of(scales)
+        codes = (exact.abs() + 0.5).floor_().clamp_(max=127).copysign_(exact)
+        return codes, as_half(scales[..., 0]), None

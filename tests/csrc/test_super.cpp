@@ -1,0 +1,358 @@
+// Weights in super-blocks, of five bits and in parts: on every table the bits that the definition gives
+// (kernels/super_blocks.inl), at the ends of what codes and scales can be, and as rows of numbers.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "check.h"
+#include "pace/convert.h"
+#include "pace/ops.h"
+
+namespace {
+
+using namespace pace;
+
+constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
+using Memory = std::unique_ptr<void, Free>;
+
+Memory zeros(int64_t bytes) {
+    void* const p = std::aligned_alloc(64, size_t(round_up(bytes, 64)));
+    return Memory(std::memset(p, 0, size_t(bytes)));
+}
+
+struct Named {
+    const char* name;  // ggml's
+    PackedFormat format;
+};
+
+PackedFormat format(Code code, int group, GroupScales scales, bool has_mins, const int8_t* levels = nullptr) {
+    return {.code = code,
+            .group = group,
+            .has_mins = has_mins,
+            .levels = levels,
+            .offset = has_mins ? 0 : -1,
+            .group_scales = scales};
+}
+
+const Named kKinds[] = {{"Q2_K", format(Code::U2, 16, GroupScales::NibblePairs, true)},
+                        {"Q3_K", format(Code::U3, 16, GroupScales::SixBits, false)},
+                        {"Q4_K", format(Code::U4, 32, GroupScales::SixBits, true)},
+                        {"Q5_K", format(Code::U5, 32, GroupScales::SixBits, true)},
+                        {"Q6_K", format(Code::U6, 16, GroupScales::Bytes, false)},
+                        {"IQ4_XS", format(Code::U4, 32, GroupScales::SixBits, false, kUneven)}};
+
+// A packed weight and what it was packed from. At ends: codes and scales of groups are the least or the largest.
+struct Super {
+    int64_t n, k;
+    PackedFormat format;
+    int bits;
+    int64_t groups, supers;                // of a row
+    std::vector<uint8_t> codes;            // [n][k]
+    std::vector<int8_t> scales, mins;      // [n][groups]
+    std::vector<F16> super_scales, super_mins;  // [n][supers]
+    Memory memory;
+
+    Super(int64_t n, int64_t k, const PackedFormat& f, bool at_ends, uint32_t seed, bool glu = false)
+        : n(n), k(k), format(f), bits(code_bits(f.code)), groups(k / f.group), supers(k / kSuperBlock) {
+        std::mt19937 random(seed);
+        const auto number = [&](int low, int high) {
+            return at_ends ? (random() % 2 ? low : high) : low + int(random() % uint32_t(high - low + 1));
+        };
+        const int most = f.group_scales == GroupScales::Bytes         ? 127
+                         : f.group_scales == GroupScales::NibblePairs ? 15
+                         : f.has_mins                                 ? 63
+                                                                      : 31;
+        for (int64_t i = 0; i < n * k; ++i) codes.push_back(uint8_t(number(0, (1 << bits) - 1)));
+        for (int64_t i = 0; i < n * groups; ++i) {
+            scales.push_back(int8_t(number(f.has_mins ? 0 : -most - 1, most)));
+            mins.push_back(int8_t(number(0, most)));
+        }
+        for (int64_t i = 0; i < n * supers; ++i)
+            for (std::vector<F16>* const values : {&super_scales, &super_mins}) {
+                F16 half;
+                from_float(float(int(random() % 2001) - 1000) * 0x1p-12f, half);
+                values->push_back(half);
+            }
+        memory = zeros(packed_bytes(n, k, f, glu));
+        init_packed(memory.get(), n, k, f, glu);
+        pack(memory.get(), 0);
+    }
+
+    // As rows `row` .. of a weight, in pieces that cut panels.
+    void pack(void* weight, int64_t row) const {
+        const int64_t cuts[] = {0, n / 3, n - n / 4, n};
+        for (int piece = 2; piece >= 0; --piece) {
+            const int64_t first = cuts[piece];
+            PackSuperOp op = {weight,
+                              row + first,
+                              cuts[piece + 1] - first,
+                              codes.data() + first * k,
+                              k,
+                              scales.data() + first * groups,
+                              mins.data() + first * groups,
+                              super_scales.data() + first * supers,
+                              super_mins.data() + first * supers,
+                              0,
+                              0};
+            execute(op);
+        }
+    }
+
+    int level(int64_t row, int64_t column) const {
+        const int code = codes[size_t(row * k + column)];
+        return format.levels ? format.levels[code] : code - (format.offset >= 0 ? format.offset : 1 << (bits - 1));
+    }
+    int scale(int64_t row, int64_t column) const { return scales[size_t(row * groups + column / format.group)]; }
+    int min(int64_t row, int64_t column) const { return mins[size_t(row * groups + column / format.group)]; }
+    float super_scale(int64_t row, int64_t column) const {
+        return to_float(super_scales[size_t(row * supers + column / kSuperBlock)]);
+    }
+    float super_min(int64_t row, int64_t column) const {
+        return to_float(super_mins[size_t(row * supers + column / kSuperBlock)]);
+    }
+    float value(int64_t row, int64_t column) const {
+        const float product = float(level(row, column)) * (float(scale(row, column)) * super_scale(row, column));
+        return format.has_mins ? product + float(min(row, column)) * super_min(row, column) : product;
+    }
+};
+
+struct Inputs {
+    int64_t rows, k, stride;
+    std::vector<float> memory;
+    Inputs(int64_t rows, int64_t k, bool at_ends, uint32_t seed)
+        : rows(rows), k(k), stride(k + 5), memory(size_t(rows * stride) + 1, check::kPoison) {
+        const std::vector<float> values = check::heavy_tailed(size_t(rows * k), seed);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < k; ++i) {
+                const float value = values[size_t(r * k + i)];
+                row(r)[i] = at_ends ? std::copysign(3.5f, r % 2 ? value : 1.0f) : value;
+            }
+    }
+    float* row(int64_t r) { return memory.data() + 1 + r * stride; }
+};
+
+std::vector<float> multiply(Inputs& x, const void* weight, int64_t n_out, const float* bias = nullptr) {
+    std::vector<float> out(size_t(x.rows * n_out), check::kPoison);
+    LinearOp op = {};
+    op.x = x.row(0);
+    op.x_stride = x.stride;
+    op.rows = x.rows;
+    op.weight = weight;
+    op.bias = bias;
+    op.out = out.data();
+    execute(op);
+    return out;
+}
+
+// One output, as DEFINITION of kernels/super_blocks.inl says.
+float defined(const float* x, const Super& w, int64_t n) {
+    float sum = 0.0f;
+    for (int64_t begin = 0; begin < w.k; begin += 128) {
+        float largest = 0.0f;
+        for (int64_t k = begin; k < begin + 128; ++k) largest = std::max(largest, std::fabs(x[k]));
+        const float scale = largest / 127.0f;
+        int32_t total = 0, total_of_mins = 0;
+        for (int64_t k = begin; k < begin + 128 && scale > 0; ++k) {
+            const int32_t code = int32_t(std::nearbyint(std::min(127.0f, std::max(-127.0f, x[k] / scale))));
+            total += w.scale(n, k) * w.level(n, k) * code;
+            total_of_mins += w.min(n, k) * code;
+        }
+        sum = std::fma(float(total), w.super_scale(n, begin) * scale, sum);
+        if (w.format.has_mins) sum = std::fma(float(total_of_mins), w.super_min(n, begin) * scale, sum);
+    }
+    return sum;
+}
+
+void check_definition(Inputs& x, const Super& w, const std::string& what) {
+    const std::vector<float> got = multiply(x, w.memory.get(), w.n);
+    bool same = true;
+    for (int64_t r = 0; r < x.rows; ++r)
+        for (int64_t n = 0; n < w.n; ++n)
+            same &= float_bits(got[size_t(r * w.n + n)]) == float_bits(defined(x.row(r), w, n));
+    if (!same)
+        check::fail(__FILE__, __LINE__,
+                    what + " m " + std::to_string(x.rows) + " n " + std::to_string(w.n) + " k " + std::to_string(w.k));
+}
+
+}  // namespace
+
+TEST_TABLES(products_of_super_blocks_have_the_bits_of_their_definition) {
+    const int64_t all_rows[] = {1, 2, 3, 4, 5, 8, 9, 13, 19};
+    size_t turn = 0;
+    for (const Named& kind : kKinds)
+        for (const int64_t n : {1, 16, 50})
+            for (const int64_t k : {256, 512, 768, 1280})
+                for (const bool at_ends : {false, true}) {
+                    turn += 1;
+                    const Super w(n, k, kind.format, at_ends, uint32_t(turn));
+                    Inputs x(all_rows[turn % 9], k, at_ends, uint32_t(turn));
+                    check_definition(x, w, kind.name);
+                }
+}
+
+// Every sum as large as it gets: all codes, all scales and all inputs are the largest.
+TEST_TABLES(sums_of_super_blocks_do_not_overflow) {
+    for (const Named& kind : kKinds)
+        for (const bool least : {false, true})
+            for (const int64_t rows : {1, 11}) {
+                Super w(33, 512, kind.format, true, 1);
+                std::fill(w.codes.begin(), w.codes.end(), uint8_t(least ? 0 : (1 << w.bits) - 1));
+                std::fill(w.scales.begin(), w.scales.end(), least ? *std::min_element(w.scales.begin(), w.scales.end())
+                                                                  : *std::max_element(w.scales.begin(), w.scales.end()));
+                std::fill(w.mins.begin(), w.mins.end(), *std::max_element(w.mins.begin(), w.mins.end()));
+                w.pack(w.memory.get(), 0);
+                Inputs x(rows, 512, true, 2);
+                check_definition(x, w, kind.name);
+            }
+}
+
+TEST_TABLES(inputs_of_super_blocks_that_are_not_finite_spoil_their_row) {
+    for (const Named& kind : kKinds)
+        for (const int64_t rows : {4, 12}) {
+            const Super w(20, 512, kind.format, false, 3);
+            Inputs x(rows, 512, false, 4);
+            const std::vector<float> before = multiply(x, w.memory.get(), 20);
+            x.row(0)[300] = __builtin_nanf("");
+            x.row(1)[511] = HUGE_VALF;
+            std::fill_n(x.row(2), 512, 0.0f);
+            const std::vector<float> got = multiply(x, w.memory.get(), 20);
+            bool right = true;
+            for (size_t n = 0; n < 20; ++n)
+                right &= std::isnan(got[n]) && std::isnan(got[20 + n]) && got[40 + n] == 0.0f &&
+                         got[60 + n] == before[60 + n];
+            CHECK(right);
+        }
+}
+
+TEST(rows_of_super_blocks_come_back_as_they_are) {
+    for (const Named& kind : kKinds)
+        for (const bool at_ends : {false, true})
+            for (const bool glu : {false, true}) {
+                const Super w(34, 512, kind.format, at_ends, 5, glu);
+                std::vector<int32_t> order(512);
+                for (int32_t j = 0; j < 512; ++j) order[size_t(j)] = (j * 37 + 11) % 512;
+                std::vector<float> rows(34 * 512, check::kPoison);
+                GatherOp gather = {w.memory.get(), nullptr, 34, rows.data(), true, 0, order.data(), 0, 0};
+                execute(gather);
+                bool same = true;
+                for (int64_t r = 0; r < 34; ++r)
+                    for (int64_t j = 0; j < 512; ++j)
+                        same &= rows[size_t(r * 512 + order[size_t(j)])] == w.value(r, j);
+                CHECK(same);
+            }
+}
+
+TEST(super_blocks_take_the_bytes_of_ggml) {
+    const int64_t bytes[] = {84, 110, 144, 176, 210, 136};
+    for (size_t i = 0; i < 6; ++i)
+        for (const int64_t k : {256, 512, 4096}) {
+            const int64_t got = packed_bytes(32, k, kKinds[i].format, false);
+            CHECK(got >= 32 * k / 256 * bytes[i] && got <= 32 * k / 256 * bytes[i] + 64 + 2 * 32);
+        }
+}
+
+// A weight of parts gives each part's outputs, as those give them by themselves; few and many rows, one and many chunks.
+TEST_TABLES(parts_of_a_weight_give_what_they_give_alone) {
+    const int64_t k = 512;
+    const Super first(300, k, kKinds[2].format, false, 1), second(70, k, kKinds[4].format, false, 2),
+        third(16, k, kKinds[3].format, false, 3);
+    const PackedFormat floats = {.dtype = DType::BF16};
+    const std::vector<float> dense = check::heavy_tailed(size_t(20 * k), 9);
+    const std::vector<PackedPart> parts = {{300, first.format}, {20, floats}, {70, second.format}, {16, third.format}};
+    const Memory whole = zeros(packed_bytes(parts, k, false)), alone = zeros(packed_bytes(20, k, floats, false));
+    init_packed(whole.get(), parts, k, false);
+    init_packed(alone.get(), 20, k, floats, false);
+    first.pack(whole.get(), 0);
+    second.pack(whole.get(), 320);
+    third.pack(whole.get(), 390);
+    PackOp pack = {whole.get(), 300, 20, dense.data(), DType::F32, k, 0, 0};
+    execute(pack);
+    pack = {alone.get(), 0, 20, dense.data(), DType::F32, k, 0, 0};
+    execute(pack);
+    const std::vector<float> bias = check::heavy_tailed(406, 5);
+    for (const int64_t rows : {1, 3, 9, 40, 200}) {
+        Inputs x(rows, k, false, uint32_t(rows));
+        const std::vector<float> got = multiply(x, whole.get(), 406, bias.data());
+        int64_t column = 0;
+        bool same = true;
+        const auto compare = [&](const void* weight, int64_t n) {
+            const std::vector<float> expected = multiply(x, weight, n, bias.data() + column);
+            for (int64_t r = 0; r < rows; ++r)
+                same &= std::memcmp(&expected[size_t(r * n)], &got[size_t(r * 406 + column)], size_t(n) * 4) == 0;
+            column += n;
+        };
+        compare(first.memory.get(), 300);
+        compare(alone.get(), 20);
+        compare(second.memory.get(), 70);
+        compare(third.memory.get(), 16);
+        if (!same) check::fail(__FILE__, __LINE__, "rows " + std::to_string(rows));
+    }
+    std::vector<float> values(size_t(2 * k));
+    const int64_t ids[] = {319, 391};
+    GatherOp gather = {whole.get(), ids, 2, values.data(), true, 0, nullptr, 0, 0};
+    execute(gather);
+    bool same = true;
+    for (int64_t j = 0; j < k; ++j) {
+        BF16 rounded;
+        from_float(dense[size_t(19 * k + j)], rounded);
+        same &= values[size_t(j)] == to_float(rounded) && values[size_t(k + j)] == third.value(1, j);
+    }
+    CHECK(same);
+}
+
+TEST_TABLES(gate_and_up_of_two_kinds_are_multiplied_as_one_weight) {
+    const int64_t k = 512;
+    for (const int64_t half : {16, 40, 400}) {
+        const Super gate(half, k, kKinds[2].format, false, 1), up(half, k, kKinds[4].format, false, 2);
+        const std::vector<PackedPart> parts = {{half, gate.format}, {half, up.format}};
+        const Memory whole = zeros(packed_bytes(parts, k, true));
+        init_packed(whole.get(), parts, k, true);
+        gate.pack(whole.get(), 0);
+        up.pack(whole.get(), half);
+        for (const int64_t rows : {1, 5, 30}) {
+            Inputs x(rows, k, false, uint32_t(rows));
+            const std::vector<float> of_gate = multiply(x, gate.memory.get(), half),
+                                     of_up = multiply(x, up.memory.get(), half),
+                                     got = multiply(x, whole.get(), half);
+            bool same = true;
+            for (size_t i = 0; i < got.size(); ++i) same &= got[i] == of_gate[i] * of_up[i];
+            CHECK(same);
+        }
+    }
+}
+
+TEST(mistakes_about_super_blocks_and_parts_are_refused) {
+    const auto refused = [](auto&& f) {
+        try {
+            f();
+        } catch (const std::invalid_argument&) {
+            return true;
+        }
+        return false;
+    };
+    const PackedFormat q4 = kKinds[2].format, q6 = kKinds[4].format;
+    PackedFormat by_16 = q4, of_seven = q6, with_mins = q6;
+    by_16.group = 16;
+    of_seven.code = Code::I8;
+    with_mins.has_mins = true;
+    CHECK(refused([&] { packed_bytes(16, 256, by_16, false); }));
+    CHECK(refused([&] { packed_bytes(16, 256, of_seven, false); }));
+    CHECK(refused([&] { packed_bytes(16, 256, with_mins, false); }));
+    CHECK(refused([&] { packed_bytes(16, 128, q4, false); }));
+    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U3, .group = 16}, false); }));
+    CHECK(refused([&] { packed_bytes(16, 256, {.code = Code::U5, .group = 16}, false); }));
+    CHECK(refused([&] { packed_bytes({{16, q4}}, 256, false); }));
+    CHECK(refused([&] { packed_bytes({{16, q4}, {32, q6}}, 256, true); }));
+    const Super w(16, 256, q4, false, 1);
+    const std::vector<PackedPart> parts = {{16, q4}, {16, q6}};
+    const Memory whole = zeros(packed_bytes(parts, 256, false));
+    init_packed(whole.get(), parts, 256, false);
+    CHECK(refused([&] { w.pack(whole.get(), 8); }));
+    CHECK(refused([&] { w.pack(whole.get(), 16 + 8); }));
+    PackQuantizedOp codes = {w.memory.get(), 0, 1, w.codes.data(), 256, nullptr, nullptr, false, 0, 0};
+    CHECK(refused([&] { execute(codes); }));
+}
