@@ -62,7 +62,7 @@ KERNELS = {
 """What `--only` may name -> what is then measured."""
 STORED = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")} | {
     "int8": WeightLayout("int8", None),
-    **{f"{code}:{group}": WeightLayout(code, group) for code in CODES for group in (32, 64, 128)},
+    **{f"{code}:{group}": WeightLayout(code, group) for code in ("int8", "int4", "float8") for group in (32, 64, 128)},
 }
 """What `--dtype` may name -> how weights are stored."""
 LONG_SECONDS, FEW_REPEATS = 2.0, 3

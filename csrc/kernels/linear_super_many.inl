@@ -71,7 +71,8 @@ static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64
             unrolled<8>([&](auto s) __attribute__((always_inline)) {
 #pragma GCC unroll 4
                 for (int v = 0; v < kVectors; ++v)
-                    store_bytes(out + s * 64 + v * kVectorBytes, Codes::template bytes<s>(codes, unit + v * kVectorBytes));
+                    store_bytes(out + s * 64 + v * kVectorBytes,
+                                Codes::template bytes<s>(codes, unit + v * kVectorBytes));
             });
         }
     }
@@ -148,9 +149,9 @@ template <class Codes, int R, int P>
                     const I32 of_inputs = broadcast_sums(inputs.sums + 8 * (first + c) + r * inputs.sums_stride, j);
 #pragma GCC unroll 16
                     for (int v = 0; v < kSums; ++v)
-                        sums[v] = add_pairs(
-                            sums[v], load_int(blocks[v / kVectors].numbers[4 * c + j] + v % kVectors * kLanes),
-                            of_inputs);
+                        sums[v] = add_pairs(sums[v],
+                                            load_int(blocks[v / kVectors].numbers[4 * c + j] + v % kVectors * kLanes),
+                                            of_inputs);
                 }
             add_half(total[r], sums, offset, scales, has_mins ? mins : nullptr,
                      inputs.scales[first + c + r * inputs.scales_stride], row);

@@ -54,8 +54,8 @@ static void unpack_six_bits(const uint8_t* p, int8_t* out) {
     for (int i = 0; i < kRow; i += 8) {
         uint64_t rows[4];
         for (int row = 0; row < 3; ++row) memcpy(rows + row, p + row * kRow + i, 8);
-        rows[3] = (rows[0] >> 6 & every_byte(0x03)) | (rows[1] >> 4 & every_byte(0x0c)) |
-                  (rows[2] >> 2 & every_byte(0x30));
+        rows[3] =
+            (rows[0] >> 6 & every_byte(0x03)) | (rows[1] >> 4 & every_byte(0x0c)) | (rows[2] >> 2 & every_byte(0x30));
         for (int row = 0; row < 4; ++row) {
             const uint64_t numbers = finish(rows[row] & every_byte(0x3f));
             memcpy(out + row * kRow + i, &numbers, 8);

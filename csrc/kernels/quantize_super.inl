@@ -95,7 +95,7 @@ static F16 as_numbers(const float* values, int groups, int most, int8_t* numbers
     for (int g = 1; g < groups; ++g) largest = values[g] > largest ? values[g] : largest;
     F16 super;
     const float step = largest / float(most);
-    from_float(step > 0.0f ? step : 0.0f, super);
+    from_float(largest > 0.0f ? step : 0.0f, super);
     const float inverse = float(most) / (largest > 0.0f ? largest : 1.0f);
     for (int g = 0; g < groups; ++g) {
         const float number = __builtin_rintf(inverse * values[g]);
@@ -110,8 +110,8 @@ PACE_INLINE bool is_finite(F16 half) { return (half.bits & 0x7c00) != 0x7c00; }
 PACE_INLINE void super_codes(const float* x, int group, float scale, float low, float least, float most, float offset,
                              int8_t* codes) {
     for (int i = 0; i < group; i += kLanes) {
-        const F32 code = scale == 0.0f ? zero()
-                                       : rounded_within((load(x + i) + broadcast(low)) / broadcast(scale), least, most);
+        const F32 code =
+            scale == 0.0f ? zero() : rounded_within((load(x + i) + broadcast(low)) / broadcast(scale), least, most);
         store(codes + i, code + broadcast(offset));
     }
 }
@@ -195,6 +195,8 @@ static bool quantize_symmetric_super_block(bool six, const float* x, int8_t* cod
     const float half = six ? 32.0f : 4.0f, most = six ? 128.0f : 32.0f;
     float of_groups[kGroups];
     for (int g = 0; g < kGroups; ++g) of_groups[g] = six ? fit_q6(x + g * kGroup) : fit_q3(x + g * kGroup);
+    for (const float scale : of_groups)
+        if (!(__builtin_fabsf(scale) <= 3.4e38f)) return false;
     const float largest = largest_of(of_groups, kGroups);
     const bool some = __builtin_fabsf(largest) >= kLeastScale;
     const float inverse = -most / (some ? largest : 1.0f);

@@ -60,7 +60,7 @@ struct SuperCodes {
 // What a super-block begins with.
 template <class Codes>
 struct SuperHead {
-    F32 scales[kVectors], mins[kVectors];  // of groups' scales and minima
+    F32 scales[kVectors], mins[kVectors];     // of groups' scales and minima
     const int8_t *group_scales, *group_mins;  // [groups][16]
     const uint8_t* codes;
     alignas(64) int8_t numbers[2][16 * 16];

@@ -12,8 +12,7 @@ PACE_INLINE I32 multiply(I32 a, I32 b) {
     return a;
 }
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) {
-    for (int i = 0; i < kLanes; ++i)
-        total.v[i] += int16_t(a.v[i]) * int16_t(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
+    for (int i = 0; i < kLanes; ++i) total.v[i] += int16_t(a.v[i]) * int16_t(b.v[i]) + (a.v[i] >> 16) * (b.v[i] >> 16);
     return total;
 }
 PACE_INLINE I32 load_int(const int8_t* p) {
@@ -46,9 +45,7 @@ PACE_INLINE I32 multiply(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; 
 #if PACE_ISA_LEVEL >= 3
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm512_dpwssd_epi32(total.v, a.v, b.v)}; }
 #else
-PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) {
-    return {_mm512_add_epi32(total.v, _mm512_madd_epi16(a.v, b.v))};
-}
+PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm512_add_epi32(total.v, _mm512_madd_epi16(a.v, b.v))}; }
 #endif
 PACE_INLINE I32 load_int(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm512_set1_epi8((char)byte)}; }
@@ -65,9 +62,7 @@ PACE_INLINE Bytes shifted_field(Bytes a) {
 #elif PACE_ISA_LEVEL == 1
 
 PACE_INLINE I32 multiply(I32 a, I32 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
-PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) {
-    return {_mm256_add_epi32(total.v, _mm256_madd_epi16(a.v, b.v))};
-}
+PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm256_add_epi32(total.v, _mm256_madd_epi16(a.v, b.v))}; }
 PACE_INLINE I32 load_int(const int8_t* p) { return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))}; }
 PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm256_set1_epi8((char)byte)}; }
 PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }

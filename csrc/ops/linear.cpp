@@ -84,9 +84,7 @@ void LinearOp::prepare(int threads) {
     cut_panels(threads);
 
     const bool as_they_are = kinds.size() == 1 && !kinds[0].rounds && !kinds[0].quantizes && !order && !norm;
-    inputs = as_they_are                ? Inputs::Plain
-             : rows > kMaxRowsPerThread ? Inputs::Shared
-                                        : Inputs::PerThread;
+    inputs = as_they_are ? Inputs::Plain : rows > kMaxRowsPerThread ? Inputs::Shared : Inputs::PerThread;
     rows_per_input_chunk = std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, k));
     input_chunks = inputs == Inputs::Shared ? divide_up(rows, rows_per_input_chunk) : 0;
     prepared.assign(inputs == Inputs::PerThread ? threads : 0,
@@ -114,8 +112,8 @@ void LinearOp::add_part(const PackedHeader& part) {
         const bool rounds = table->rounds_inputs && part.dtype == DType::BF16;
         const bool quantizes = part.quantized() && part.layout != Layout::PanelF8;
         kinds.push_back({&part, rounds, quantizes, input_bytes});
-        input_bytes += quantizes ? QuantizedInput::bytes(part)
-                                 : part.k_padded * int64_t(rounds ? sizeof(BF16) : sizeof(float));
+        input_bytes +=
+            quantizes ? QuantizedInput::bytes(part) : part.k_padded * int64_t(rounds ? sizeof(BF16) : sizeof(float));
     }
     const bool first = parts.empty();
     parts.push_back({&part, first ? 0 : parts.back().first_panel + parts.back().header->panels,
@@ -238,11 +236,12 @@ void LinearOp::multiply(const Part& part, Rows block, int64_t first_panel, int64
     const PackedHeader& h = *part.header;
     const InputKind& kind = kinds[size_t(part.input)];
     const bool plain = inputs == Inputs::Plain;
-    const void* const multiplied =
-        plain ? static_cast<const void*>(x + block.first * x_stride) : prepared + block.first * input_bytes + kind.offset;
+    const void* const multiplied = plain ? static_cast<const void*>(x + block.first * x_stride)
+                                         : prepared + block.first * input_bytes + kind.offset;
     const int64_t stride = plain ? x_stride * int64_t(sizeof(float)) : input_bytes;  // in bytes
     if (h.quantized())
-        return table->linear_quantized({multiplied, stride, block.count, &h, first_panel, panel_count, sums, sums_stride});
+        return table->linear_quantized(
+            {multiplied, stride, block.count, &h, first_panel, panel_count, sums, sums_stride});
     LinearArgs a = {};
     a.x = multiplied;
     a.x_stride = stride / int64_t(kind.rounds ? sizeof(BF16) : sizeof(float));

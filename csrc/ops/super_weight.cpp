@@ -84,8 +84,7 @@ void unpack_group_scales(const PackedHeader& h, const uint8_t* bytes, int* scale
             if (j < 3 * quarter) {
                 number = bytes[16 * j] & 63;
             } else {
-                for (int row = 0; row < 3; ++row)
-                    number |= bytes[16 * (row * quarter + j % quarter)] >> 6 << 2 * row;
+                for (int row = 0; row < 3; ++row) number |= bytes[16 * (row * quarter + j % quarter)] >> 6 << 2 * row;
             }
             if (!h.has_mins) number = (number ^ 32) - 32;
             (j < groups ? scales[j] : mins[j - groups]) = number;

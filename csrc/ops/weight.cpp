@@ -51,7 +51,8 @@ static void check_super_blocks(int64_t k, const PackedFormat& format) {
     const int bits = code_bits(format.code);
     const bool by_32 = bits == 4 || bits == 5;
     if (bits < 2 || bits > 6 || format.group != (by_32 ? 32 : 16))
-        throw std::invalid_argument("super-blocks hold codes of 4 or 5 bits in groups of 32, or of 2, 3 or 6 in groups of 16");
+        throw std::invalid_argument(
+            "super-blocks hold codes of 4 or 5 bits in groups of 32, or of 2, 3 or 6 in groups of 16");
     if (k % kSuperBlock)
         throw std::invalid_argument("rows of super-blocks are multiples of 256 weights; got " + std::to_string(k));
     const bool fits = format.group_scales == GroupScales::Bytes         ? !format.has_mins
@@ -152,7 +153,8 @@ const PackedHeader& part_of_rows(const void* weight, int64_t& row, int64_t rows)
     if (row < 0 || rows < 0 || row + rows > h.n) throw std::invalid_argument("rows to pack lie outside of the weight");
     const RowOfPart first = find_row(h, row);
     if (first.row + rows > first.part->n)
-        throw std::invalid_argument("rows to pack lie in several parts of the weight; pack those of each by themselves");
+        throw std::invalid_argument(
+            "rows to pack lie in several parts of the weight; pack those of each by themselves");
     row = first.row;
     return *first.part;
 }

@@ -149,9 +149,7 @@ class WeightOps(Protocol):
     def weight_nbytes(self, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
         """Bytes of such a weight, padding included."""
 
-    def empty_weight(
-        self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
-    ) -> Weight:
+    def empty_weight(self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> Weight:
         """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
 
         `order` is that of all its rows (`QuantizedRows`). Raises ValueError for an odd number of gate and up rows, and

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pace.ops import checks
+from pace.ops import checks, weight_layout
 from pace.ops.draws import Draws
 from pace.ops.quantizer import Quantizer
-from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, parts_of
+from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:
     from pace.batch import KVBlocks, Spans
@@ -78,16 +78,14 @@ def weight_nbytes(n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
     return n * k * (layout if isinstance(layout, torch.dtype) else torch.float32).itemsize
 
 
-def empty_weight(
-    n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
-) -> DenseWeight:
+def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> DenseWeight:
     """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
 
     order: that of all its rows (`QuantizedRows`)."""
     if glu and n % 2:
         raise ValueError(f"a gate/up weight has as many gate rows as up rows; got {n} rows in all")
     if order is not None:
-        for _, of_part in parts_of(layout, n):
+        for _, of_part in weight_layout.parts_of(layout, n):
             checks.check_order(order, k, of_part)
     dtype, stored = (layout, None) if isinstance(layout, torch.dtype) else (torch.float32, layout)
     return DenseWeight(torch.zeros(n, k, dtype=dtype), glu, stored, order)

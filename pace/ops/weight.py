@@ -73,9 +73,7 @@ class PackedWeight:
         "n", "k", "layout", "dtype", "glu", "order", "nbytes", "address", "n_out", "_order32", "order_address", "_buffer", "__weakref__",
     )  # fmt: skip
 
-    def __init__(
-        self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
-    ):
+    def __init__(self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None):
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
         if glu and n % 2:
@@ -137,9 +135,7 @@ def _levels(layout: torch.dtype | WeightLayout) -> Tensor | None:
     return (layout.levels * LEVEL_FACTORS[layout.codebook]).round().to(torch.int8)
 
 
-def empty_weight(
-    n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None
-) -> PackedWeight:
+def empty_weight(n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None) -> PackedWeight:
     """A weight of zeros, to be filled by `pack_rows_`, or, where it is quantised, by `pack_quantized_`.
 
     order: that of all its rows (`QuantizedRows`); not counted in `nbytes`."""

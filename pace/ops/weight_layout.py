@@ -98,7 +98,9 @@ class WeightLayout:
         has_offset = self.code in SMALL_CODES and not self.codebook
         most = 1 << SMALL_CODES.get(self.code, 0)
         if self.offset is not None and not (has_offset and 0 <= self.offset < most):
-            raise ValueError(f"an offset is a code of int2 to int6 without a codebook; got {self.offset} for {self.code}")
+            raise ValueError(
+                f"an offset is a code of int2 to int6 without a codebook; got {self.offset} for {self.code}"
+            )
         if has_offset and self.offset is None:
             object.__setattr__(self, "offset", most // 2)
 
@@ -159,12 +161,10 @@ def layout_of_rows(layout: AnyLayout, row: int, count: int) -> torch.dtype | Wei
         return layout
     first = 0
     for rows, of_part in layout.parts:
-        if row < first + rows:
-            break
+        if first <= row and row + count <= first + rows:
+            return of_part
         first += rows
-    if row + count > first + rows:
-        raise ValueError(f"rows {row} to {row + count} of a weight are in several of its parts ({layout})")
-    return of_part
+    raise ValueError(f"rows {row} to {row + count} of a weight are in no one of its parts ({layout})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,18 +207,22 @@ class QuantizedRows:
 
     def _check_scales(self) -> None:
         layout, (num_rows, k) = self.layout, self.shape
-        if layout.in_super_blocks and k % SUPER_BLOCK:
+        in_blocks = layout.in_super_blocks
+        if in_blocks and k % SUPER_BLOCK:
             raise ValueError(f"rows of super-blocks have a multiple of {SUPER_BLOCK} weights; got {k}")
-        groups, dtype = (num_rows, layout.num_groups(k)), torch.int8 if layout.in_super_blocks else torch.float32
-        blocks = (num_rows, k // SUPER_BLOCK)
-        for name, values, wanted, shape, dtype in (
-            ("scales", self.scales, True, groups, dtype),
-            ("mins", self.mins, layout.has_mins, groups, dtype),
-            ("super_scales", self.super_scales, layout.in_super_blocks, blocks, torch.float16),
-            ("super_mins", self.super_mins, layout.in_super_blocks and layout.has_mins, blocks, torch.float16),
+        of_groups = (num_rows, layout.num_groups(k)), torch.int8 if in_blocks else torch.float32
+        of_blocks = (num_rows, k // SUPER_BLOCK), torch.float16
+        for name, wanted, (shape, dtype) in (
+            ("scales", True, of_groups),
+            ("mins", layout.has_mins, of_groups),
+            ("super_scales", in_blocks, of_blocks),
+            ("super_mins", in_blocks and layout.has_mins, of_blocks),
         ):
+            values = getattr(self, name)
             if (values is not None) != wanted:
-                raise ValueError(f"a layout of {layout} has {'' if wanted else 'no '}{name}; {'none' if wanted else 'some'} were given")
+                raise ValueError(
+                    f"a layout of {layout} has {'' if wanted else 'no '}{name}; {'none' if wanted else 'some'} were given"
+                )
             if values is not None and (tuple(values.shape) != shape or values.dtype != dtype):
                 raise ValueError(f"{name} are {dtype} {shape}; got {values.dtype} of shape {tuple(values.shape)}")
 

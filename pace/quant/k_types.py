@@ -36,7 +36,9 @@ class KType(Format):
     @property
     def layout(self) -> WeightLayout:
         group = SUPER_GROUPS[self.code]
-        return WeightLayout(self.code, group, self.has_mins, offset=0 if self.has_mins else None, scale_bits=self.scale_bits)
+        return WeightLayout(
+            self.code, group, self.has_mins, offset=0 if self.has_mins else None, scale_bits=self.scale_bits
+        )
 
     @property
     def kernel(self) -> QuantizerKernel:
@@ -58,7 +60,9 @@ class KType(Format):
         large for scales in float16."""
         num_rows, k = rows.shape
         if k % SUPER_BLOCK:
-            raise ValueError(f"{name} has rows of {k} weights, which are no whole super-blocks of {SUPER_BLOCK} for {self.name}")
+            raise ValueError(
+                f"{name} has rows of {k} weights, which are no whole super-blocks of {SUPER_BLOCK} for {self.name}"
+            )
         found: dict[str, list[Tensor]] = {}
         for start in range(0, num_rows, step := max(1, CHUNK_ELEMENTS // k)):
             x = rows[start : start + step].float()
@@ -72,7 +76,10 @@ class KType(Format):
                 found.setdefault(field, []).append(values.reshape(len(x), -1))
         if not num_rows:
             fields = self.quantize_blocks(torch.zeros(1, SUPER_BLOCK // self.layout.group, self.layout.group))
-            found = {field: [values.reshape(1, -1)[:, :1].expand(1, k * values.numel() // SUPER_BLOCK)[:0]] for field, values in fields.items()}
+            found = {
+                field: [values.reshape(1, -1)[:, :1].expand(1, k * values.numel() // SUPER_BLOCK)[:0]]
+                for field, values in fields.items()
+            }
         return QuantizedRows(self.layout, **{field: torch.cat(parts) for field, parts in found.items()})
 
 
@@ -90,7 +97,8 @@ class AffineKType(KType):
         most, most_scale = (1 << SMALL_CODES[self.code]) - 1, (1 << self.scale_bits) - 1
         weights = x.abs()
         if not self.by_magnitude:
-            weights = (ordered_sum(x * x) / x.shape[-1]).sqrt()[..., None] + weights
+            mean_square = (ordered_sum(x * x) / x.shape[-1]).double()  # a root in float32 is not always the nearest
+            weights = mean_square.sqrt().float()[..., None] + weights
         scales, mins = fit_affine(x, weights, most, self.steps, self.by_magnitude)
         scales, super_scales = as_numbers(scales, most_scale)
         mins, super_mins = as_numbers(mins, most_scale)
@@ -123,7 +131,7 @@ def fit_affine(
     def levels_of(inverse: Tensor) -> Tensor:
         return (inverse[..., None] * above).round_().clamp_(0, most)
 
-    inverse = most / length
+    inverse = divided(most, length)
     best_scale, best_low = 1 / inverse, low
     least = error(best_scale, best_low, levels_of(inverse))
     first, step, count = (torch.tensor(number) for number in steps)
@@ -143,11 +151,16 @@ def fit_affine(
     return torch.where(flat, 0.0, best_scale), torch.where(flat, -low, -best_low)
 
 
+def divided(number: int, x: Tensor) -> Tensor:
+    """`number / x`, rounded once; Python's division of a number by a tensor multiplies by a reciprocal."""
+    return torch.tensor(float(number)) / x
+
+
 def as_numbers(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Numbers `[B, G]` of 0 or more as whole numbers of at most `most`, in float32, times a float16 `[B, 1]`."""
     largest = values.amax(-1, keepdim=True)
-    numbers = (most / torch.where(largest > 0, largest, 1.0) * values).round_().clamp_(max=most)
-    return torch.where(largest > 0, numbers, 0.0), (largest / most).clamp_(min=0).half()
+    numbers = (divided(most, torch.where(largest > 0, largest, 1.0)) * values).round_().clamp_(max=most)
+    return torch.where(largest > 0, numbers, 0.0), torch.where(largest > 0, largest / most, 0.0).half()
 
 
 class SymmetricKType(KType):
@@ -164,8 +177,8 @@ class SymmetricKType(KType):
         half, most = 1 << SMALL_CODES[self.code] - 1, 1 << self.scale_bits - 1
         scales = self.fit(x)
         largest = scales.gather(-1, scales.abs().argmax(-1, keepdim=True))
-        some = largest.abs() >= LEAST_SCALE
-        inverse = -most / torch.where(some, largest, 1.0)
+        some = ~(largest.abs() < LEAST_SCALE)  # NaN counts, and is refused
+        inverse = divided(-most, torch.where(some, largest, 1.0))
         numbers = torch.where(some, (inverse * scales).round_().clamp_(-most, most - 1), 0.0)
         super_scales = torch.where(some, 1 / inverse, 0.0).half()
         scale = (numbers * super_scales.float())[..., None]
@@ -201,7 +214,7 @@ class Q3K(SymmetricKType):
         """Levels of the largest weight at -4 steps, then changed one by one, up to five times, where that fits
         better."""
         largest, some = largest_of(x)
-        levels = (-4.0 / largest[..., None] * x).round_().clamp_(-4, 3)
+        levels = (divided(-4, largest)[..., None] * x).round_().clamp_(-4, 3)
         weights = x * x
         products, squares = ordered_sum(weights * x * levels), ordered_sum(weights * levels * levels)
         for _ in range(5):

@@ -50,9 +50,9 @@ struct Super {
     int64_t n, k;
     PackedFormat format;
     int bits;
-    int64_t groups, supers;                // of a row
-    std::vector<uint8_t> codes;            // [n][k]
-    std::vector<int8_t> scales, mins;      // [n][groups]
+    int64_t groups, supers;                     // of a row
+    std::vector<uint8_t> codes;                 // [n][k]
+    std::vector<int8_t> scales, mins;           // [n][groups]
     std::vector<F16> super_scales, super_mins;  // [n][supers]
     Memory memory;
 
@@ -201,8 +201,9 @@ TEST_TABLES(sums_of_super_blocks_do_not_overflow) {
             for (const int64_t rows : {1, 11}) {
                 Super w(33, 512, kind.format, true, 1);
                 std::fill(w.codes.begin(), w.codes.end(), uint8_t(least ? 0 : (1 << w.bits) - 1));
-                std::fill(w.scales.begin(), w.scales.end(), least ? *std::min_element(w.scales.begin(), w.scales.end())
-                                                                  : *std::max_element(w.scales.begin(), w.scales.end()));
+                std::fill(w.scales.begin(), w.scales.end(),
+                          least ? *std::min_element(w.scales.begin(), w.scales.end())
+                                : *std::max_element(w.scales.begin(), w.scales.end()));
                 std::fill(w.mins.begin(), w.mins.end(), *std::max_element(w.mins.begin(), w.mins.end()));
                 w.pack(w.memory.get(), 0);
                 Inputs x(rows, 512, true, 2);
@@ -240,8 +241,7 @@ TEST(rows_of_super_blocks_come_back_as_they_are) {
                 execute(gather);
                 bool same = true;
                 for (int64_t r = 0; r < 34; ++r)
-                    for (int64_t j = 0; j < 512; ++j)
-                        same &= rows[size_t(r * 512 + order[size_t(j)])] == w.value(r, j);
+                    for (int64_t j = 0; j < 512; ++j) same &= rows[size_t(r * 512 + order[size_t(j)])] == w.value(r, j);
                 CHECK(same);
             }
 }
@@ -316,8 +316,7 @@ TEST_TABLES(gate_and_up_of_two_kinds_are_multiplied_as_one_weight) {
         for (const int64_t rows : {1, 5, 30}) {
             Inputs x(rows, k, false, uint32_t(rows));
             const std::vector<float> of_gate = multiply(x, gate.memory.get(), half),
-                                     of_up = multiply(x, up.memory.get(), half),
-                                     got = multiply(x, whole.get(), half);
+                                     of_up = multiply(x, up.memory.get(), half), got = multiply(x, whole.get(), half);
             bool same = true;
             for (size_t i = 0; i < got.size(); ++i) same &= got[i] == of_gate[i] * of_up[i];
             CHECK(same);

@@ -69,7 +69,7 @@ CLAIMS = {
     },
     "docs/quantization.md": {
         "careful": """
-            layouts = {part: matrix.plan.layout for matrix in model._model.matrices() for part in matrix.parts}
+            layouts = {part: matrix.plan.layouts.get(part) for matrix in model._model.matrices() for part in matrix.parts}
             assert all(layout is None for part, layout in layouts.items() if ".layers.0." in part)
             down, gate = layouts["model.layers.1.mlp.down_proj"], layouts["model.layers.1.mlp.gate_proj"]
             assert (down.code, gate.code, gate.group, gate.has_mins) == ("int8", "int4", 32, True)""",

@@ -26,7 +26,8 @@ struct LinearArgs {
 struct QuantizedInput {
     static int64_t bytes(const PackedHeader& h) {
         const int64_t numbers = 4 * h.input_groups();
-        return round_up(3 * h.k_padded + (h.in_super_blocks() ? numbers + 2 * h.k_padded / kInputSum : 3 * numbers), 64);
+        return round_up(3 * h.k_padded + (h.in_super_blocks() ? numbers + 2 * h.k_padded / kInputSum : 3 * numbers),
+                        64);
     }
     static const int16_t* short_sums(const void* row, const PackedHeader& h) {
         return reinterpret_cast<const int16_t*>(scales(row, h) + h.input_groups());
@@ -62,8 +63,8 @@ struct QuantizedLinearArgs {
 struct EpilogueArgs {
     const float* sums;  // the first column of this range
     int64_t sums_stride;
-    int64_t panel_stride;  // from 16 columns of sums to the next ones that are of out
-    int64_t up_offset;     // with glu: from the gate's sums to those of up
+    int64_t panel_stride;   // from 16 columns of sums to the next ones that are of out
+    int64_t up_offset;      // with glu: from the gate's sums to those of up
     int64_t rows, columns;  // of out
     bool glu;
     Activation activation;

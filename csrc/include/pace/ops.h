@@ -72,9 +72,9 @@ struct PackedFormat {
     Code code = Code::None;
     int64_t group = 0;  // neighbours in a row that share a scale; 0 = the whole row
     bool has_mins = false;
-    const int8_t* levels = nullptr;                   // [16], of U4; null = c - offset
-    int offset = -1;                                  // of codes of 2 to 6 bits; -1 = half of their range
-    GroupScales group_scales = GroupScales::None;     // in super-blocks
+    const int8_t* levels = nullptr;                // [16], of U4; null = c - offset
+    int offset = -1;                               // of codes of 2 to 6 bits; -1 = half of their range
+    GroupScales group_scales = GroupScales::None;  // in super-blocks
 };
 
 // Rows of a weight that are stored alike.

@@ -107,9 +107,9 @@ struct PackedHeader {
     uint8_t bits;      // of a code
     uint8_t offset;    // what a code of no codebook stands for is the code less this
     GroupScales group_scales;
-    uint32_t group;    // neighbours in a row that share a scale; 0 = the whole row. Of Parts: how many
-    int64_t n;         // logical output rows
-    int64_t k;         // logical inputs
+    uint32_t group;  // neighbours in a row that share a scale; 0 = the whole row. Of Parts: how many
+    int64_t n;       // logical output rows
+    int64_t k;       // logical inputs
     int64_t k_padded;
     int64_t panels;
     int8_t levels[16];  // of 4 bits: what a code is multiplied as

@@ -24,7 +24,7 @@ from pace.checkpoints.gguf.names import ARCHITECTURES, PERMUTED, ROPE_FACTORS, h
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
 from pace.checkpoints.reader import row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
-from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from pace.ops.weight_layout import SUPER_BLOCK, QuantizedRows, WeightLayout
 
 PIECE_ELEMENTS = 1 << 20
 """Weights are read, packed and released in pieces of so many: of those in blocks, a code is a byte, and scales and
@@ -175,8 +175,9 @@ class GgufCheckpoint:
 
 def _read_bytes(dtype: torch.dtype | WeightLayout, shape: tuple[int, ...]) -> int:
     if isinstance(dtype, WeightLayout):
-        groups = dtype.num_groups(shape[1]) * (1 if dtype.in_super_blocks else 4)
-        return shape[0] * (shape[1] + groups * (1 + dtype.has_mins))
+        groups = dtype.num_groups(shape[1])
+        scales = groups + 2 * shape[1] // SUPER_BLOCK if dtype.in_super_blocks else 4 * groups
+        return shape[0] * (shape[1] + scales * (1 + dtype.has_mins))
     return prod(shape) * dtype.itemsize
 
 

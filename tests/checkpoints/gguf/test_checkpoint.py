@@ -136,48 +136,35 @@ def test_every_type_against_transformers(tmp_path, kind):
             if expected.ndim == 2:
                 assert isinstance(rows, QuantizedRows) and rows.layout == reader.tensors[name].dtype
                 rows = rows.dequantize()
-            assert relative_error(rows, expected[3:40]) < 2**-22  # Q4_1 and Q4_K round their minima
+            assert torch.equal(rows, expected[3:40])
     ids = ids_of(2)
     ours = load(path, backend="torch")
-    assert {matrix.plan.layout for matrix in ours.matrices()} == {
+    assert {layout for matrix in ours.matrices() for layout in matrix.plan.layouts.values()} == {
         next(block.layout for block in BLOCK_TYPES.values() if block.name == kind)
     }
     assert relative_error(prefill(ours, ids), oracle(theirs, ids)) < TOLERANCE
 
 
-ONE_SCALE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
-"""Types whose scales (and minima) are fp16 or a power of two in the file: nothing is rounded."""
 ACTIVATIONS = 2.3 / 127 / 12**0.5
 """What the kernels' rounding of activations to int8 adds to a product, of its size: the largest of 32 normal numbers is
-about 2.3 times their spread, and the rounding to 127ths of it is uniform."""
+about 2.3 times their spread (of 128 in super-blocks, 2.8), and the rounding to 127ths of it is uniform."""
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])
 def test_every_type_on_the_kernels(tmp_path, kind):
-    """Weights but for their scales and minima, of 11 bits when packed; logits but for that and the activations."""
+    """Weights to the bit; logits but for the activations."""
     path, theirs, held = quantised(tmp_path, "llama", kind)
     ours = load(path)
     with GgufCheckpoint(path) as reader:
         for matrix in ours.matrices():
-            parts = [reader.read(f"{part}.weight") for part in matrix.parts]
-            values = torch.cat([rows.dequantize() for rows in parts])
-            minima = torch.cat(
-                [
-                    (torch.zeros_like(rows.scales) if rows.mins is None else rows.mins).repeat_interleave(
-                        rows.layout.group, 1
-                    )
-                    for rows in parts
-                ]
-            )
-            bound = ((values - minima).abs() + minima.abs()) * 2**-11 * 1.001 + 1e-9
-            packed = ours.ops.unpack(matrix.weight)
-            assert torch.equal(packed, values) if kind in ONE_SCALE else ((packed - values).abs() <= bound).all()
+            values = torch.cat([reader.read(f"{part}.weight").dequantize() for part in matrix.parts])
+            assert torch.equal(ours.ops.unpack(matrix.weight), values)
     ids = ids_of(2)
     expected = oracle(theirs, ids)
     error = (prefill(ours, ids) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     # Nine products one after another, whose errors are independent; what lies between them at most doubles these, and a
     # half for chance.
-    assert error < 2.5 * 9**0.5 * ACTIVATIONS
+    assert error < 2.5 * 9**0.5 * ACTIVATIONS * (2.8 / 2.3 if kind.endswith(("_K", "_XS")) else 1)
 
 
 MIXTURES = {
@@ -200,19 +187,23 @@ def test_types_that_differ_within_a_layer(tmp_path, model_type, mixture):
 
 
 def test_parts_of_a_matrix_stay_quantised(tmp_path, caplog):
-    """Q4_K_M's v is wider than its q and k; IQ4_NL's levels are int8 codes. Beside floats there are only floats, and a
-    warning."""
+    """Each in its own type, floats among them, and the model takes the bytes of the file's tensors."""
+    layouts = {kind.name: kind.layout for kind in BLOCK_TYPES.values()}
     for mixture, expected in (
-        ("Q4_K_M", WeightLayout("int8", 16, has_mins=True)),
-        ("IQ4_NL", WeightLayout("int8", 32, has_mins=True)),
-        ("floats within", None),
+        ("Q4_K_M", ["Q4_K", "Q4_K", "Q6_K"]),
+        ("IQ4_NL", ["IQ4_NL", "IQ4_NL", "Q5_K"]),
+        ("floats within", [None, "Q4_0", "Q4_0"]),
     ):
         path, _, _ = quantised(tmp_path / mixture, "llama", MIXTURES[mixture])
-        caplog.clear()
         with caplog.at_level(logging.WARNING, "pace"):
-            ours = load(path, backend="torch")
-        assert ours.layers[0].mixer.qkv.plan.layout == expected
-        assert ("q_proj (floats)" in caplog.text) is (expected is None)
+            ours = load(path, torch.bfloat16)
+        plan = ours.layers[0].mixer.qkv.plan.layouts
+        assert [plan.get(f"model.layers.0.self_attn.{name}_proj") for name in "qkv"] == list(map(layouts.get, expected))
+        assert not caplog.records
+        with GgufCheckpoint(path) as reader:
+            stored = sum(file.tensors[name].nbytes for file in set(reader._files.values()) for name in file.tensors)
+        padding = 200 * sum(1 for _ in ours.matrices()) + 16 * 2 * 512
+        assert ours.nbytes <= 1.04 * stored + padding
 
 
 def test_quantization_takes_what_is_in_floats(tmp_path, caplog):
@@ -223,7 +214,7 @@ def test_quantization_takes_what_is_in_floats(tmp_path, caplog):
         "14 tensors of this checkpoint are quantised already and stay as they are" in caplog.text
         and "2 others are quantised now" in caplog.text
     )
-    plans = {part: matrix.plan.layout for matrix in ours.matrices() for part in matrix.parts}
+    plans = {part: matrix.plan.layouts.get(part) for matrix in ours.matrices() for part in matrix.parts}
     assert str(plans.pop("lm_head")) == str(plans.pop("model.embed_tokens")) == "int8, a scale a row"
     assert set(plans.values()) == {WeightLayout("int4", 32)}
     whole, _, _ = quantised(tmp_path / "whole", "llama", "Q8_0")

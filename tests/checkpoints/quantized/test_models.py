@@ -76,7 +76,7 @@ def test_matrices_stay_quantised_where_a_layout_has_their_groups(kind, tmp_path)
         kept = name.endswith("_proj") and kind not in ("gptq-groups-of-24", "gptq-act-order")
         if kind == "gptq-act-order":
             kept = name.endswith(("o_proj", "down_proj"))  # the parts of the fused ones have different orders
-        assert (matrix.plan.layout is not None) == kept, name
+        assert (name in matrix.plan.layouts) == kept, name
     assert kind != "gptq-act-order" or found["model.layers.0.mlp.down_proj"].plan.order is not None
 
 
@@ -89,7 +89,7 @@ def test_parts_with_the_same_order_stay_quantised(tmp_path):
                 state[name] = state[name.replace(".k_proj", ".q_proj").replace(".v_proj", ".q_proj")].clone()
 
     found = matrices(save_quantized(tmp_path, "gptq-act-order", change=change))
-    assert found["model.layers.1.self_attn.k_proj"].plan.layout == WeightLayout("int4", 32)
+    assert set(found["model.layers.1.self_attn.k_proj"].plan.layouts.values()) == {WeightLayout("int4", 32)}
 
 
 def test_different_orders_are_told(tmp_path, caplog):
@@ -117,8 +117,10 @@ def test_modules_that_are_not_quantised_stay_floats(tmp_path):
     save_file(floats, tmp_path / "floats" / "model.safetensors")
     with load(folder) as model, load(tmp_path / "floats") as oracle:
         assert torch.allclose(logits(model), logits(oracle), rtol=1e-4, atol=1e-4)
-    assert matrices(folder)["model.layers.0.self_attn.q_proj"].plan.layout is None
-    assert matrices(folder)["model.layers.1.self_attn.q_proj"].plan.layout is not None
+    assert matrices(folder)["model.layers.0.self_attn.q_proj"].plan.layouts.keys() == {
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.0.self_attn.v_proj",
+    }
 
 
 def test_a_quantised_head_and_modules_of_other_bits(tmp_path):
@@ -132,7 +134,7 @@ def test_a_quantised_head_and_modules_of_other_bits(tmp_path):
 
     folder = save_quantized(tmp_path, "gptq", change=change)
     found = matrices(folder)
-    assert found["lm_head"].plan.layout == WeightLayout("int8", 32)
+    assert found["lm_head"].plan.layouts == {"lm_head": WeightLayout("int8", 32)}
     assert packers.relative_error(found["lm_head"].weight.matrix, weight) < 2**-20
 
 
@@ -239,7 +241,7 @@ def test_what_a_progress_bar_is_told_adds_up(tmp_path):
 
 def test_what_is_quantised_stays_and_the_rest_may_be(tmp_path):
     model = load_model(save_quantized(tmp_path, "gptq"), "float32", "torch", progress=False, quantization="int8")
-    found = {part: matrix.plan.layout for matrix in model.matrices() for part in matrix.parts}
+    found = {part: matrix.plan.layouts[part] for matrix in model.matrices() for part in matrix.parts}
     assert found["lm_head"] == WeightLayout("int8", None) and found["model.layers.0.mlp.down_proj"] == WeightLayout(
         "int4", 32
     )

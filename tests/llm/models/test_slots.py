@@ -163,7 +163,7 @@ def test_codes_are_sorted_like_floats() -> None:
     for matrix in model.layers[0].matrices():
         [part] = matrix.parts
         if part in ("neox", "half0", "half1"):
-            assert matrix.plan.layout == layout
+            assert matrix.plan.layouts[part] == layout
             assert torch.equal(native.unpack(matrix.weight), codes_of(weights[part], layout).dequantize()), part
         else:
             assert torch.equal(native.unpack(matrix.weight), weights[part]), part

@@ -1,0 +1,112 @@
+"""The types of ggml: kernels against their definitions, against the gguf package's rounding where it has one, and as good
+as llama.cpp's search makes them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pace import _C
+from pace.ops import native
+from pace.ops.weight_layout import SUPER_BLOCK
+from pace.quant import FORMATS
+from tests.quant.test_formats import heavy_tailed
+
+K_TYPES = [name for name in FORMATS if name.endswith("_k")]
+BLOCK_TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
+
+pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
+
+
+def cases() -> dict[str, torch.Tensor]:
+    """Rows of 768, by what is special about them. (Scales are float16: weights are neither huge nor tiny.)"""
+    generator = torch.Generator().manual_seed(1)
+    x = heavy_tailed(7, 768)
+    zeros = x.clone()
+    zeros[::2, :400] = 0
+    return {
+        "heavy tails": x,
+        "bfloat16": x.bfloat16(),
+        "float16": x.half(),
+        "float64": x.double() * math.pi,
+        "zeros": zeros,
+        "minus zeros": torch.full((2, 768), -0.0),
+        "as large to both sides": torch.randint(-3, 4, (9, 768), generator=generator).float(),
+        "halfway": torch.randint(-254, 255, (9, 768), generator=generator) / 2,
+        "constant": torch.full((2, 768), -0.7),
+        "one sign": 3 + torch.rand(5, 768, generator=generator),
+        "other sign": -3 - torch.rand(5, 768, generator=generator),
+        "subnormal scales": x * 1e-6,
+        "next to nothing": x * 1e-20,
+    }
+
+
+@pytest.mark.parametrize("name", K_TYPES)
+def test_kernels_have_the_bits_of_the_definition(name):
+    format = FORMATS[name]()
+    for case, x in cases().items():
+        defined = format.quantize(x)
+        assert defined.dequantize().isfinite().all()
+        for isa in _C.available_isas():
+            _C.select_isa(isa)
+            found = native.quantize(x, format).unpaired()
+            for ours, expected in zip(found.tensors(), defined.tensors()):
+                assert (ours is None) == (expected is None)
+                assert ours is None or torch.equal(ours.view(torch.uint8), expected.view(torch.uint8)), (case, isa)
+
+
+@pytest.mark.parametrize("name", K_TYPES)
+def test_rows_come_in_any_pieces_strides_and_threads(name):
+    format, x = FORMATS[name](), heavy_tailed(70, 512).bfloat16()
+    rows = format.quantize(x).dequantize()
+    for threads in (1, 3):
+        _C.set_num_threads(threads)
+        for piece in (slice(0, 1), slice(13, 64), slice(64, 70)):
+            assert torch.equal(native.quantize(x[piece], format).dequantize(), rows[piece])
+        assert torch.equal(native.quantize(x.T.contiguous().T, format).dequantize(), rows)
+    assert native.quantize(x[:0], format).shape == format.quantize(x[:0]).shape == (0, 512)
+
+
+@pytest.mark.parametrize("name", K_TYPES)
+def test_what_has_no_place_is_refused_by_the_tensors_name(name):
+    format = FORMATS[name]()
+    with pytest.raises(ValueError, match="down_proj has rows of 300 weights.*256"):
+        native.quantize(torch.zeros(2, 300), format, "down_proj")
+    for bad, told in ((math.nan, "down_proj holds nan"), (3e38, f"down_proj reaches 3e.38.*float16 scales of {name}")):
+        x = torch.ones(3, 512)
+        x[2, 300] = bad
+        with pytest.raises(ValueError, match=told):
+            native.quantize(x, format, "down_proj")
+
+
+@pytest.mark.parametrize("name", K_TYPES)
+def test_narrow_rows_take_another_type(name):
+    format = FORMATS[name]()
+    assert format.for_width(4 * SUPER_BLOCK) is format
+    assert {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}[name] == format.for_width(
+        896
+    ).name
+
+
+def test_codes_are_not_worse_than_rounding_between_ends():
+    """Each group of q4_k beside 15 steps from its least weight (or zero) to its largest, and 63rds of the largest scale."""
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))
+    rows = FORMATS["q4_k"]().quantize(x)
+    groups = x.unflatten(1, (-1, 32))
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True)
+    step = (high - low) / 15
+    plain = ((groups - low) / step).round() * step + low
+    assert (rows.dequantize() - x).norm() < 0.97 * (plain.flatten(1) - x).norm()
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_blocks_are_rounded_as_the_gguf_package_rounds(name):
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    x = torch.cat([heavy_tailed(9, 320).clamp(-6e4, 6e4), torch.zeros(1, 320), torch.full((1, 320), 0.7)])
+    expected = gguf.quants.dequantize(gguf.quants.quantize(x.numpy(), kind), kind)
+    found = FORMATS[name]().quantize(x).dequantize()
+    assert torch.equal(found, torch.from_numpy(np.array(expected)))
