@@ -65,9 +65,9 @@ class LoadOptions:
     backend of the model."""
     quantization: Any = None
     """A format in which a checkpoint of floats is held, for less memory and faster decoding at some loss: "int8",
-    "int4", "nf4", "fp4", "mxfp4", "mxfp8" or "fp8"; a QuantizationConfig, or a dict of its arguments, for options and
-    choices by module; or transformers' BitsAndBytesConfig. docs/quantization.md compares them. What is promised of bits
-    holds for each."""
+    "int4", "nf4", "fp4", "mxfp4", "mxfp8", "fp8", or a type of ggml, "q2_k" to "q6_k" and "q4_0" to "q8_0"; a
+    QuantizationConfig, or a dict of its arguments, for options and choices by module; or transformers'
+    BitsAndBytesConfig. docs/quantization.md compares them. What is promised of bits holds for each."""
     backend: str | OperatorConfig = "native"
     """ "native" for the C++ kernels, a whole step in one call; "native-eager" for the same kernels called one by one
     from Python; "torch" for their specification in plain torch. The first two give the same bits. An OperatorConfig, or
