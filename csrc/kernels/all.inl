@@ -26,6 +26,7 @@
 #include "linear_quantized_amx.inl"
 #include "super_blocks.inl"
 #include "linear_super_many.inl"
+#include "linear_super_amx.inl"
 #include "linear_super.inl"
 #include "linear_quantized.inl"
 #include "limits.inl"

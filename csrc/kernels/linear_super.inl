@@ -4,7 +4,7 @@
 //
 // WHY THIS WAY  Few rows are bound by memory: a tile is up to kSuperRows rows x 1 panel, which is read front to back, and codes are decoded
 //             in registers. Two tiles find the panel in cache. More rows multiply codes that were unpacked once:
-//             linear_super_many.inl.
+//             linear_super_many.inl (amx: linear_super_amx.inl).
 
 constexpr int kSuperRows = PACE_ISA_LEVEL == 0 ? 2 : 4;  // of a tile
 constexpr int kFewSuperRows = 2 * kSuperRows;
@@ -112,7 +112,11 @@ static void super_rows(int64_t rows, const Codes& codes, const PackedHeader& h, 
 
 template <class Codes>
 static void linear_super_codes(const QuantizedLinearArgs& a) {
+#if PACE_ISA_LEVEL >= 5
+    if (a.rows > kFewSuperRows) return linear_super_amx<Codes>(a);
+#else
     if (a.rows > kFewSuperRows) return linear_super_many<Codes>(a);
+#endif
     const Codes codes(*a.weight);
     for (int64_t panel = 0; panel < a.panel_count; ++panel)
         for_tiles(a.rows, kSuperRows, [&](int64_t row, int64_t rows) {

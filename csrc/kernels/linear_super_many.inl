@@ -78,6 +78,8 @@ static void unpack_super_blocks(const Codes& codes, const PackedHeader& h, int64
     }
 }
 
+#if PACE_ISA_LEVEL < 5
+
 // One tile: R rows x P panels over `halves` times 128 k, those of `blocks`, from half `first` of the inputs on. Adds to
 // `out` unless that is 0.
 template <class Codes, int R, int P>
@@ -196,3 +198,5 @@ static void linear_super_many(const QuantizedLinearArgs& a) {
         }
     }
 }
+
+#endif
