@@ -39,6 +39,7 @@ FORMATS: dict[str, list[dict[str, Any]]] = {
     "nf4": [{}, {"double_quantization": True}],
     "fp4": [{}],
     "mxfp4": [{}],
+    **{f"q{bits}_k": [{}] for bits in (2, 3, 4, 5, 6)},
 }
 """Format -> the options that are compared."""
 METHODS = {"int8": ["smoothquant", "smoothquant+gptq"], "int4": ["awq", "gptq", "awq+gptq"]}

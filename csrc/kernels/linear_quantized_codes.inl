@@ -82,27 +82,23 @@ struct CodesU4 {
     }
 };
 
-// Of five bits: a step is a unit of planes.inl. A sum of 16 bits takes half a unit: where there are such, one row or a
-// few multiply signed levels.
+// Of five bits: a step is a unit of planes.inl, of which a sum of 16 bits takes half.
 struct CodesU5 {
-    static constexpr bool kUnsigned = kNibbleSumK > 32;
     using Unpacked = struct UnpackedFiveBits;
-    using Weight = std::conditional_t<kUnsigned, Nibbles, Factor>;
+    using Weight = Nibbles;
     using Input = InputCode;
-    using Sum = std::conditional_t<kUnsigned, NibbleSum, SignedSum>;
-    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes, kSumK = kInputGroup;
+    using Sum = NibbleSum;
+    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes;
+    static constexpr int kSumK = kNibbleSumK > 32 ? kInputGroup : 16;
     static constexpr int kPrefetchRows = kOneRowIsSlow ? 1 : 2;
-    static constexpr bool kHasStarts = kUnsigned;
-    const uint8_t offset;
-    explicit CodesU5(const PackedHeader& h) : offset(h.offset) {}
-    PACE_INLINE void decode(const CodesU5& codes, const uint8_t* p, Weight* w) {
-        unrolled<8>([&](auto s) __attribute__((always_inline)) {
-            const Bytes step = Planes<5>::step<s>(p);
-            if constexpr (kUnsigned)
-                w[s] = of_nibbles(step);
-            else
-                w[s] = of_signed(step - broadcast_bytes(codes.offset));
-        });
+    static constexpr bool kHasStarts = true;
+    explicit CodesU5(const PackedHeader&) {}
+    PACE_INLINE void decode(const CodesU5&, const uint8_t* p, Nibbles* w) {
+        unrolled<8>([&](auto s) __attribute__((always_inline)) { w[s] = weight<s>(p); });
+    }
+    template <int s>
+    PACE_INLINE Nibbles weight(const uint8_t* p) {
+        return of_nibbles(Planes<5>::step<s>(p));
     }
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
     PACE_INLINE uint8_t* unpack(const CodesU5&, const uint8_t* p, uint8_t* out) {
@@ -155,7 +151,7 @@ struct UnpackedNibbles {
 };
 
 struct UnpackedFiveBits : UnpackedNibbles {
-    static constexpr int kSumK = kNibbleSumK > 32 ? kNibbleSumK : 16;
+    static constexpr int kSumK = CodesU5::kSumK;
     PACE_INLINE void decode(const UnpackedFiveBits&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
 };
 
@@ -195,6 +191,44 @@ PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, 
     }
 }
 
+// The same of codes whose step is more than a narrow sum holds.
+template <class Codes, int R, int P>
+PACE_INLINE void add_parts_of_steps(const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
+                                    int64_t panel_bytes, int64_t count, I32 (&dots)[R][P * kVectors]) {
+    using Sum = typename Codes::Sum;
+    constexpr int kParts = Codes::kStep / Codes::kSumK, kFactors = Codes::kFactors / kParts;
+    for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
+        if constexpr (R >= Codes::kPrefetchRows)
+            for (int line = 0; line < Codes::kStepBytes; line += 64) __builtin_prefetch(w + line + kPrefetchBytes);
+        unrolled<kParts>([&](auto part) __attribute__((always_inline)) {
+            Sum sums[R][P * kVectors];
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+                for (int v = 0; v < P * kVectors; ++v) sums[r][v] = Sum{};
+            unrolled<kFactors>([&](auto factor) __attribute__((always_inline)) {
+                constexpr int s = part * kFactors + factor;
+                typename Codes::Weight weights[P * kVectors];
+#pragma GCC unroll 16
+                for (int v = 0; v < P * kVectors; ++v)
+                    weights[v] =
+                        Codes::template weight<s>(w + v / kVectors * panel_bytes + v % kVectors * kVectorBytes);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const auto input = Codes::broadcast(x + r * x_stride + 4 * s);
+#pragma GCC unroll 16
+                    for (int v = 0; v < P * kVectors; ++v) sums[r][v] = dot(sums[r][v], weights[v], input);
+                }
+            });
+            const AddLanes<Sum> add_lanes;
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+                for (int v = 0; v < P * kVectors; ++v) dots[r][v] = add_lanes(dots[r][v], sums[r][v]);
+        });
+    }
+}
+
 // `count` k, the products of levels: sums of codes, which begin with start(r, v), go through narrower sums where the
 // codes have such, kSumK of k at a time.
 template <class Codes, int R, int P, class Start>
@@ -207,6 +241,8 @@ PACE_INLINE void dots_of_group(const Codes& codes, const typename Codes::Input*&
         for (int v = 0; v < P * kVectors; ++v) dots[r][v] = start(r, v);
     if constexpr (std::is_same_v<Sum, I32>) {
         add_steps<Codes, R, P>(codes, x, x_stride, w, panel_bytes, count, dots);
+    } else if constexpr (Codes::kSumK < Codes::kStep) {
+        add_parts_of_steps<Codes, R, P>(x, x_stride, w, panel_bytes, count, dots);
     } else {
         for (int64_t k = 0; k < count; k += Codes::kSumK) {
             Sum sums[R][P * kVectors];

@@ -3,7 +3,7 @@
 //   multiply(a, b)                     the low 32 bits of products
 //   add_pairs(total, a, b)             total + a0 b0 + a1 b1, of the two signed 16 bits in each lane
 //   load_int(p)                        kLanes int8_t at p
-//   broadcast_bytes(b), |, -          of bytes
+//   |                                  of bytes
 //   shifted_field<from, bits, to>(b)   of each byte its bits from `from` on, moved to begin at bit `to`; the others are zero
 #if PACE_ISA_EMULATED
 
@@ -20,17 +20,8 @@ PACE_INLINE I32 load_int(const int8_t* p) {
     for (int i = 0; i < kLanes; ++i) result.v[i] = p[i];
     return result;
 }
-PACE_INLINE Bytes broadcast_bytes(uint8_t byte) {
-    Bytes result;
-    memset(result.v, byte, sizeof result.v);
-    return result;
-}
 PACE_INLINE Bytes operator|(Bytes a, Bytes b) {
     for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
-    return a;
-}
-PACE_INLINE Bytes operator-(Bytes a, Bytes b) {
-    for (int i = 0; i < 64; ++i) a.v[i] = uint8_t(a.v[i] - b.v[i]);
     return a;
 }
 template <int from, int bits, int to>
@@ -48,9 +39,7 @@ PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm512_dpwssd_epi32
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm512_add_epi32(total.v, _mm512_madd_epi16(a.v, b.v))}; }
 #endif
 PACE_INLINE I32 load_int(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
-PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm512_set1_epi8((char)byte)}; }
 PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
-PACE_INLINE Bytes operator-(Bytes a, Bytes b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 template <int from, int bits, int to>
 PACE_INLINE Bytes shifted_field(Bytes a) {
     constexpr int kMask = ((1 << bits) - 1) << to;
@@ -64,9 +53,7 @@ PACE_INLINE Bytes shifted_field(Bytes a) {
 PACE_INLINE I32 multiply(I32 a, I32 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 PACE_INLINE I32 add_pairs(I32 total, I32 a, I32 b) { return {_mm256_add_epi32(total.v, _mm256_madd_epi16(a.v, b.v))}; }
 PACE_INLINE I32 load_int(const int8_t* p) { return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))}; }
-PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm256_set1_epi8((char)byte)}; }
 PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
-PACE_INLINE Bytes operator-(Bytes a, Bytes b) { return {_mm256_sub_epi8(a.v, b.v)}; }
 template <int from, int bits, int to>
 PACE_INLINE Bytes shifted_field(Bytes a) {
     constexpr int kMask = ((1 << bits) - 1) << to;
@@ -89,9 +76,7 @@ PACE_INLINE I32 load_int(const int8_t* p) {
     const __m128i four = _mm_cvtsi32_si128(bytes), pairs = _mm_unpacklo_epi8(four, four);
     return {_mm_srai_epi32(_mm_unpacklo_epi16(pairs, pairs), 24)};
 }
-PACE_INLINE Bytes broadcast_bytes(uint8_t byte) { return {_mm_set1_epi8((char)byte)}; }
 PACE_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm_or_si128(a.v, b.v)}; }
-PACE_INLINE Bytes operator-(Bytes a, Bytes b) { return {_mm_sub_epi8(a.v, b.v)}; }
 template <int from, int bits, int to>
 PACE_INLINE Bytes shifted_field(Bytes a) {
     constexpr int kMask = ((1 << bits) - 1) << to;
