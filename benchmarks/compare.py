@@ -34,12 +34,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.comparison import report  # noqa: E402
 from benchmarks.comparison.results import Results, Scenario  # noqa: E402
 from benchmarks.comparison.runtimes import RUNTIMES  # noqa: E402
+from benchmarks.comparison.runtimes.base import GGUF_FILES  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FRONT_PAGE = ("zen4-2-cores-avx2-0.5b", "zen4-2-cores-avx2-0.5b-quantised")
 """Results that the picture of the README shows below each other."""
-DTYPES = ("bf16", "fp16", "fp32", "int8", "int4")
+DTYPES = ("bf16", "fp16", "fp32", "int8", "int4", *GGUF_FILES)
 BATCH_PROMPT, BATCH_STEPS, LONG_STEPS = 128, 32, 32
 
 

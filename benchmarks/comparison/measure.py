@@ -30,7 +30,17 @@ from pace.ops import reference
 SubjectKey = tuple[str, str, str]
 AGREEMENT_TOKENS = 64
 """Of the prompt after which the logits of all runtimes are compared."""
-NOMINAL_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "int8": 9, "int4": 6}
+NOMINAL_BITS = {
+    "bf16": 16,
+    "fp16": 16,
+    "fp32": 32,
+    "int8": 9,
+    "int4": 6,
+    "q8_0": 9,
+    "q6_k": 7,
+    "q5_k_m": 6,
+    "q4_k_m": 6,
+}
 """Of a weight, to plan memory with."""
 RESIDENT_FACTOR, RESIDENT_BYTES = 1.4, 600 << 20
 """What a process holds: its weights this many times (repacked, or in a file cache), and that much beside."""
@@ -146,10 +156,10 @@ class Comparison:
 
     def _source(self, subject: Subject, checkpoint: Path, folder: Path) -> Path:
         """What the runtime loads: written by its converter the first time."""
-        if not RUNTIMES[subject.runtime].converts:
-            return checkpoint
-        variant = RUNTIMES[subject.runtime].conversion(subject.variant)
-        return ensure_conversion(subject.runtime, variant, checkpoint, folder, self.plan.pythons, self.plan.say)
+        source = RUNTIMES[subject.runtime].conversion(subject.variant)
+        return (
+            ensure_conversion(*source, checkpoint, folder, self.plan.pythons, self.plan.say) if source else checkpoint
+        )
 
     def _groups(self, subjects: list[Subject]) -> Iterator[tuple[str, list[Subject]]]:
         """A kind of weights, and subjects that are loaded together: pace, and peers of the same kind of weights, as

@@ -90,7 +90,7 @@ struct CodesU5 {
     using Sum = NibbleSum;
     static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes;
     static constexpr int kSumK = kNibbleSumK > 32 ? kInputGroup : 16;
-    static constexpr int kPrefetchRows = kOneRowIsSlow ? 1 : 2;
+    static constexpr int kPrefetchRows = 1;
     static constexpr bool kHasStarts = true;
     explicit CodesU5(const PackedHeader&) {}
     PACE_INLINE void decode(const CodesU5&, const uint8_t* p, Nibbles* w) {
@@ -162,7 +162,9 @@ template <class Codes, int R, int P>
 PACE_INLINE void add_steps(const Codes& codes, const typename Codes::Input*& x, int64_t x_stride, const uint8_t*& w,
                            int64_t panel_bytes, int64_t count, typename Codes::Sum (&sums)[R][P * kVectors]) {
     for (int64_t k = 0; k < count; k += Codes::kStep, x += Codes::kStep, w += Codes::kStepBytes) {
-        if constexpr (R >= Codes::kPrefetchRows) __builtin_prefetch(w + kPrefetchBytes);
+        if constexpr (R >= Codes::kPrefetchRows)
+#pragma GCC unroll 8
+            for (int line = 0; line < Codes::kStepBytes; line += 64) __builtin_prefetch(w + line + kPrefetchBytes);
         if constexpr (R * P == 1) {  // vector by vector, for want of registers
             decltype(Codes::broadcast(x)) inputs[Codes::kFactors];
 #pragma GCC unroll 16

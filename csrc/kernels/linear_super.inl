@@ -3,7 +3,8 @@
 // SHAPES, DEFINITION, NUMERICS  those of super_blocks.inl.
 //
 // WHY THIS WAY  Few rows are bound by memory: a tile is up to kSuperRows rows x 1 panel, which is read front to back, and codes are decoded
-//             in registers. Two tiles find the panel in cache. More rows multiply codes that were unpacked once:
+//             in registers, fetched ahead for one row too: a line takes more instructions than one of int8. Two tiles find
+//             the panel in cache. More rows multiply codes that were unpacked once:
 //             linear_super_many.inl (amx: linear_super_amx.inl).
 
 constexpr int kSuperRows = PACE_ISA_LEVEL == 0 ? 2 : 4;  // of a tile
@@ -66,9 +67,8 @@ template <class Codes, int R>
                 for (int v = 0; v < kVectors; ++v) total[r][v] = broadcast_int(0);
 #pragma GCC unroll 1
             for (int u = 0; u < kUnitsOfHalf; ++u, unit += kUnitBytes) {
-                if constexpr (R > 1 || kOneRowIsSlow)
 #pragma GCC unroll 8
-                    for (int line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(unit + line + kPrefetchBytes);
+                for (int line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(unit + line + kPrefetchBytes);
                 add_unit<Codes, R>(codes, unit, head.group_scales + (first_group + u * (32 / Codes::kGroup)) * 16,
                                    inputs.codes + 128 * c + 32 * u, inputs.codes_stride, total);
             }

@@ -14,6 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 Prompts = list[list[int]]
+GGUF_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m")
+"""Types of files that llama.cpp quantises, as kinds of weights."""
 WARM_UP_STEPS = 2
 """Steps after a prompt that are not counted."""
 WARM_UP_TOKENS = 64
@@ -27,7 +29,8 @@ class Variant:
     name: str
     """As the runtime calls it."""
     dtype: str
-    """What it is compared with: bf16, fp16, fp32, int8 or int4."""
+    """What it is compared with: bf16, fp16, fp32, int8 or int4, or a GGUF file of a type, which all that read such
+    files read: q8_0, q6_k, q5_k_m, q4_k_m."""
     weight_bits: float | None
     """Per weight, scales included; None: not the same for all matrices, `step_weight_bytes` tells or nobody knows."""
     kv_bits: int = 16
@@ -54,8 +57,6 @@ class Runtime(ABC):
     modules: ClassVar[tuple[str, ...]]
     """Imported by `import_modules`, so that importing is not counted as loading."""
     variants: ClassVar[tuple[Variant, ...]]
-    converts: ClassVar[bool] = True
-    """False for a runtime that reads the checkpoint as it is."""
 
     @classmethod
     def import_modules(cls) -> None:
@@ -73,9 +74,9 @@ class Runtime(ABC):
         return None
 
     @classmethod
-    def conversion(cls, variant: str) -> str:
-        """The variant whose conversion this one runs from."""
-        return variant
+    def conversion(cls, variant: str) -> tuple[str, str] | None:
+        """The runtime, and the variant of it, whose conversion this one runs from; None for the checkpoint as it is."""
+        return cls.name, variant
 
     @classmethod
     def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.comparison.runtimes.base import Prompts, SteppedRuntime, Variant
+from benchmarks.comparison.runtimes.base import GGUF_FILES, Prompts, SteppedRuntime, Variant
 
 MICRO_BATCH = 512
 """llama.cpp's default: tokens of a prompt that are computed at once."""
 FLASH_ATTENTION = {"off": 0, "on": 1}
 """LLAMA_FLASH_ATTN_TYPE_DISABLED and _ENABLED."""
-FILE_TYPES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15, "iq4_nl": 25}
+FILE_TYPES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25}
 """LLAMA_FTYPE_MOSTLY_*"""
 
 
@@ -30,8 +30,12 @@ class LlamaCpp(SteppedRuntime):
         Variant("f32", "fp32", 32),
         Variant("q8_0", "int8", None),
         Variant("q4_0", "int4", None),
-        Variant("q4_k_m", "int4", None),
+        *(Variant(file.upper(), file, None) for file in GGUF_FILES),
     )
+
+    @classmethod
+    def conversion(cls, variant: str) -> tuple[str, str]:
+        return cls.name, variant.lower()
 
     @classmethod
     def import_modules(cls) -> None:

@@ -48,8 +48,8 @@ class OpenVINO(Runtime):
         return None
 
     @classmethod
-    def conversion(cls, variant: str) -> str:
-        return "fp16" if variant == "bf16" else variant  # its CPU plugin rounds to bf16 when it compiles
+    def conversion(cls, variant: str) -> tuple[str, str]:
+        return cls.name, "fp16" if variant == "bf16" else variant  # its CPU plugin rounds to bf16 when it compiles
 
     @classmethod
     def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:

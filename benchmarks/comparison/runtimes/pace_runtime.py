@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.comparison.runtimes.base import Prompts, SteppedRuntime, Variant
+from benchmarks.comparison.runtimes.base import GGUF_FILES, Prompts, SteppedRuntime, Variant
 
 CACHE_BYTES = 2 << 30
 FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -24,8 +24,12 @@ class Pace(SteppedRuntime):
         Variant("fp32", "fp32", 32, 32),
         Variant("int8", "int8", None, 16),
         Variant("int4", "int4", None, 16),
+        *(Variant(file.upper(), file, None, 16) for file in GGUF_FILES),
     )
-    converts = False
+
+    @classmethod
+    def conversion(cls, variant: str) -> tuple[str, str] | None:
+        return ("llama.cpp", variant.lower()) if variant.lower() in GGUF_FILES else None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -39,7 +43,8 @@ class Pace(SteppedRuntime):
         from pace.llm.models.model_utils import load_model, select_ops
         from pace.llm.runners import make_runner
 
-        quantization = None if variant in FLOATS else QUANTIZATION.get(variant, variant)
+        as_it_is = variant in FLOATS or variant.lower() in GGUF_FILES
+        quantization = None if as_it_is else QUANTIZATION.get(variant, variant)
         model = load_model(
             str(source), FLOATS.get(variant, "bfloat16"), num_threads=threads, progress=False, quantization=quantization
         )

@@ -22,7 +22,10 @@ class Transformers(SteppedRuntime):
         Variant("bf16", "bf16", 16, 16),
         Variant("fp32", "fp32", 32, 32),
     )  # fp16 on eager torch takes minutes for a prompt
-    converts = False
+
+    @classmethod
+    def conversion(cls, variant: str) -> None:
+        return None
 
     def __init__(self, source: Path, variant: str, threads: int) -> None:
         import torch
