@@ -42,9 +42,11 @@ NEAREST = {
     "nf4": "iq4_nl",
     "fp4": "iq4_nl",
     "mxfp4": "iq4_nl",
+    **{name: name for name in ("q2_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")},
+    **{name: f"{name}_s" for name in ("q3_k", "q4_k", "q5_k")},
 }
 """Format -> llama.cpp's type of as many bits; of 4 bits, evenly spaced ones and others."""
-FLOATS = "bf16"
+FLOATS, PEER = "bf16", "peer"
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Race:
         for name, runtime, variant, source in (
             (FLOATS, "pace", FLOATS, checkpoint),
             (format, "pace", format, checkpoint),
-            (NEAREST[format], "llama.cpp", NEAREST[format], None),
+            (PEER, "llama.cpp", NEAREST[format], None),
         ):
             try:
                 source = source or ensure_conversion(
@@ -155,8 +157,8 @@ def measure(options: argparse.Namespace, format: str, machine: Worker) -> Row:
         prefill_over_bf16=over(FLOATS, "prefill"),
         decode_over_bf16=over(FLOATS, "decode"),
         nearest=NEAREST[format],
-        prefill_over_nearest=over(NEAREST[format], "prefill"),
-        decode_over_nearest=over(NEAREST[format], "decode"),
+        prefill_over_nearest=over(PEER, "prefill"),
+        decode_over_nearest=over(PEER, "decode"),
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from benchmarks.comparison.checkpoint import ensure_checkpoint
 from benchmarks.comparison.results import Results, Run, Scenario, Subject
 from benchmarks.comparison.runtimes import RUNTIMES
+from benchmarks.comparison.runtimes.base import GGUF_FILES
 from benchmarks.comparison.worker import MACHINE, Worker, WorkerError
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits, between
@@ -288,15 +289,11 @@ class Comparison:
         return seconds <= self.plan.patience_s
 
     def _compare_logits(self, subjects: list[Subject]) -> None:
-        """Tells each subject how far its logits are from fp32 ones: those of transformers, of pace where there are
-        none."""
+        """Tells each subject how far its logits are from exact ones."""
         found = [subject for subject in subjects if self._logits(subject).exists()]
-        exact = sorted(
-            (s for s in found if s.dtype == "fp32"), key=lambda s: (s.runtime != "transformers", s.runtime != "pace")
-        )
-        if exact:
-            want = np.load(self._logits(exact[0])).astype(np.float64)
-            for subject in found:
+        for subject in found:
+            if exact := _exact_beside(subject, found):
+                want = np.load(self._logits(exact)).astype(np.float64)
                 got = np.load(self._logits(subject)).astype(np.float64)[: len(want)]
                 subject.error = float(np.sqrt(np.mean((got - want) ** 2)) / want.std())
                 subject.same_argmax = bool(got.argmax() == want.argmax())
@@ -339,6 +336,15 @@ class _NotingFailure:
         self.subject.missing = str(error)
         self.say(f"  {self.subject.shape}, {self.subject.label} failed: {error}")
         return True
+
+
+def _exact_beside(subject: Subject, found: list[Subject]) -> Subject | None:
+    """Whose logits those of a subject are compared with: the fp32 ones of transformers, of pace where there are none.
+    A file that is quantised more says something else than the model it was made from: there, llama.cpp's."""
+    if subject.dtype in GGUF_FILES:
+        return next((s for s in found if s.runtime == "llama.cpp" and s.dtype == subject.dtype), None)
+    exact = [s for s in found if s.dtype == "fp32"]
+    return min(exact, key=lambda s: (s.runtime != "transformers", s.runtime != "pace"), default=None)
 
 
 def _machine() -> dict:

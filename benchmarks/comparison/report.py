@@ -8,11 +8,12 @@ from pathlib import Path
 
 from benchmarks.comparison import targets
 from benchmarks.comparison.results import Results, Run, Scenario, Subject
+from benchmarks.comparison.runtimes.base import GGUF_FILES
 
 BEGIN = "<!-- made by benchmarks/compare.py --render; what is between the markers is written anew each time -->"
 END = "<!-- end of what benchmarks/compare.py makes -->"
 TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.2, "int8": 0.3, "int4": 0.6}
-TOLERANCES |= {"q8_0": 0.3, "q6_k": 0.3, "q5_k_m": 0.4, "q4_k_m": 0.6}
+TOLERANCES |= dict.fromkeys(GGUF_FILES, 0.2)  # beside llama.cpp's of the same file
 """Relative error of the logits up to which a runtime is believed to run the same model: one with a wrong rotation or
 order of heads is beyond 1. An approximation of the rotary scaling (CTranslate2: 0.008 in fp32) and the rounding of
 weights are within."""

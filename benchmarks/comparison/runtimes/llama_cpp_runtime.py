@@ -16,7 +16,8 @@ MICRO_BATCH = 512
 """llama.cpp's default: tokens of a prompt that are computed at once."""
 FLASH_ATTENTION = {"off": 0, "on": 1}
 """LLAMA_FLASH_ATTN_TYPE_DISABLED and _ENABLED."""
-FILE_TYPES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25}
+FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q4_k_s": 14}
+FILE_TYPES |= {"q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25}
 """LLAMA_FTYPE_MOSTLY_*"""
 
 
