@@ -15,6 +15,7 @@ import torch
 
 from pace.bench.costs import Costs
 from pace.bench.limits import Limits
+from pace.ops.weight_layout import SMALL_CODES
 
 STEP_TOKENS = 512
 """Of a prompt, in one step: the `Scheduler`'s own."""
@@ -81,8 +82,10 @@ many rows on tiles, measured on no machine yet, so that its prefill should be un
 
 def efficiency(isa: str, dtype: torch.dtype, code: str | None = None) -> Efficiency:
     """Returns the shares of the machine's limits that the kernels of an instruction set reach, for weights of a dtype
-    or in codes (`Costs.code`). `generic`, and `avx512` with codes, take those of `avx2`: neither was measured."""
+    or in codes (`Costs.code`). `generic`, and `avx512` with codes, take those of `avx2`: neither was measured. Codes of
+    2 to 6 bits, in super-blocks or not, take those of int4."""
     if code is not None:
+        code = "int4" if code in SMALL_CODES else code
         if isa in ("avx512_vnni", "avx512_bf16", "amx"):
             return VNNI_CODES[code]
         return (AVX2_VNNI_CODES if isa.startswith("avx2_vnni") else AVX2_CODES)[code]

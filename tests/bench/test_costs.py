@@ -28,7 +28,7 @@ from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.engine.scheduler import Scheduler
 from pace.llm.models.model_list import read_config
 from pace.ops import native
-from pace.quant import QuantizationConfig
+from pace.quant import FORMATS, QuantizationConfig
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny
 from tests.support import load_model
 
@@ -314,3 +314,14 @@ def test_every_instruction_set_has_its_shares():
             is VNNI_CODES[code]
         )
     assert inspect.signature(Scheduler).parameters["max_tokens_per_step"].default == STEP_TOKENS
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_has_shares(name):
+    model_class, config = read_config(SHAPES["llama-3.2-1b"])
+    model = model_class(config, torch.bfloat16, native)
+    model.quantize(QuantizationConfig(name))
+    code = Costs.of(model, torch.bfloat16).code
+    assert code == FORMATS[name]().layout.code
+    for isa in ("generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"):
+        assert 0 < efficiency(isa, torch.bfloat16, code).weights <= 1

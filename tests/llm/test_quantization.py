@@ -299,7 +299,7 @@ def test_weights_that_cannot_be_quantised_are_named() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "fp8"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "fp8", "q4_k", "q6_k"])
 def test_a_sequence_has_the_same_tokens_and_logits_in_every_company(quantization) -> None:
     model, rows = tiny(quantization), prompts(40, 3, 70, 17, 200)
     alone = [model.generate(row, GREEDY).generated_token_ids[0] for row in rows]
