@@ -88,6 +88,8 @@ class WeightLayout:
         if self.group != SUPER_GROUPS.get(self.code):
             known = ", ".join(f"{code} in groups of {group}" for code, group in SUPER_GROUPS.items())
             raise ValueError(f"super-blocks have codes of {known}; got {self.code} in groups of {self.group}")
+        if self.codebook not in (None, "iq4_nl"):
+            raise ValueError(f"in super-blocks, iq4_nl alone is a codebook; got {self.codebook!r}")
         by_32 = self.group == 32
         if self.scale_bits not in ((6,) if by_32 else (4,) if self.has_mins else (6, 8)):
             raise ValueError(

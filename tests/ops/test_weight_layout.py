@@ -130,6 +130,7 @@ def test_parts_and_their_rows():
         (lambda: WeightLayout("int6", 32, scale_bits=8), "int6 in groups of 16; got int6 in groups of 32"),
         (lambda: WeightLayout("int8", 16, scale_bits=8), "super-blocks have codes"),
         (lambda: WeightLayout("int6", 16, scale_bits=4), "6 or 8 without; got 4"),
+        (lambda: WeightLayout("int4", 32, codebook="nf4", scale_bits=6), "iq4_nl alone"),
         (lambda: WeightLayout("int4", 32, offset=16), "offset"),
         (lambda: WeightLayout("int8", 32, offset=0), "offset"),
         (lambda: QuantizedRows(SUPER_LAYOUTS[4], torch.zeros(1, 128, dtype=torch.uint8), torch.ones(1, 8, dtype=torch.int8)), "multiple of 256"),
