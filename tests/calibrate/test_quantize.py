@@ -76,7 +76,7 @@ def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
     inside = [matrix for layer in loaded.layers for matrix in layer.matrices()]
     assert {part for matrix in inside for part in matrix.parts} == written.keys()
     for matrix in inside:
-        assert matrix.weight.quantized.code == code
+        assert matrix.weight.layout.code == code
         for part, rows in part_rows(matrix):
             assert torch.equal(matrix.weight.matrix[rows], written[part])
     ids = torch.tensor(tokens(1, 30, seed=1)[0])

@@ -350,8 +350,14 @@ TEST(mistakes_about_super_blocks_and_parts_are_refused) {
     const std::vector<PackedPart> parts = {{16, q4}, {16, q6}};
     const Memory whole = zeros(packed_bytes(parts, 256, false));
     init_packed(whole.get(), parts, 256, false);
-    CHECK(refused([&] { w.pack(whole.get(), 8); }));
-    CHECK(refused([&] { w.pack(whole.get(), 16 + 8); }));
+    const auto pack_at = [&](int64_t row) {
+        PackSuperOp op = {
+            whole.get(),         row, 16, w.codes.data(), 256, w.scales.data(), w.mins.data(), w.super_scales.data(),
+            w.super_mins.data(), 0,   0};
+        execute(op);
+    };
+    CHECK(refused([&] { pack_at(8); }));   // of two parts
+    CHECK(refused([&] { pack_at(24); }));  // beyond the weight
     PackQuantizedOp codes = {w.memory.get(), 0, 1, w.codes.data(), 256, nullptr, nullptr, false, 0, 0};
     CHECK(refused([&] { execute(codes); }));
 }

@@ -36,7 +36,7 @@ from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_utils import load_model
 from pace.memory import resident_bytes
-from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
+from pace.ops.weight_layout import CODES, SUPER_BLOCK, QuantizedRows, WeightLayout, parts_of
 from tests.fuzz.checkpoints import healthy_checkpoints, write
 from tests.fuzz.mutate import make_case
 
@@ -126,15 +126,25 @@ def poisoned_bits(case: Path, poison: float) -> list[bytes]:
 
 
 def poison_matrix(ops, weight, poison: float) -> None:
-    """Fills a weight with `poison`, or, if it is quantised, with scales and minima of it."""
-    layout, shape = weight.layout, (weight.n, weight.k)
-    if not isinstance(layout, WeightLayout):
-        return ops.pack_rows_(weight, torch.full(shape, poison), 0)
-    groups = torch.full((weight.n, layout.num_groups(weight.k)), poison)
+    """Fills a weight with `poison`, or, where it is quantised, with scales and minima of it."""
+    row = 0
+    for rows, layout in parts_of(weight.layout, weight.n):
+        shape = (rows, weight.k)
+        if isinstance(layout, WeightLayout):
+            ops.pack_quantized_(weight, poisoned_rows(layout, shape, weight.order, poison), row)
+        else:
+            ops.pack_rows_(weight, torch.full(shape, poison), row)
+        row += rows
+
+
+def poisoned_rows(layout: WeightLayout, shape: tuple[int, int], order, poison: float) -> QuantizedRows:
     codes = torch.ones(shape, dtype=CODES[layout.code])
-    ops.pack_quantized_(
-        weight, QuantizedRows(layout, codes, groups, groups if layout.has_mins else None, weight.order), 0
-    )
+    groups, supers = torch.full((shape[0], layout.num_groups(shape[1])), poison), None
+    if layout.in_super_blocks:
+        groups = groups.to(torch.int8)
+        supers = torch.full((shape[0], shape[1] // SUPER_BLOCK), poison, dtype=torch.float16)
+    mins, super_mins = (groups, supers) if layout.has_mins else (None, None)
+    return QuantizedRows(layout, codes, groups, mins, order, super_scales=supers, super_mins=super_mins)
 
 
 def all_layers(layer: Layer) -> list[Layer]:
