@@ -339,8 +339,8 @@ class _NotingFailure:
 
 
 def _exact_beside(subject: Subject, found: list[Subject]) -> Subject | None:
-    """Whose logits those of a subject are compared with: the fp32 ones of transformers, of pace where there are none.
-    A file that is quantised more says something else than the model it was made from: there, llama.cpp's."""
+    """Returns whose logits a subject's are compared with: transformers' in fp32, or else pace's; of a quantised GGUF
+    file llama.cpp's, for such a file holds other weights than its source."""
     if subject.dtype in GGUF_FILES:
         return next((s for s in found if s.runtime == "llama.cpp" and s.dtype == subject.dtype), None)
     exact = [s for s in found if s.dtype == "fp32"]

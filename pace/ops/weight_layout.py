@@ -140,6 +140,9 @@ class MixedLayout:
     def __post_init__(self) -> None:
         if len(self.parts) < 2 or any(rows < 1 for rows, _ in self.parts):
             raise ValueError(f"a mixed layout has two parts or more, of at least one row each; got {self.parts}")
+        for (_, above), (_, below) in zip(self.parts, self.parts[1:]):
+            if above == below:
+                raise ValueError(f"neighbours that are stored alike are one part; got two of {above}")
 
     def __str__(self) -> str:
         return "; ".join(f"{rows} rows of {layout}" for rows, layout in self.parts)
@@ -262,7 +265,7 @@ class QuantizedRows:
 
     @property
     def nbytes(self) -> int:
-        """Of what it holds, a byte for each code."""
+        """Bytes of what it holds, a byte for each code."""
         return math.prod(self.shape) + sum(part.nbytes for part in self.tensors()[1:] if part is not None)
 
     def dequantize(self) -> Tensor:

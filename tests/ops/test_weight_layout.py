@@ -119,6 +119,8 @@ def test_parts_and_their_rows():
         parts_of(mixed, 97)
     with pytest.raises(ValueError, match="two parts"):
         MixedLayout(((48, q4),))
+    with pytest.raises(ValueError, match="stored alike are one part; got two of int4"):
+        MixedLayout(((48, q6), (16, q4), (32, q4)))
 
 
 @pytest.mark.parametrize(

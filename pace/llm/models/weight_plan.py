@@ -73,7 +73,8 @@ def _plan(
         return WeightPlan()
     layouts = {name: part.layout for name, part in zip(matrix.parts, found) if part}
     plan = WeightPlan(layouts, wanted, next(part for part in found if part).order)
-    if _same_order(found) and (not matrix.glu or len(matrix.parts) <= 2):
+    alike = len({layouts.get(name) for name in matrix.parts}) == 1
+    if _same_order(found) and (alike or not matrix.glu or len(matrix.parts) == 2):
         return plan
     apart[
         ", ".join(
