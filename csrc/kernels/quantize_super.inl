@@ -96,10 +96,11 @@ static F16 as_numbers(const float* values, int groups, int most, int8_t* numbers
     F16 super;
     const float step = largest / float(most);
     from_float(largest > 0.0f ? step : 0.0f, super);
-    const float inverse = float(most) / (largest > 0.0f ? largest : 1.0f);
+    const bool some = to_float(super) > 0.0f;  // else `inverse` may be infinite
+    const float inverse = some ? float(most) / largest : 0.0f;
     for (int g = 0; g < groups; ++g) {
         const float number = __builtin_rintf(inverse * values[g]);
-        numbers[g] = largest > 0.0f ? int8_t(number < float(most) ? number : float(most)) : int8_t(0);
+        numbers[g] = int8_t(number < float(most) ? number : float(most));
     }
     return super;
 }

@@ -160,7 +160,8 @@ def as_numbers(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Numbers `[B, G]` of 0 or more as whole numbers of at most `most`, in float32, times a float16 `[B, 1]`."""
     largest = values.amax(-1, keepdim=True)
     numbers = (divided(most, torch.where(largest > 0, largest, 1.0)) * values).round_().clamp_(max=most)
-    return torch.where(largest > 0, numbers, 0.0), torch.where(largest > 0, largest / most, 0.0).half()
+    step = torch.where(largest > 0, largest / most, 0.0).half()
+    return torch.where(step > 0, numbers, 0.0), step
 
 
 class SymmetricKType(KType):

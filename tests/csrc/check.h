@@ -49,6 +49,22 @@ inline std::vector<float> heavy_tailed(size_t count, uint32_t seed) {
     return values;
 }
 
+// Rows of inputs, one float past alignment, with NaN before, between and behind them.
+struct Inputs {
+    int64_t rows, k, stride;
+    std::vector<float> memory;
+    Inputs(int64_t rows, int64_t k, bool at_ends, uint32_t seed)
+        : rows(rows), k(k), stride(k + 5), memory(size_t(rows * stride) + 1, kPoison) {
+        const std::vector<float> values = heavy_tailed(size_t(rows * k), seed);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < k; ++i) {
+                const float value = values[size_t(r * k + i)];
+                row(r)[i] = at_ends ? std::copysign(3.5f, r % 2 ? value : 1.0f) : value;
+            }
+    }
+    float* row(int64_t r) { return memory.data() + 1 + r * stride; }
+};
+
 }  // namespace check
 
 #define TEST(name)                                                    \

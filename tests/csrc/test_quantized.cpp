@@ -13,6 +13,7 @@
 namespace {
 
 using namespace pace;
+using check::Inputs;
 
 constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
@@ -94,22 +95,6 @@ struct Quantized {
     float min(int64_t row, int64_t column) const {
         return format.has_mins ? mins[size_t(row * groups + column / group())] : 0.0f;
     }
-};
-
-// Rows of inputs, one float past alignment, with NaN before, between and behind them.
-struct Inputs {
-    int64_t rows, k, stride;
-    std::vector<float> memory;
-    Inputs(int64_t rows, int64_t k, bool at_ends, uint32_t seed)
-        : rows(rows), k(k), stride(k + 5), memory(size_t(rows * stride) + 1, check::kPoison) {
-        const std::vector<float> values = check::heavy_tailed(size_t(rows * k), seed);
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t i = 0; i < k; ++i) {
-                const float value = values[size_t(r * k + i)];
-                row(r)[i] = at_ends ? std::copysign(3.5f, r % 2 ? value : 1.0f) : value;
-            }
-    }
-    float* row(int64_t r) { return memory.data() + 1 + r * stride; }
 };
 
 std::vector<float> multiply(Inputs& x, const Quantized& w, const int32_t* order = nullptr) {

@@ -11,6 +11,7 @@
 namespace {
 
 using namespace pace;
+using check::Inputs;
 
 constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
@@ -118,21 +119,6 @@ struct Super {
         const float product = float(level(row, column)) * (float(scale(row, column)) * super_scale(row, column));
         return format.has_mins ? product + float(min(row, column)) * super_min(row, column) : product;
     }
-};
-
-struct Inputs {
-    int64_t rows, k, stride;
-    std::vector<float> memory;
-    Inputs(int64_t rows, int64_t k, bool at_ends, uint32_t seed)
-        : rows(rows), k(k), stride(k + 5), memory(size_t(rows * stride) + 1, check::kPoison) {
-        const std::vector<float> values = check::heavy_tailed(size_t(rows * k), seed);
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t i = 0; i < k; ++i) {
-                const float value = values[size_t(r * k + i)];
-                row(r)[i] = at_ends ? std::copysign(3.5f, r % 2 ? value : 1.0f) : value;
-            }
-    }
-    float* row(int64_t r) { return memory.data() + 1 + r * stride; }
 };
 
 std::vector<float> multiply(Inputs& x, const void* weight, int64_t n_out, const float* bias = nullptr) {
