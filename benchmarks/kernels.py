@@ -26,6 +26,7 @@ line is one JSON object; --output writes a file, by its ending as JSON or Markdo
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -171,21 +172,21 @@ Stored = torch.dtype | WeightLayout | Format
 
 def _cold_weights(n: int, k: int, stored: Stored, glu: bool) -> list[native.PackedWeight]:
     """So many weights of a shape that reading them in turn reads memory."""
+    first = random_weight(n, k, stored, glu)
+    return [first, *(random_weight(n, k, stored, glu) for _ in range(max(1, -(-COLD_BYTES // first.nbytes) - 1)))]
+
+
+def random_weight(n: int, k: int, stored: Stored, glu: bool) -> native.PackedWeight:
+    """A packed weight `[n, k]` that holds the same 256 rows again and again."""
     rows = _random_rows(min(256, n), k, stored)
-    layout = rows.layout if isinstance(rows, QuantizedRows) else stored
-    count = max(2, -(-COLD_BYTES // native.weight_nbytes(n, k, layout, glu)))
-    weights = [native.empty_weight(n, k, layout, glu) for _ in range(count)]
+    weight = native.empty_weight(n, k, rows.layout if isinstance(rows, QuantizedRows) else stored, glu)
+    pack = native.pack_quantized_ if isinstance(rows, QuantizedRows) else native.pack_rows_
     for first in range(0, n, 256):
-        if n - first < 256:
-            rows = _random_rows(n - first, k, stored)
-        for weight in weights:
-            if isinstance(rows, QuantizedRows):
-                native.pack_quantized_(weight, rows, first)
-            else:
-                native.pack_rows_(weight, rows, first)
-    return weights
+        pack(weight, rows if n - first >= 256 else _random_rows(n - first, k, stored), first)
+    return weight
 
 
+@functools.cache
 def _random_rows(n: int, k: int, stored: Stored) -> torch.Tensor | QuantizedRows:
     """The same for every call of a shape; weights of about 0.02."""
     generator = torch.Generator().manual_seed(0)
