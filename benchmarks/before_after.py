@@ -5,7 +5,7 @@
 
 Each tree runs in a process of its own, which keeps its model; the two take turns run by run, in the order A B B A, so
 that a drift of the machine meets both. A figure is the median of the runs, a ratio the median over the pairs of
-neighbours.
+neighbours. A run of some models or weights alone leaves the other rows of a page as they are.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> int:
                 print(cases[-1].row(), file=sys.stderr, flush=True)
             for tree in trees:
                 tree.close()
-    page.publish(options.into, SCRIPT, table(cases, options))
+    page.publish(options.into, SCRIPT, table(cases, options, earlier_rows(options.into)))
     return int(any(case.ratio(phase) < LEAST for case in cases for phase in (0, 1)))
 
 
@@ -146,17 +146,31 @@ def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace
     return case
 
 
-def table(cases: list[Case], options: argparse.Namespace) -> str:
+Rows = dict[tuple[str, ...], str]
+"""Of a model, weights and a batch, in their order."""
+
+
+def earlier_rows(into: Path | None) -> Rows:
+    """Rows of the table that stands in the page."""
+    if into is None:
+        return {}
+    begin, end = page.markers(SCRIPT)
+    lines = into.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| model ")]
+    return {tuple(cell.strip() for cell in row.split("|")[1:4]): row for row in rows}
+
+
+def table(cases: list[Case], options: argparse.Namespace, earlier: Rows) -> str:
     from pace import _C
     from pace.llm.models.model_utils import use_threads
 
     lines = [
         f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {use_threads(options.num_threads)} threads: prompts of "
         f"{options.prompt} tokens, {options.generate} steps, {options.rounds} pairs. Tokens a second before, after, and "
-        "their ratio.\n",
+        "their ratio; rows that this command does not name are of an earlier one.\n",
         "| model | weights | batch | prefill before | after | ratio | decode before | after | ratio |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-        *(case.row() for case in cases),
+        *(earlier | {(case.model, case.format, str(case.batch)): case.row() for case in cases}).values(),
     ]
     return "\n".join(lines) + "\n\n"
 

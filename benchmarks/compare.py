@@ -5,16 +5,20 @@ docs/benchmarks.md, its pictures, and that of the README.
     python benchmarks/compare.py --quick             two rounds of short runs: that everything works, no figures to keep
     python benchmarks/compare.py --isa avx2          pace as on a CPU without AVX-512; the peers use what they like
     python benchmarks/compare.py --isa avx2 --peers-isa avx2      and those peers that can be told so
+    python benchmarks/compare.py --llama-bench PATH  ik_llama.cpp too, by the llama-bench that it builds
+    python benchmarks/compare.py qwen3-4b-4-layers   the first four layers of a shape, with its embedding
     python benchmarks/compare.py --prepare           checkpoints and conversions only, which needs no quiet machine
     python benchmarks/compare.py --render            docs/benchmarks.md again, from all files in benchmarks/results/
 
 Random weights in a known shape (`pace bench --list`), written once as a checkpoint and converted for each peer (GGUF,
 OpenVINO, ONNX, CTranslate2) below `--folder`. Every runtime lives in a process of its own. Rounds go A B C A B C
 through all those that fit in memory together, each run has a new prompt, and the machine's limits are measured before
-and after each run. Figures are medians; a ratio is the median over the pairs of runs of a round. A peer that is not
-installed is reported as such. None is a dependency of pace:
+and after each run; a round in which they change by more than 15 % is measured again. Figures are medians; a ratio is
+the median over the pairs of runs of a round. A peer that is not installed is reported as such. None is a dependency
+of pace:
 
     pip install llama-cpp-python gguf ctranslate2 onnxruntime-genai onnx onnx-ir
+    cmake -B build -DGGML_NATIVE=ON && cmake --build build --target llama-bench       # in a checkout of ik_llama.cpp
     pip install openvino-genai optimum-intel nncf    # wants another transformers: in an environment of its own, --python openvino-genai=PATH
 """
 
@@ -116,6 +120,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="PEER=PATH",
         help="the interpreter for a peer that needs one of its own",
     )
+    parser.add_argument("--llama-bench", type=Path, metavar="PATH", help="ik_llama.cpp's program of this name")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -150,6 +155,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def measure(options: argparse.Namespace) -> Results:
     from benchmarks.comparison.measure import Comparison, LimitsError, Plan
+    from benchmarks.comparison.runtimes.ik_llama_cpp_runtime import PROGRAM_VARIABLE
+
+    if options.llama_bench:
+        os.environ[PROGRAM_VARIABLE] = str(options.llama_bench.resolve())
 
     scenarios = [Scenario(options.prompt, options.generate)]
     scenarios += [Scenario(BATCH_PROMPT, BATCH_STEPS, batch) for batch in options.batch]

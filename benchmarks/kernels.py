@@ -9,7 +9,7 @@ fp32 FMA peak (MFU).
 
 linear      the products of one layer and the LM head of each shape, for each number of rows; weights are read from memory, not from a cache.
             Several `--dtype` take turns at each point, and are named in the rows; codes are random, in groups of as
-            many as stand behind the colon
+            many as stand behind the colon. q4_k and the other types of GGUF files are quantised from random weights
 attention   decode over a context (bytes of keys and values, each counted once, read from memory) and prefill of a prompt (4 D operations for each
             query and each position that it sees), with the heads of each shape; `decode` and `prefill` are one of the
             two. Several `--kv-dtype` take turns at each point, and are named in the rows
@@ -26,6 +26,7 @@ line is one JSON object; --output writes a file, by its ending as JSON or Markdo
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -44,6 +45,8 @@ from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.ops.weight_layout import CODES, QuantizedRows, WeightLayout
+from pace.quant.format import Format
+from pace.quant.registry import FORMATS
 
 COLD_BYTES = 256 << 20
 """More than the caches that a kernel must not profit from."""
@@ -65,6 +68,7 @@ STORED = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
     **{f"{code}:{group}": WeightLayout(code, group) for code in ("int8", "int4", "float8") for group in (32, 64, 128)},
 }
 """What `--dtype` may name -> how weights are stored."""
+STORED |= {name: make() for name, make in FORMATS.items() if name.startswith(("q", "mx"))}
 LONG_SECONDS, FEW_REPEATS = 2.0, 3
 """A kernel that has taken so long is measured no more often than this."""
 
@@ -163,23 +167,31 @@ def _product(x: torch.Tensor, weights: list[native.PackedWeight]) -> Callable[[]
     return step
 
 
-def _cold_weights(n: int, k: int, stored: torch.dtype | WeightLayout, glu: bool) -> list[native.PackedWeight]:
+Stored = torch.dtype | WeightLayout | Format
+
+
+def _cold_weights(n: int, k: int, stored: Stored, glu: bool) -> list[native.PackedWeight]:
     """So many weights of a shape that reading them in turn reads memory."""
-    count = max(2, -(-COLD_BYTES // native.weight_nbytes(n, k, stored, glu)))
-    weights = [native.empty_weight(n, k, stored, glu) for _ in range(count)]
+    first = random_weight(n, k, stored, glu)
+    return [first, *(random_weight(n, k, stored, glu) for _ in range(max(1, -(-COLD_BYTES // first.nbytes) - 1)))]
+
+
+def random_weight(n: int, k: int, stored: Stored, glu: bool) -> native.PackedWeight:
+    """A packed weight `[n, k]` that holds the same 256 rows again and again."""
+    rows = _random_rows(min(256, n), k, stored)
+    weight = native.empty_weight(n, k, rows.layout if isinstance(rows, QuantizedRows) else stored, glu)
+    pack = native.pack_quantized_ if isinstance(rows, QuantizedRows) else native.pack_rows_
     for first in range(0, n, 256):
-        rows = _random_rows(min(256, n - first), k, stored)
-        for weight in weights:
-            if isinstance(rows, QuantizedRows):
-                native.pack_quantized_(weight, rows, first)
-            else:
-                native.pack_rows_(weight, rows, first)
-    return weights
+        pack(weight, rows if n - first >= 256 else _random_rows(n - first, k, stored), first)
+    return weight
 
 
-def _random_rows(n: int, k: int, stored: torch.dtype | WeightLayout) -> torch.Tensor | QuantizedRows:
+@functools.cache
+def _random_rows(n: int, k: int, stored: Stored) -> torch.Tensor | QuantizedRows:
     """The same for every call of a shape; weights of about 0.02."""
     generator = torch.Generator().manual_seed(0)
+    if isinstance(stored, Format):
+        return stored.for_width(k).quantize(torch.randn(n, k, generator=generator) * 0.02)
     if not isinstance(stored, WeightLayout):
         return (torch.randn(n, k, generator=generator) * 0.02).to(stored)
     low, high, size = {"int8": (-127, 128, 64), "int4": (0, 16, 4), "float8": (0, 64, 1)}[stored.code]

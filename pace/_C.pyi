@@ -62,6 +62,9 @@ def quantize_rows(
 ) -> bool:  # fmt: skip
     """False where an element of the source is not finite: nothing that was written counts then."""
 
+def unpack_fields(
+    source: int, source_stride: int, blocks: int, block_bytes: int, run_bytes: int, bits: int, shift: int, out: int, merge: bool,
+) -> None: ...  # fmt: skip
 def gather_rows(weight: int, order: int, ids: int, count: int, out: int, widen: bool) -> None: ...
 def linear(
     x: int, x_stride: int, rows: int, weight: int, order: int, bias: int, activation: int, residual: int, out: int

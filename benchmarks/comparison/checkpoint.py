@@ -4,7 +4,9 @@ tokenizer."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,17 +22,29 @@ the whole model."""
 
 
 def ensure_checkpoint(shape: str, folder: Path) -> Path:
-    """The directory of `shape`'s checkpoint below `folder`, written the first time. Raises ValueError for a name that
-    `pace bench --list` lacks."""
-    if shape not in SHAPES:
-        raise ValueError(f"no shape is called {shape!r}; there are {', '.join(SHAPES)} (pace bench --list)")
+    """The directory of `shape`'s checkpoint below `folder`, written the first time."""
+    config = shape_config(shape)
     target = folder / "checkpoint"
     if not target.exists():
         partial = folder / "checkpoint.partial"
         partial.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(SHAPES[shape], partial)
+        write_checkpoint(config, partial)
         partial.rename(target)
     return target
+
+
+def shape_config(shape: str) -> dict[str, Any]:
+    """The config of a shape of `pace bench --list`, or with the name `SHAPE-4-layers` of its first 4 layers. Raises
+    ValueError for another name."""
+    name, layers = re.fullmatch(r"(.+?)(?:-(\d+)-layers?)?", shape).groups()
+    if name not in SHAPES:
+        raise ValueError(f"no shape is called {name!r}; there are {', '.join(SHAPES)} (pace bench --list)")
+    config = SHAPES[name]
+    if layers is None:
+        return config
+    if not 1 <= int(layers) <= config.get("num_hidden_layers", 0):
+        raise ValueError(f"{name} has 1 to {config.get('num_hidden_layers', 0)} layers; got {layers}")
+    return config | {"num_hidden_layers": int(layers)}
 
 
 def write_checkpoint(config: dict, folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""A Llama or Qwen2 checkpoint as a GGUF file for llama.cpp, in bf16, fp16 or fp32.
+"""A Llama, Qwen2 or Qwen3 checkpoint as a GGUF file for llama.cpp, in bf16, fp16 or fp32.
 
 llama.cpp rotates the pairs (2i, 2i + 1) of a Llama head where checkpoints on the Hub have them at (i, i + D/2): the
-rows of queries and keys are permuted. It rotates Qwen2 as the Hub has it. Norms and biases are fp32, the tokenizer is
+rows of queries and keys are permuted. It rotates Qwen as the Hub has it. Norms and biases are fp32, the tokenizer is
 left out (`no_vocab`). Names and keys: the GGUF specification (ggml/docs/gguf.md) and llama.cpp's src/llama-arch.cpp.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 PERMUTED = {"llama"}
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -29,6 +29,8 @@ INNER = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",

@@ -158,6 +158,11 @@ def notes(results: Results) -> Iterator[str]:
         yield f"Left out: {line}"
     for line in disagreements(results):
         yield f"NOT THE SAME MODEL: {line}"
+    if results.rounds_again:
+        yield (
+            f"The limits changed too much in some of the {results.rounds} rounds: {results.rounds_again} were measured "
+            f"again, and {results.unsteady_rounds} are still unsteady."
+        )
     if results.runs:
         worst = max(results.runs, key=lambda run: run.others_cpu)
         busy = sum(run.others_cpu > 0.05 for run in results.runs)

@@ -125,6 +125,11 @@ class Results:
     runs: list[Run] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     """Runs that were left out, and why."""
+    rounds: int = 0
+    rounds_again: int = 0
+    """Measured once more, as the limits of the machine changed too much in them."""
+    unsteady_rounds: int = 0
+    """In which they still did at the last try."""
 
     @property
     def shapes(self) -> list[str]:

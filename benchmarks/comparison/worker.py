@@ -74,9 +74,9 @@ class Worker:
         return answer
 
     def cpu_seconds(self) -> float:
-        """Of all its threads, since it began."""
+        """Of all its threads and of the programs that it ran to their end, since it began."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         """Ends the process, where it has not ended by itself."""
@@ -119,10 +119,10 @@ class Server:
 
     def load(self, source: str, variant: str, threads: int) -> dict[str, Any]:
         self.kind.import_modules()
-        before, began = _memory_mib("VmRSS"), time.perf_counter()
+        began = time.perf_counter()
         self.subject = self.kind(Path(source), variant, threads)
-        seconds = time.perf_counter() - began
-        return {"load_s": seconds, "before_mib": before, "step_weight_bytes": self.subject.step_weight_bytes()}
+        seconds = None if self.kind.is_program else time.perf_counter() - began
+        return {"load_s": seconds, "step_weight_bytes": self.subject.step_weight_bytes()}
 
     def tune(self, prompts: list[list[int]]) -> dict[str, Any]:
         self.subject.tune(prompts)
@@ -136,7 +136,7 @@ class Server:
         return {}
 
     def status(self) -> dict[str, Any]:
-        return {"peak_mib": _memory_mib("VmHWM"), "settings": self.subject.settings()}
+        return {"peak_mib": self.subject.peak_mib(), "settings": self.subject.settings()}
 
     def machine(self, threads: int | None) -> dict[str, Any]:
         from pace import _C
@@ -164,11 +164,6 @@ def serve(requests: TextIO, answers: TextIO, server: Server) -> None:
             traceback.print_exc()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-
-
-def _memory_mib(field: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
 
 
 def main() -> None:

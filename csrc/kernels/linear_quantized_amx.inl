@@ -45,27 +45,29 @@ static void decode_for_tiles(const PackedHeader& h, int64_t panel, int64_t first
 static void quantized_tiles(const PackedHeader& h, int64_t panel, int64_t panels, const uint8_t* codes, int64_t tile_k,
                             const char* x, int64_t x_stride, int64_t rows, int64_t first, int64_t end, float* sums,
                             int64_t sums_stride) {
+    const QuantizedWeight weight(h);  // what the header tells, once: the compiler looks again after every tile
+    const bool has_mins = h.has_mins;
     F32 row_scales[kPanelsOfTiles];  // of rows, or powers of two
-    for (int64_t p = 0; p < panels; ++p) QuantizedWeight(h).load_row_scales(panel + p, row_scales + p);
+    for (int64_t p = 0; p < panels; ++p) weight.load_row_scales(panel + p, row_scales + p);
     const float* const x_scales = QuantizedInput::scales(x, h);
     const float* const x_sums = QuantizedInput::sums(x, h);
     const int64_t stride = x_stride / 4;  // of the two
 
     alignas(64) float dots[kRowsOfTiles][kPanelsOfTiles * 16];  // integers
     for (int64_t g = first; g < end; ++g) {
-        const int64_t k = g * h.input_group(), rest = h.k_padded - k;
-        const int64_t count = round_up(rest < h.input_group() ? rest : h.input_group(), tile_k);
-        multiply_tiles<int8_t>(rows, panels, x + k, x_stride, (const char*)codes + 16 * (k - first * h.input_group()),
-                               16 * kTilesBlockK, count, tile_k, dots[0], sizeof dots[0]);
+        const int64_t k = g * weight.input_group, of_block = k - first * weight.input_group;
+        multiply_tiles<int8_t>(rows, panels, x + k, x_stride, (const char*)codes + 16 * of_block, 16 * kTilesBlockK,
+                               round_up(weight.count(g), tile_k), tile_k, dots[0], sizeof dots[0]);
+        const int64_t scales_at = weight.group ? h.scales_offset(k / weight.group) : 0;
         for (int64_t p = 0; p < panels; ++p) {
-            const F16* const place = (const F16*)(h.panel(panel + p) + (h.group ? h.scales_offset(k / h.group) : 0));
-            const F32 scale = h.group ? load(place) * row_scales[p] : row_scales[p];
-            const F32 min = h.has_mins ? load(place + PackedHeader::kPairScales) * row_scales[p] : zero();
+            const F16* const place = (const F16*)(weight.panel(panel + p) + scales_at);
+            const F32 scale = weight.group ? load(place) * row_scales[p] : row_scales[p];
+            const F32 min = has_mins ? load(place + PackedHeader::kPairScales) * row_scales[p] : zero();
             for (int64_t r = 0; r < rows; ++r) {
                 float* const to = sums + r * sums_stride + 16 * p;
                 const I32 dot[1] = {bits(load(dots[r] + 16 * p))};
                 F32 sum[1] = {g == 0 ? zero() : load(to)};
-                add_group(dot, &scale, h.has_mins ? &min : nullptr, x_scales + g + r * stride, x_sums + g + r * stride,
+                add_group(dot, &scale, has_mins ? &min : nullptr, x_scales + g + r * stride, x_sums + g + r * stride,
                           sum);
                 store(to, sum[0]);
             }

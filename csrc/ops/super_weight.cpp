@@ -24,26 +24,32 @@ struct Fields {
     Field low, high;
     int low_bits;
 };
-Fields fields_of_step(int bits, int step) {
+constexpr Fields fields_of_step(int bits, int step) {
     const int low = bits <= 3 ? 2 : 4, high = bits - low;
     return {{step * low / 8, step * low % 8, (1 << low) - 1},
             {low + step * high / 8, step * high % 8, (1 << high) - 1},
             low};
 }
 
-// Codes of a unit of one row, whose first byte in a panel is at `out`.
-void pack_unit(const uint8_t* codes, int bits, uint8_t* out) {
-    for (int i = 0; i < 4; ++i) {
-        uint8_t lines[6] = {};
-        for (int step = 0; step < kSteps; ++step) {
-            const Fields f = fields_of_step(bits, step);
-            const int code = codes[4 * step + i];
-            lines[f.low.line] |= uint8_t((code & f.low.mask) << f.low.shift);
-            if (f.high.mask) lines[f.high.line] |= uint8_t((code >> f.low_bits & f.high.mask) << f.high.shift);
-        }
-        for (int line = 0; line < bits; ++line) out[64 * line + i] = lines[line];
+// Codes of a unit of one row, whose first byte in a panel is at `out`: the four of a step at once, in the bytes of a word.
+template <int bits>
+void pack_unit(const uint8_t* codes, uint8_t* out) {
+    constexpr uint32_t kEveryByte = 0x01010101;
+    uint32_t lines[bits] = {};
+#pragma GCC unroll 8
+    for (int step = 0; step < kSteps; ++step) {
+        const Fields f = fields_of_step(bits, step);
+        uint32_t word;
+        std::memcpy(&word, codes + 4 * step, sizeof word);
+        lines[f.low.line] |= (word & f.low.mask * kEveryByte) << f.low.shift;
+        if (f.high.mask) lines[f.high.line] |= (word >> f.low_bits & f.high.mask * kEveryByte) << f.high.shift;
     }
+    for (int line = 0; line < bits; ++line) std::memcpy(out + 64 * line, &lines[line], sizeof lines[line]);
 }
+
+using PackUnit = void (*)(const uint8_t* codes, uint8_t* out);
+constexpr PackUnit kPackUnit[] = {nullptr,      nullptr,      pack_unit<2>, pack_unit<3>,
+                                  pack_unit<4>, pack_unit<5>, pack_unit<6>};
 
 int code_of_unit(const uint8_t* unit, int bits, int k) {
     const Fields f = fields_of_step(bits, k / 4);
@@ -128,6 +134,7 @@ void PackSuperOp::prepare(int) {
 void PackSuperOp::run(int, int64_t chunk, int) const {
     const PackedHeader& h = *static_cast<const PackedHeader*>(weight);
     const int64_t groups = kSuperBlock / h.group, supers = h.k / kSuperBlock;
+    const PackUnit pack_unit = kPackUnit[h.bits];
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
         const Place place = place_of(h, row + r);
@@ -141,7 +148,7 @@ void PackSuperOp::run(int, int64_t chunk, int) const {
                               numbers + place.row);
             uint8_t* const units = numbers + h.group_scales_bytes() + 4 * place.row;
             for (int u = 0; u < kUnits; ++u)
-                pack_unit(codes + r * codes_stride + b * kSuperBlock + u * kUnit, h.bits, units + u * 64 * h.bits);
+                pack_unit(codes + r * codes_stride + b * kSuperBlock + u * kUnit, units + u * 64 * h.bits);
         }
     }
 }

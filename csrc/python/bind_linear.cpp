@@ -136,6 +136,22 @@ bool quantize_rows(int quantizer, Address source, int source_dtype, int64_t sour
     return all_finite;
 }
 
+void unpack_fields(Address source, int64_t source_stride, int64_t blocks, int64_t block_bytes, int64_t run_bytes,
+                   int bits, int shift, Address out, bool merge) {
+    pace::UnpackFieldsOp op = {at<const uint8_t>(source),
+                               source_stride,
+                               blocks,
+                               block_bytes,
+                               run_bytes,
+                               bits,
+                               shift,
+                               at<uint8_t>(out),
+                               merge,
+                               0,
+                               0};
+    pace::execute(op);
+}
+
 void gather_rows(Address weight, Address order, Address ids, int64_t count, Address out, bool widen) {
     pace::GatherOp op = {
         at<const void>(weight), at<const int64_t>(ids), count, at<void>(out), widen, 0, at<const int32_t>(order), 0, 0};
@@ -161,6 +177,7 @@ void bind_linear(py::module_& m) {
     m.def("pack_codes", pack_codes, release);
     m.def("pack_super_blocks", pack_super_blocks, release);
     m.def("quantize_rows", quantize_rows, release);
+    m.def("unpack_fields", unpack_fields, release);
     m.def("gather_rows", gather_rows, release);
     m.def("linear", linear, release);
     m.def("activation", activation, release);

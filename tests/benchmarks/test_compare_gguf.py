@@ -46,7 +46,7 @@ def values(tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("shape", ["qwen2.5-0.5b", "llama-3.2-1b", "tinyllama-1.1b"])
+@pytest.mark.parametrize("shape", ["qwen2.5-0.5b", "qwen3-4b", "llama-3.2-1b", "tinyllama-1.1b"])
 def test_every_tensor(tmp_path, shape, dtype):
     fields, tensors, checkpoint = written(tmp_path, shape, dtype)
     kind, torch_dtype = KINDS[dtype]
@@ -63,7 +63,7 @@ def test_every_tensor(tmp_path, shape, dtype):
     } <= set(tensors)
     assert ("output.weight" in tensors) == (shape == "tinyllama-1.1b")
     assert ("blk.0.attn_k.bias" in tensors) == shape.startswith("qwen2")
-    is_permuted = not shape.startswith("qwen2")
+    is_permuted = not shape.startswith("qwen")
     for name, tensor in tensors.items():
         if name == "rope_freqs.weight":
             continue
@@ -77,7 +77,7 @@ def test_every_tensor(tmp_path, shape, dtype):
         else:
             got = values(tensor)
         assert torch.equal(got, want.to(torch_dtype if want.dim() == 2 else torch.float32).float()), name
-    architecture = "llama" if is_permuted else "qwen2"
+    architecture = "llama" if is_permuted else shape[:5]
     assert fields["general.architecture"] == architecture and fields["tokenizer.ggml.model"] == "no_vocab"
     assert fields[f"{architecture}.vocab_size"] == 96 and fields[f"{architecture}.attention.head_count_kv"] == 2
     assert (

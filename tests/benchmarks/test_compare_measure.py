@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks import compare
-from benchmarks.comparison import report, worker
+from benchmarks.comparison import measure, report, worker
+from benchmarks.comparison.checkpoint import shape_config
+from benchmarks.comparison.gguf_writer import write_gguf
 from benchmarks.comparison.measure import Comparison, LimitsError, Plan
 from benchmarks.comparison.results import Results, Scenario, Subject
 from benchmarks.comparison.runtimes import RUNTIMES
 from benchmarks.comparison.runtimes.base import SteppedRuntime, Timing
+from benchmarks.comparison.runtimes.ik_llama_cpp_runtime import IkLlamaCpp
 from pace.bench import limits
 from pace.bench.shapes import SHAPES
 
@@ -112,6 +115,76 @@ def test_no_runtime_is_blamed_for_limits_that_cannot_be_measured(monkeypatch, tm
     monkeypatch.setattr(worker.Worker, "ask", failing)
     with pytest.raises(LimitsError, match="cannot be measured: its process ended with code -9"):
         compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"])
+
+
+def test_a_round_with_unsteady_limits_is_measured_again(monkeypatch, tmp_path):
+    bandwidths = iter([10, 12, 20, 20, *[20, 20], *[30, 36] * 3])  # unsteady, then steady; steady; thrice unsteady
+    monkeypatch.setattr(Comparison, "_limits", lambda self: limits.Limits("avx2", 2, float(next(bandwidths)), 100.0))
+    results, said = compare_small(monkeypatch, tmp_path, ["pace"], ["bf16"])
+    assert [run.read_gb_s for run in results.runs] == [20.0, 20.0, 33.0]
+    assert (results.rounds, results.rounds_again, results.unsteady_rounds) == (3, 3, 1)
+    assert sum("the limits changed by 20% in this round" in line for line in said) == 4
+    assert any("3 were measured again, and 1 are still unsteady" in line for line in report.notes(results))
+
+
+FAKE_LLAMA_BENCH = """#!/usr/bin/env python3
+import json, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if words["-m"].endswith("missing.gguf"):
+    sys.exit("cannot open the file")
+prompt, generated = map(int, words["-gp"].split(","))
+speed = 2 if words["-rtr"] == "1" and words["-fa"] == "0" else 1
+about = {"build_commit": "abc", "build_number": 7}
+print(json.dumps([
+    about | {"n_prompt": prompt, "n_gen": 0, "avg_ns": 1000000000 // speed},
+    about | {"n_prompt": prompt, "n_gen": generated, "avg_ns": 500000000 * generated // speed},
+]))
+"""
+
+
+def test_a_peer_that_is_a_program(monkeypatch, tmp_path):
+    program = tmp_path / "llama-bench"
+    with pytest.raises(ImportError, match="--llama-bench PATH"):
+        IkLlamaCpp.import_modules()
+    monkeypatch.setenv("LLAMA_BENCH", str(program))
+    with pytest.raises(ImportError, match="llama-bench is no program"):
+        IkLlamaCpp.import_modules()
+    program.write_text(FAKE_LLAMA_BENCH)
+    program.chmod(0o755)
+    IkLlamaCpp.import_modules()
+    runtime = IkLlamaCpp(tmp_path / "model.gguf", "Q4_K_M", 2)
+    runtime.tune([[1] * 20])
+    assert runtime.settings() == {"repack": "1", "flash attention": "0", "build": "abc (7)"}
+    assert runtime.run([[1] * 20], 4) == Timing(0.5, 0.25) and runtime.peak_mib() > 1
+    with pytest.raises(RuntimeError, match="ended with code 1: cannot open the file"):
+        IkLlamaCpp(tmp_path / "missing.gguf", "Q4_K_M", 2).run([[1]], 1)
+
+
+def test_a_program_runs_no_batches_and_is_asked_for_no_logits(monkeypatch, tmp_path):
+    program = tmp_path / "llama-bench"
+    program.write_text(FAKE_LLAMA_BENCH)
+    program.chmod(0o755)
+    monkeypatch.setenv("LLAMA_BENCH", str(program))
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+    def without_llama_cpp(runtime, variant, checkpoint, folder, *others):
+        write_gguf(checkpoint, folder / "model.gguf", variant)
+        return folder / "model.gguf"
+
+    monkeypatch.setattr(measure, "ensure_conversion", without_llama_cpp)
+    results, _ = compare_small(monkeypatch, tmp_path, ["pace", "ik_llama.cpp"], ["bf16"])
+    runs = [run for run in results.runs if run.runtime == "ik_llama.cpp"]
+    assert [run.scenario.batch for run in runs] == [1, 1] and runs[0].prefill_s == 0.5
+    peer = next(subject for subject in results.subjects if subject.runtime == "ik_llama.cpp")
+    assert (peer.missing, peer.load_s, peer.error) == (None, None, None) and peer.weight_bytes > 0
+
+
+def test_a_shape_cut_to_its_first_layers():
+    assert shape_config("qwen3-4b-4-layers") == SHAPES["qwen3-4b"] | {"num_hidden_layers": 4}
+    assert shape_config("qwen3-4b") is SHAPES["qwen3-4b"]
+    for name, message in [("qwen4", "no shape"), ("qwen3-4b-0-layers", "1 to 36"), ("qwen3-4b-37-layers", "1 to 36")]:
+        with pytest.raises(ValueError, match=message):
+            shape_config(name)
 
 
 def test_groups_hold_pace_and_what_memory_holds(monkeypatch, tmp_path):
@@ -239,7 +312,7 @@ def test_options(capsys):
 
 def test_every_runtime_says_what_it_has():
     for name, runtime in RUNTIMES.items():
-        assert runtime.name == name and runtime.packages and runtime.modules
+        assert runtime.name == name and runtime.modules and (runtime.packages or runtime.is_program)
         assert {variant.dtype for variant in runtime.variants} <= set(compare.DTYPES) and len(
             {v.name for v in runtime.variants}
         ) == len(runtime.variants)

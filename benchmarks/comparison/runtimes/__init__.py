@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.comparison.runtimes.base import Runtime, Timing, Variant
 from benchmarks.comparison.runtimes.ctranslate2_runtime import CTranslate2
+from benchmarks.comparison.runtimes.ik_llama_cpp_runtime import IkLlamaCpp
 from benchmarks.comparison.runtimes.llama_cpp_runtime import LlamaCpp
 from benchmarks.comparison.runtimes.onnxruntime_runtime import OnnxRuntime
 from benchmarks.comparison.runtimes.openvino_runtime import OpenVINO
@@ -11,7 +12,7 @@ from benchmarks.comparison.runtimes.pace_runtime import Pace
 from benchmarks.comparison.runtimes.transformers_runtime import Transformers
 
 RUNTIMES: dict[str, type[Runtime]] = {
-    runtime.name: runtime for runtime in (Pace, Transformers, LlamaCpp, OpenVINO, OnnxRuntime, CTranslate2)
+    runtime.name: runtime for runtime in (Pace, Transformers, LlamaCpp, IkLlamaCpp, OpenVINO, OnnxRuntime, CTranslate2)
 }
 
 __all__ = ["RUNTIMES", "Runtime", "Timing", "Variant"]

@@ -57,6 +57,8 @@ class Runtime(ABC):
     modules: ClassVar[tuple[str, ...]]
     """Imported by `import_modules`, so that importing is not counted as loading."""
     variants: ClassVar[tuple[Variant, ...]]
+    is_program: ClassVar[bool] = False
+    """True of a program that loads at every run: it takes one prompt, tells no time of loading and shows no logits."""
 
     @classmethod
     def import_modules(cls) -> None:
@@ -102,6 +104,10 @@ class Runtime(ABC):
         """Bytes of weights that a decode step reads, where the runtime tells and `Variant.weight_bits` does not."""
         return None
 
+    def peak_mib(self) -> float:
+        """Peak resident memory of what has run."""
+        return memory_mib("VmHWM")
+
     def tune(self, prompts: Prompts) -> None:
         """Chooses the fastest settings for runs like `prompts`; also the warm-up."""
         self.run([ids[:WARM_UP_TOKENS] for ids in prompts], WARM_UP_STEPS)
@@ -132,6 +138,12 @@ class SteppedRuntime(Runtime):
             self.step()
             steps.append(time.perf_counter() - began)
         return Timing(prefill, median_step(steps))
+
+
+def memory_mib(field: str) -> float:
+    """A field of this process's status, such as VmRSS."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
 
 
 def median_step(steps: list[float]) -> float:

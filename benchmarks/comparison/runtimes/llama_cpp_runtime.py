@@ -114,10 +114,7 @@ class LlamaCpp(SteppedRuntime):
         }
 
     def step_weight_bytes(self) -> int | None:
-        import gguf
-
-        sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(self.source).tensors}
-        return sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)
+        return gguf_step_bytes(self.source)
 
     def start(self, prompts: Prompts) -> None:
         self.llama.llama_memory_clear(self.llama.llama_get_memory(self.context), False)
@@ -166,3 +163,11 @@ class LlamaCpp(SteppedRuntime):
 
     def _row(self, index: int) -> np.ndarray:
         return np.ctypeslib.as_array(self.llama.llama_get_logits_ith(self.context, index), (self.vocab_size,))
+
+
+def gguf_step_bytes(path: Path) -> int:
+    """Bytes of the tensors that a decode step reads: all but an embedding with an output beside it."""
+    import gguf
+
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    return sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)

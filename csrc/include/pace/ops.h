@@ -180,6 +180,25 @@ struct QuantizeRowsOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
+// Fields of `bits` bits in blocks of bytes, to a byte each: of every `run_bytes` bytes first the lowest field of each of
+// them, then the next. They are shifted up, and added to what is there if `merge`.
+struct UnpackFieldsOp {
+    static constexpr int kPhases = 1;
+    const uint8_t* source;
+    int64_t source_stride;  // bytes from block to block
+    int64_t blocks, block_bytes, run_bytes;
+    int bits, shift;
+    uint8_t* out;  // [blocks][fields_of_block()]
+    bool merge;
+
+    int64_t fields_of_block() const { return block_bytes * 8 / bits; }
+    void prepare(int threads);
+    int64_t chunks(int) const { return chunk_count; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    int64_t chunk_count, blocks_per_chunk;
+};
+
 // Rows of a weight: ids[t] + offset -> out [count, K]; fp32 if widen or quantised, else the weight's dtype. ids = null
 // means rows 0..count-1.
 struct GatherOp {

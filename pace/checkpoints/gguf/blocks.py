@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pace.ops.native_quantize import add_fields_, unpack_fields
 from pace.ops.weight_layout import SUPER_GROUPS, QuantizedRows, WeightLayout
-from pace.quant.format import CHUNK_ELEMENTS, power_of_two
+from pace.quant.format import power_of_two
 
 Parts = dict[str, Tensor]
-"""Fields of `QuantizedRows`, each `[blocks, numbers of a block]`; codes may be pairs."""
+"""Fields of `QuantizedRows`, each `[blocks, numbers of a block]`."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,6 @@ class BlockType:
     layout: WeightLayout
     parts: Callable[[Tensor], Parts]
     """Of uint8 `[blocks, nbytes]`."""
-    in_pairs: bool = False
-    """Codes come two in a byte (`QuantizedRows.paired_k`)."""
 
     def row_bytes(self, k: int) -> int:
         """Of a row of k weights; ValueError where these are no whole blocks."""
@@ -42,19 +41,10 @@ class BlockType:
 
     def decode(self, rows: Tensor) -> QuantizedRows:
         """The rows in uint8 `[rows, row_bytes(k)]`."""
-        num_rows, blocks = rows.shape[0], rows.reshape(-1, self.nbytes)
-        whole: dict[str, Tensor] = {}
-        for start in range(0, len(blocks), step := CHUNK_ELEMENTS // self.weights):
-            piece = slice(start, start + step)
-            for name, part in self.parts(blocks[piece]).items():
-                if name not in whole:
-                    whole[name] = torch.empty(len(blocks), part.shape[1], dtype=part.dtype)
-                whole[name][piece] = part
-        per_row = rows.shape[1] // self.nbytes
+        num_rows, per_row = rows.shape[0], rows.shape[1] // self.nbytes
+        parts = self.parts(rows.reshape(-1, self.nbytes))
         return QuantizedRows(
-            self.layout,
-            **{name: part.view(num_rows, per_row * part.shape[1]) for name, part in whole.items()},
-            paired_k=per_row * self.weights if self.in_pairs else None,
+            self.layout, **{name: part.reshape(num_rows, per_row * part.shape[1]) for name, part in parts.items()}
         )
 
 
@@ -63,31 +53,22 @@ def half(blocks: Tensor, byte: int) -> Tensor:
     return blocks[:, byte : byte + 2].contiguous().view(torch.float16)
 
 
-def fields(packed: Tensor, chunk: int, bits: int) -> Tensor:
-    """Fields of `bits` bits of uint8 `[blocks, bytes]`: of each `chunk` bytes first the lowest field of every byte,
-    then the next."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
-    parts = packed.reshape(packed.shape[0], -1, 1, chunk) >> shifts
-    return parts.bitwise_and_((1 << bits) - 1).flatten(1)
-
-
-def pairs(packed: Tensor, chunk: int) -> Tensor:
-    """Neighbours of `fields(packed, chunk, 4)`, two in a byte, the first in the low bits."""
-    first, second = packed.reshape(packed.shape[0], -1, chunk // 2, 2).unbind(-1)
-    return torch.cat([first & 15 | second << 4, first >> 4 | second & 0xF0], dim=-1).flatten(1)
-
-
 def _q4_0(blocks: Tensor) -> Parts:
-    return {"codes": pairs(blocks[:, 2:], 16), "scales": half(blocks, 0).float()}
+    return {"codes": unpack_fields(blocks[:, 2:], 16, 4), "scales": half(blocks, 0).float()}
 
 
 def _q4_1(blocks: Tensor) -> Parts:
     scales, mins = half(blocks, 0).float(), half(blocks, 2).float()
-    return {"codes": pairs(blocks[:, 4:], 16), "scales": scales, "mins": mins}
+    return {"codes": unpack_fields(blocks[:, 4:], 16, 4), "scales": scales, "mins": mins}
+
+
+def _with_high(codes: Tensor, packed: Tensor, run: int, bits: int, shift: int) -> Tensor:
+    add_fields_(codes, packed, run, bits, shift)
+    return codes
 
 
 def _five_bits(high: Tensor, low: Tensor) -> Tensor:
-    return fields(low, 16, 4) | fields(high, 1, 1) << 4
+    return _with_high(unpack_fields(low, 16, 4), high, 1, 1, 4)
 
 
 def _q5_0(blocks: Tensor) -> Parts:
@@ -106,7 +87,7 @@ def _q8_0(blocks: Tensor) -> Parts:
 def _q2_k(blocks: Tensor) -> Parts:
     groups = blocks[:, :16].view(torch.int8)
     return {
-        "codes": fields(blocks[:, 16:80], 32, 2),
+        "codes": unpack_fields(blocks[:, 16:80], 32, 2),
         "scales": groups & 15,
         "mins": groups >> 4 & 15,
         "super_scales": half(blocks, 80),
@@ -115,10 +96,10 @@ def _q2_k(blocks: Tensor) -> Parts:
 
 
 def _q3_k(blocks: Tensor) -> Parts:
-    high = fields(blocks[:, :32], 32, 1)  # a high bit says that nothing is taken off
-    groups = fields(blocks[:, 96:104], 8, 4) | fields(blocks[:, 104:108], 4, 2) << 4
+    codes = _with_high(unpack_fields(blocks[:, 32:96], 32, 2), blocks[:, :32], 32, 1, 2)
+    groups = _with_high(unpack_fields(blocks[:, 96:104], 8, 4), blocks[:, 104:108], 4, 2, 4)
     return {
-        "codes": fields(blocks[:, 32:96], 32, 2) | high << 2,
+        "codes": codes,
         "scales": groups.view(torch.int8) - 32,
         "super_scales": half(blocks, 108),
     }
@@ -137,16 +118,16 @@ def _scales_and_mins(blocks: Tensor) -> Parts:
 
 
 def _q4_k(blocks: Tensor) -> Parts:
-    return {"codes": pairs(blocks[:, 16:], 32), **_scales_and_mins(blocks)}
+    return {"codes": unpack_fields(blocks[:, 16:], 32, 4), **_scales_and_mins(blocks)}
 
 
 def _q5_k(blocks: Tensor) -> Parts:
-    codes = fields(blocks[:, 48:], 32, 4) | fields(blocks[:, 16:48], 32, 1) << 4
+    codes = _with_high(unpack_fields(blocks[:, 48:], 32, 4), blocks[:, 16:48], 32, 1, 4)
     return {"codes": codes, **_scales_and_mins(blocks)}
 
 
 def _q6_k(blocks: Tensor) -> Parts:
-    codes = fields(blocks[:, :128], 64, 4) | fields(blocks[:, 128:192], 32, 2) << 4
+    codes = _with_high(unpack_fields(blocks[:, :128], 64, 4), blocks[:, 128:192], 32, 2, 4)
     return {"codes": codes, "scales": blocks[:, 192:208].view(torch.int8), "super_scales": half(blocks, 208)}
 
 
@@ -155,16 +136,16 @@ def _iq4_nl(blocks: Tensor) -> Parts:
 
 
 def _iq4_xs(blocks: Tensor) -> Parts:
-    groups = fields(blocks[:, 4:8], 1, 4) | fields(blocks[:, 2:4], 1, 2) << 4
+    groups = _with_high(unpack_fields(blocks[:, 4:8], 1, 4), blocks[:, 2:4], 1, 2, 4)
     return {
-        "codes": pairs(blocks[:, 8:], 16),
+        "codes": unpack_fields(blocks[:, 8:], 16, 4),
         "scales": groups.view(torch.int8) - 32,
         "super_scales": half(blocks, 0),
     }
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
-    return {"codes": pairs(blocks[:, 1:], 16), "scales": power_of_two(blocks[:, :1])}
+    return {"codes": unpack_fields(blocks[:, 1:], 16, 4), "scales": power_of_two(blocks[:, :1])}
 
 
 def _super(code: str, scale_bits: int, has_mins: bool = False, codebook: str | None = None) -> WeightLayout:
@@ -173,19 +154,19 @@ def _super(code: str, scale_bits: int, has_mins: bool = False, codebook: str | N
 
 
 BLOCK_TYPES: dict[int, BlockType] = {
-    2: BlockType("Q4_0", 32, 18, WeightLayout("int4", 32), _q4_0, in_pairs=True),
-    3: BlockType("Q4_1", 32, 20, WeightLayout("int4", 32, has_mins=True, offset=0), _q4_1, in_pairs=True),
+    2: BlockType("Q4_0", 32, 18, WeightLayout("int4", 32), _q4_0),
+    3: BlockType("Q4_1", 32, 20, WeightLayout("int4", 32, has_mins=True, offset=0), _q4_1),
     6: BlockType("Q5_0", 32, 22, WeightLayout("int5", 32), _q5_0),
     7: BlockType("Q5_1", 32, 24, WeightLayout("int5", 32, has_mins=True, offset=0), _q5_1),
     8: BlockType("Q8_0", 32, 34, WeightLayout("int8", 32), _q8_0),
     10: BlockType("Q2_K", 256, 84, _super("int2", 4, has_mins=True), _q2_k),
     11: BlockType("Q3_K", 256, 110, _super("int3", 6), _q3_k),
-    12: BlockType("Q4_K", 256, 144, _super("int4", 6, has_mins=True), _q4_k, in_pairs=True),
+    12: BlockType("Q4_K", 256, 144, _super("int4", 6, has_mins=True), _q4_k),
     13: BlockType("Q5_K", 256, 176, _super("int5", 6, has_mins=True), _q5_k),
     14: BlockType("Q6_K", 256, 210, _super("int6", 8), _q6_k),
-    20: BlockType("IQ4_NL", 32, 18, WeightLayout("int4", 32, codebook="iq4_nl"), _iq4_nl, in_pairs=True),
-    23: BlockType("IQ4_XS", 256, 136, _super("int4", 6, codebook="iq4_nl"), _iq4_xs, in_pairs=True),
-    39: BlockType("MXFP4", 32, 17, WeightLayout("int4", 32, codebook="mxfp4"), _mxfp4, in_pairs=True),
+    20: BlockType("IQ4_NL", 32, 18, WeightLayout("int4", 32, codebook="iq4_nl"), _iq4_nl),
+    23: BlockType("IQ4_XS", 256, 136, _super("int4", 6, codebook="iq4_nl"), _iq4_xs),
+    39: BlockType("MXFP4", 32, 17, WeightLayout("int4", 32, codebook="mxfp4"), _mxfp4),
 }
 """By ggml's number of the type."""
 

@@ -1,0 +1,35 @@
+"""The table of `benchmarks/before_after.py`: ratios over pairs, and rows that a partial run leaves alone."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from benchmarks import before_after, page
+from benchmarks.before_after import Case, earlier_rows, table
+
+OPTIONS = Namespace(num_threads=None, prompt=128, generate=32, rounds=2)
+
+
+def case(model: str, format: str, factor: float) -> Case:
+    before = [[100.0, 10.0], [200.0, 20.0], [300.0, 30.0]]
+    return Case(model, format, 8, before, [[factor * one, two] for one, two in before])
+
+
+def test_a_ratio_is_the_median_over_pairs():
+    slower = Case("bundled", "int8", 1, [[100.0, 1.0], [200.0, 1.0], [100.0, 1.0]], [[98.0, 1], [100.0, 1], [99.0, 1]])
+    assert (
+        slower.ratio(0) == 0.98 and slower.row() == "| bundled | int8 | 1 | 100.0 | 99.0 | 0.980 | 1.0 | 1.0 | 1.000 |"
+    )
+
+
+def test_a_partial_run_replaces_its_own_rows(tmp_path):
+    path = tmp_path / "page.md"
+    begin, end = page.markers(before_after.SCRIPT)
+    path.write_text(f"{begin}\n{end}\n| not | of | 1 | the table |\n")
+    assert earlier_rows(None) == earlier_rows(path) == {}
+    first = [case("bundled", "bf16", 1.0), case("bundled", "int8", 0.9)]
+    page.write_into(path, before_after.SCRIPT, table(first, OPTIONS, earlier_rows(path)))
+    again = [case("bundled", "int8", 1.25), case("qwen2.5-0.5b", "int8", 1.5)]
+    page.write_into(path, before_after.SCRIPT, table(again, OPTIONS, earlier_rows(path)))
+    rows = list(earlier_rows(path).values())
+    assert rows == [first[0].row(), again[0].row(), again[1].row()]
