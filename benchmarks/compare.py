@@ -35,6 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import page  # noqa: E402
 from benchmarks.comparison import report  # noqa: E402
 from benchmarks.comparison.results import Results, Scenario  # noqa: E402
 from benchmarks.comparison.runtimes import RUNTIMES  # noqa: E402
@@ -169,7 +170,7 @@ def measure(options: argparse.Namespace) -> Results:
         options.other_repeats, options.threads, options.isa, options.peers_isa, options.folder, options.patience, dict(pair.split("=", 1) for pair in options.python),
         options.prepare, lambda line: print(line, flush=True),
     )  # fmt: skip
-    command = shlex.join(["python", "benchmarks/compare.py", *_without_paths(sys.argv[1:])])
+    command = shlex.join(["python", "benchmarks/compare.py", *page.without_paths(sys.argv[1:])])
     results = Results("", datetime.date.today().isoformat(), command, {}, {}, scenarios, {})
     try:
         Comparison(plan, results).run()
@@ -220,11 +221,6 @@ def main() -> int:
     if path.parent == RESULTS:
         write_page(report.read_all(RESULTS))
     return 1 if report.disagreements(results) else 0
-
-
-def _without_paths(arguments: list[str]) -> list[str]:
-    """Paths of this machine say nothing to a reader."""
-    return [re.sub(r"(^|=)/\S*", r"\1PATH", argument) for argument in arguments]
 
 
 def _slug(words: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,12 @@ def publish(into: Path | None, script: str, text: str, report: dict[str, Any] | 
 
 def command(script: str) -> str:
     """With which this process was started."""
-    return " ".join(["python", script, *sys.argv[1:]])
+    return " ".join(["python", script, *without_paths(sys.argv[1:])])
+
+
+def without_paths(arguments: list[str]) -> list[str]:
+    """Absolute paths of this machine say nothing to a reader."""
+    return [re.sub(r"(^|=)/\S*", r"\1PATH", argument) for argument in arguments]
 
 
 def markers(script: str) -> tuple[str, str]:
