@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import compare
+from benchmarks import compare, page
 from benchmarks.comparison import measure, report, worker
 from benchmarks.comparison.checkpoint import shape_config
 from benchmarks.comparison.gguf_writer import write_gguf
@@ -300,7 +300,7 @@ def test_options(capsys):
         with pytest.raises(SystemExit):
             compare.parse(wrong)
     assert "--python wants PEER=PATH" in capsys.readouterr().err
-    assert compare._without_paths(["--python", "llama.cpp=/a/b", "--folder", "/c", "--isa", "avx2"]) == [
+    assert page.without_paths(["--python", "llama.cpp=/a/b", "--folder", "/c", "--isa", "avx2"]) == [
         "--python",
         "llama.cpp=PATH",
         "--folder",
