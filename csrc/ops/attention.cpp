@@ -16,9 +16,6 @@ namespace {
 // more would only add states to write and read again.
 constexpr int64_t kChunksPerThread = 4;
 
-// Rows that see fewer positions are not cut: the barrier behind their heads would take longer than it saves.
-constexpr int64_t kCutPositions = 128;
-
 // The partitions that any of the rows sees, [first, last), and how many positions these are.
 struct PartitionRange {
     int64_t first, last, positions;
@@ -31,19 +28,26 @@ PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
     return {oldest / kPartitionPositions, newest / kPartitionPositions + 1, newest - oldest + 1};
 }
 
-// Reading and widening a tile of keys and values takes as long as multiplying it by this many rows.
-constexpr int kReadRows = 2;
+// Reading and widening a tile of keys and values takes as long as multiplying it by this many rows (AVX2: 2, AVX-512:
+// 3). Every piece of the rows reads it again.
+constexpr int kReadRows = 3;
 
-// Into how many pieces to cut the rows of each of `tasks` tasks: as few as leave the busiest thread the least to do.
-// Every piece reads the keys and values again.
-int row_pieces(int rows, int64_t tasks, int threads) {
+// To cut rows takes another barrier, of about 2 us. A core of AVX-512 does so many multiply-adds in this time, and a cut
+// must save as many (7 heads of 64 elements, on two threads instead of one: at 470 positions).
+constexpr int64_t kCutWork = 180'000;
+
+// Into how many pieces to cut the rows of each of `tasks` tasks, fewer than threads: as few as leave the busiest thread
+// the least to do. `row_work`: multiply-adds of a row.
+int row_pieces(int rows, int64_t row_work, int64_t tasks, int threads) {
+    const int64_t whole = kReadRows + rows;
+    int64_t least = whole;
     int best = 1;
-    int64_t least = INT64_MAX;
-    for (int pieces = 1; pieces <= std::min(rows, threads); ++pieces) {
-        const int64_t turns = divide_up(tasks * pieces, threads), time = turns * (kReadRows + divide_up(rows, pieces));
-        if (time < least) least = time, best = pieces;
+    for (int pieces = 2; pieces <= std::min(rows, threads); ++pieces) {
+        const int64_t turns = divide_up(tasks * pieces, threads),
+                      busiest = turns * (kReadRows + divide_up(rows, pieces));
+        if (busiest < least) least = busiest, best = pieces;
     }
-    return best;
+    return (whole - least) * row_work >= kCutWork ? best : 1;
 }
 
 [[noreturn]] void refuse(int64_t span, const std::string& what) {
@@ -129,8 +133,10 @@ void AttentionOp::cut_tiles(int threads) {
     for (const Tile& tile : tiles) partitions += partitions_of(args, tile.rows).count();
     for (const Tile& tile : tiles) {
         const PartitionRange range = partitions_of(args, tile.rows);
-        const bool is_merged = range.count() > 1, is_long = range.positions >= kCutPositions;
-        const int pieces = partitions < threads && is_long ? row_pieces(tile.rows.rows, partitions, threads) : 1;
+        const bool is_merged = range.count() > 1;
+        const int64_t row_work =
+            std::min<int64_t>(range.positions, kPartitionPositions) * (args.kv.key_dim + args.kv.value_dim);
+        const int pieces = partitions < threads ? row_pieces(tile.rows.rows, row_work, partitions, threads) : 1;
         // Pieces read the same new keys, which are stored once, before any of them.
         const bool prepares = tile.prepares && pieces == 1;
         if (tile.prepares && !prepares)

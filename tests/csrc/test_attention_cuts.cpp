@@ -153,8 +153,8 @@ TEST_TABLES(a_decode_step_is_the_same_for_every_number_of_threads) {
         for (const int64_t group : {1, 3, 7, 8, 16}) {
             for (const DType dtype : {DType::F32, DType::BF16, DType::I8}) {
                 ++number;
-                const int64_t window = number % 3 == 1 ? 130 : kNoWindow;
-                check_all_cuts({group, 1, dim, dtype, window, number % 4 == 2 ? 3.0f : 0.0f}, {{1, 135}});
+                const int64_t window = number % 3 == 1 ? 250 : kNoWindow;
+                check_all_cuts({group, 1, dim, dtype, window, number % 4 == 2 ? 3.0f : 0.0f}, {{1, 300}});
             }
         }
     }
@@ -162,10 +162,10 @@ TEST_TABLES(a_decode_step_is_the_same_for_every_number_of_threads) {
 
 TEST_TABLES(steps_of_several_spans_are_the_same_for_every_number_of_threads) {
     for (const DType dtype : {DType::F32, DType::BF16, DType::I8}) {
-        check_all_cuts({7, 2, 16, dtype}, {{1, 1}, {1, 140}, {1, 300}});
-        check_all_cuts({7, 1, 16, dtype}, {{5, 1026}, {1, 200}});                // across two partitions
-        check_all_cuts({3, 1, 16, dtype, 1500, 4.0f}, {{1, 2100}});              // three of them
-        check_all_cuts({7, 1, 16, dtype, 150}, {{3, 1100}, {40, 160}, {0, 0}});  // one whose tiles are not its own
+        check_all_cuts({7, 2, 64, dtype}, {{1, 1}, {1, 140}, {1, 600}});
+        check_all_cuts({7, 1, 64, dtype}, {{5, 1026}, {1, 200}});                // across two partitions
+        check_all_cuts({3, 1, 64, dtype, 1500, 4.0f}, {{1, 2100}});              // three of them
+        check_all_cuts({7, 1, 64, dtype, 150}, {{3, 1100}, {40, 160}, {0, 0}});  // one whose tiles are not its own
     }
 }
 
@@ -179,10 +179,12 @@ TEST(rows_are_cut_where_threads_would_be_idle) {
     CHECK(chunks(model, {1, 512}, 2) == 2);
     CHECK(chunks(model, {1, 512}, 3) == 3);
     CHECK(chunks(model, {1, 512}, 16) == 7);
-    CHECK(chunks(model, {1, 100}, 16) == 1);  // too few positions
+    CHECK(chunks(model, {1, 400}, 2) == 1);  // would save less than a barrier takes
+    CHECK(chunks(model, {1, 100}, 16) == 1);
     CHECK(chunks(model, {1, 3000}, 3) == 3);  // partitions suffice
     CHECK(chunks(model, {1, 3000}, 8) == 6);  // 3 partitions in 2 pieces
     CHECK(chunks({7, 2, 64, DType::BF16}, {1, 512}, 2) == 2);
     CHECK(chunks({7, 2, 64, DType::BF16}, {1, 512}, 16) == 14);
+    CHECK(chunks({2, 1, 128, DType::BF16}, {1, 512}, 2) == 1);
     CHECK(chunks({1, 2, 64, DType::BF16}, {1, 512}, 16) == 2);
 }
