@@ -1,9 +1,9 @@
-// How attention is cut: tiles of query rows, and, where those are too few for the threads, partitions of their
-// positions. Both cuts give the same bits, so that the choice may depend on the number of threads.
+// How attention is cut: tiles of query rows; where those are too few for the threads, partitions of their positions;
+// and where these are fewer than threads, single rows. All cuts give the same bits, so that the choice may depend on the
+// number of threads.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "pace/attention_ops.h"
 #include "pace/threading.h"
@@ -16,15 +16,38 @@ namespace {
 // more would only add states to write and read again.
 constexpr int64_t kChunksPerThread = 4;
 
-// The partitions that any of the rows sees: [first, last).
+// The partitions that any of the rows sees, [first, last), and how many positions these are.
 struct PartitionRange {
-    int64_t first, last;
+    int64_t first, last, positions;
+    int64_t count() const { return last - first; }
 };
 
 PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
     const int64_t oldest = std::max<int64_t>(0, rows.position(args.group(), 0) - args.window + 1);
     const int64_t newest = rows.position(args.group(), rows.rows - 1);
-    return {oldest / kPartitionPositions, newest / kPartitionPositions + 1};
+    return {oldest / kPartitionPositions, newest / kPartitionPositions + 1, newest - oldest + 1};
+}
+
+// Reading and widening a tile of keys and values takes as long as multiplying it by this many rows (AVX2: 2, AVX-512:
+// 3). Every piece of the rows reads it again.
+constexpr int kReadRows = 3;
+
+// To cut rows takes another barrier, of about 2 us. A core of AVX-512 does so many multiply-adds in this time, and a cut
+// must save as many (7 heads of 64 elements, on two threads instead of one: at 470 positions).
+constexpr int64_t kCutWork = 180'000;
+
+// Into how many pieces to cut the rows of each of `tasks` tasks, fewer than threads: as few as leave the busiest thread
+// the least to do. `row_work`: multiply-adds of a row.
+int row_pieces(int rows, int64_t row_work, int64_t tasks, int threads) {
+    const int64_t whole = kReadRows + rows;
+    int64_t least = whole;
+    int best = 1;
+    for (int pieces = 2; pieces <= std::min(rows, threads); ++pieces) {
+        const int64_t turns = divide_up(tasks * pieces, threads),
+                      busiest = turns * (kReadRows + divide_up(rows, pieces));
+        if (busiest < least) least = busiest, best = pieces;
+    }
+    return (whole - least) * row_work >= kCutWork ? best : 1;
 }
 
 [[noreturn]] void refuse(int64_t span, const std::string& what) {
@@ -68,55 +91,79 @@ void AttentionOp::prepare(int threads) {
                                     std::to_string(query_start[spans]));
     }
     if (heads) check_slots(heads.slots, tokens, args.kv);
-    const int64_t group = args.group();
-    long_spans.clear();
+    preparations.clear();
+    tiles.clear();
+    for (int64_t span = 0; span < spans; ++span) {
+        check_span(span);
+        add_tiles(span);
+    }
     tasks.clear();
     merges.clear();
     state_floats = 0;
-    for (int64_t span = 0; span < spans; ++span) {
-        check_span(span);
-        const int64_t begin = query_start[span], span_rows = (query_start[span + 1] - begin) * group;
-        const int64_t first_position = kv_len[span] - (query_start[span + 1] - begin);
-        const bool prepares = heads && span_rows <= kMaxQueryRows;
-        if (heads && !prepares) {
-            const int64_t end = query_start[span + 1], step = prepared_tokens_per_chunk(heads);
-            for (int64_t t = begin; t < end; t += step) long_spans.push_back({t, std::min(step, end - t)});
-        }
-        // The last tiles of a span see the most positions: they go first, so that no long chunk is begun last.
-        for (int64_t tile = divide_up(span_rows, kMaxQueryRows) - 1; tile >= 0; --tile) {
-            const int64_t first_row = tile * kMaxQueryRows;
-            const int rows = int(std::min<int64_t>(kMaxQueryRows, span_rows - first_row));
-            for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
-                const int32_t* const blocks = block_table + span * table_stride;
-                const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
-                tasks.push_back({{queries, begin, first_position, blocks, head, first_row, rows}, -1, 0, prepares});
-            }
+    if (int64_t(tiles.size()) >= kChunksPerThread * threads || threads == 1) {
+        for (const Tile& tile : tiles) tasks.push_back({tile.rows, -1, 0, tile.prepares});
+    } else {
+        cut_tiles(threads);
+    }
+}
+
+void AttentionOp::add_tiles(int64_t span) {
+    const int64_t group = args.group(), begin = query_start[span], end = query_start[span + 1];
+    const int64_t span_rows = (end - begin) * group, first_position = kv_len[span] - (end - begin);
+    const bool prepares = heads && span_rows <= kMaxQueryRows;
+    if (heads && !prepares) {
+        const int64_t step = prepared_tokens_per_chunk(heads);
+        for (int64_t t = begin; t < end; t += step)
+            preparations.push_back({t, std::min(step, end - t), 0, args.kv.kv_heads});
+    }
+    // The last tiles of a span see the most positions: they go first, so that no long chunk is begun last.
+    for (int64_t tile = divide_up(span_rows, kMaxQueryRows) - 1; tile >= 0; --tile) {
+        const int64_t first_row = tile * kMaxQueryRows;
+        const int rows = int(std::min<int64_t>(kMaxQueryRows, span_rows - first_row));
+        for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
+            const int32_t* const blocks = block_table + span * table_stride;
+            const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
+            tiles.push_back({{queries, begin, first_position, blocks, head, first_row, rows}, prepares});
         }
     }
-    if (int64_t(tasks.size()) >= kChunksPerThread * threads || threads == 1) return;
+}
 
-    std::swap(tasks, whole_tasks);
-    tasks.clear();
-    for (const Task& task : whole_tasks) {
-        const PartitionRange range = partitions_of(args, task.rows);
-        if (range.last - range.first <= 1) {
-            tasks.push_back(task);
-            continue;
-        }
-        merges.push_back({task.rows, range.last - range.first, state_floats});
+void AttentionOp::cut_tiles(int threads) {
+    int64_t partitions = 0;
+    for (const Tile& tile : tiles) partitions += partitions_of(args, tile.rows).count();
+    for (const Tile& tile : tiles) {
+        const PartitionRange range = partitions_of(args, tile.rows);
+        const bool is_merged = range.count() > 1;
+        const int64_t row_work =
+            std::min<int64_t>(range.positions, kPartitionPositions) * (args.kv.key_dim + args.kv.value_dim);
+        const int pieces = partitions < threads ? row_pieces(tile.rows.rows, row_work, partitions, threads) : 1;
+        // Pieces read the same new keys, which are stored once, before any of them.
+        const bool prepares = tile.prepares && pieces == 1;
+        if (tile.prepares && !prepares)
+            preparations.push_back({tile.rows.first_token, tile.rows.rows / args.group(), tile.rows.kv_head, 1});
+        if (is_merged) merges.push_back({tile.rows, range.count(), state_floats});
         for (int64_t partition = range.first; partition < range.last; ++partition) {
-            tasks.push_back({task.rows, partition, state_floats, task.prepares});
-            state_floats += task.rows.rows * partial_floats(args.kv);
+            for (int piece = 0; piece < pieces; ++piece) {
+                const auto [first, last] = ThreadPool::share(tile.rows.rows, piece, pieces);
+                QueryRows rows = tile.rows;
+                rows.first_row += first;
+                rows.rows = int(last - first);
+                tasks.push_back({rows, is_merged ? partition : -1, state_floats, prepares});
+                if (is_merged) state_floats += rows.rows * partial_floats(args.kv);
+            }
         }
     }
 }
 
 int64_t AttentionOp::chunks(int phase) const {
-    return int64_t(phase == 0 ? long_spans.size() : phase == 1 ? tasks.size() : merges.size());
+    return int64_t(phase == 0 ? preparations.size() : phase == 1 ? tasks.size() : merges.size());
 }
 
 void AttentionOp::run(int phase, int64_t chunk, int) const {
-    if (phase == 0) return prepare_heads(heads, long_spans[chunk].first, long_spans[chunk].count);
+    if (phase == 0) {
+        const Preparation& p = preparations[chunk];
+        return prepare_heads(heads, p.first_token, p.tokens, p.first_head, p.kv_heads);
+    }
     if (phase == 1) return run_task(tasks[chunk]);
     const Merge& merge = merges[chunk];
     float* const scratch = static_cast<float*>(thread_scratch(attention_scratch_floats(args.kv) * sizeof(float)));

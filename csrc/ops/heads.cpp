@@ -28,13 +28,15 @@ void prepare(const HeadsArgs& args, const Norm& norm, int64_t token, float* head
 
 }  // namespace
 
-void prepare_heads(const HeadsArgs& args, int64_t first, int64_t count) {
-    const int64_t kv_heads = args.kv.kv_heads;
-    const HeadsView &k = args.k, &v = args.v;
-    for (int64_t t = first; t < first + count; ++t) {
-        prepare(args, args.query_norm, t, args.q.at(t, 0), args.q.head_stride, args.query_heads);
-        prepare(args, args.key_norm, t, k.at(t, 0), k.head_stride, kv_heads);
-        kernels().store_kv(k.at(t, 0), k.head_stride, v.at(t, 0), v.head_stride, args.kv, 0, kv_heads, args.slots[t]);
+void prepare_heads(const HeadsArgs& args, int64_t first_token, int64_t tokens, int64_t first_head, int64_t kv_heads) {
+    const int64_t group = args.query_heads / args.kv.kv_heads;
+    const HeadsView &q = args.q, &k = args.k, &v = args.v;
+    for (int64_t t = first_token; t < first_token + tokens; ++t) {
+        float *const queries = q.at(t, first_head * group), *const keys = k.at(t, first_head);
+        prepare(args, args.query_norm, t, queries, q.head_stride, kv_heads * group);
+        prepare(args, args.key_norm, t, keys, k.head_stride, kv_heads);
+        kernels().store_kv(keys, k.head_stride, v.at(t, first_head), v.head_stride, args.kv, first_head, kv_heads,
+                           args.slots[t]);
     }
 }
 

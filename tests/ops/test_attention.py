@@ -204,7 +204,7 @@ def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads(dtype):
         for order in (range(5), reversed(range(5))):
             order = list(order)
             q = torch.cat([sequences[i].q[-spans[i] :] for i in order])
-            for threads in (1, 2, 3):
+            for threads in (1, 2, 3, 8, 16):
                 _C.set_num_threads(threads)
                 rows = native.attention(q, kv, make_spans([parts[i] for i in order]), 0.2).split(
                     [spans[i] for i in order]
@@ -214,6 +214,21 @@ def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_threads(dtype):
         outputs.append(alone)
     for other in outputs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outputs[0], other))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (400, None), (None, 5.0)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(7, 64), (8, 128), (16, 80)])
+def test_rows_cut_over_threads_have_the_same_bits(isa, heads, head_dim, window, softcap, dtype):
+    sequence = make_sequence(500, heads, 1, head_dim, seed=heads)
+    kv, (blocks,) = fill_cache([sequence], dtype)
+    spans = make_spans([(1, 500, blocks)])
+    outputs = []
+    for threads in (1, 2, 3, 8, 16):
+        _C.set_num_threads(threads)
+        outputs.append(native.attention(sequence.q[-1:], kv, spans, head_dim**-0.5, window=window, softcap=softcap))
+    assert outputs[0].isfinite().all()
+    assert all(torch.equal(other, outputs[0]) for other in outputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])

@@ -23,8 +23,9 @@ struct HeadsArgs {
     explicit operator bool() const { return slots != nullptr; }
 };
 
-// csrc/ops/heads.cpp. All heads of `count` tokens from `first` on, in place.
-void prepare_heads(const HeadsArgs& heads, int64_t first, int64_t count);
+// csrc/ops/heads.cpp. The key/value heads from `first_head` on, and their query heads, of the tokens from `first_token`
+// on, in place.
+void prepare_heads(const HeadsArgs& heads, int64_t first_token, int64_t tokens, int64_t first_head, int64_t kv_heads);
 // The query heads of one token and one key/value head, copied to `queries` [group][key_dim].
 void prepare_queries(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* queries);
 // The key and the value of one token and one head, stored; the key is prepared in `key` [key_dim].
@@ -39,9 +40,9 @@ int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 //
 // With `heads`, it prepares and stores them first. A span that fits into one tile of rows needs no barrier for that:
 // each of its tasks prepares the queries it reads, and stores the keys and values of its own head and positions. A
-// decode step is such spans.
+// decode step is such spans. Only where its rows are cut over threads, its heads are prepared before, with a barrier.
 struct AttentionOp {
-    static constexpr int kPhases = 3;  // heads of long spans; rows, or single partitions of them; merge
+    static constexpr int kPhases = 3;  // heads of long spans or cut rows; rows, or single partitions of them; merge
     const float* q;                    // [tokens][query_heads][key_dim], strides in args
     AttentionArgs args;
     HeadsArgs heads;  // of the same q, or none
@@ -62,14 +63,18 @@ struct AttentionOp {
     void set_workspace(void* memory) { states = static_cast<float*>(memory); }
 
   private:
-    struct Tokens {  // a chunk of phase 0
-        int64_t first, count;
+    struct Preparation {  // a chunk of phase 0
+        int64_t first_token, tokens, first_head, kv_heads;
+    };
+    struct Tile {  // up to kMaxQueryRows rows of one span and one key/value head
+        QueryRows rows;
+        bool prepares;  // its queries and what it stores
     };
     struct Task {  // a chunk of phase 1
         QueryRows rows;
         int64_t partition;  // -1: all partitions, straight into out
         int64_t state;      // where in `states`
-        bool prepares;      // its queries and what it stores
+        bool prepares;
     };
     struct Merge {  // a chunk of phase 2
         QueryRows rows;
@@ -77,13 +82,16 @@ struct AttentionOp {
         int64_t state;  // of the first partition
     };
     const KernelTable* table;
-    std::vector<Tokens> long_spans;
-    std::vector<Task> tasks, whole_tasks;
+    std::vector<Preparation> preparations;
+    std::vector<Tile> tiles;
+    std::vector<Task> tasks;
     std::vector<Merge> merges;
     int64_t state_floats;
     float* states;
 
     void check_span(int64_t span) const;
+    void add_tiles(int64_t span);
+    void cut_tiles(int threads);
     void run_task(const Task& task) const;
 };
 

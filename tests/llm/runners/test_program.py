@@ -86,10 +86,10 @@ def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 2, 5, 16])
 def test_long_spans_short_spans_and_partitions_of_both(tmp_path, threads, kv_dtype):
-    """Heads are prepared before attention for a span of many rows, by its own tasks for one of few, be they whole or
-    partitions of 1024 positions, or the span across two of them."""
+    """Heads are prepared before attention for a span of many rows, or where its rows are cut over threads; by its own
+    tasks for one of few, be they whole or partitions of 1024 positions, or the span across two of them."""
     save_tiny(tmp_path, "qwen3", {"max_position_embeddings": 4096})
     model = load_model(tmp_path, torch.bfloat16, native)
     model.kv_dtype = kv_dtype
