@@ -53,7 +53,7 @@ void TopKTopPOp::run(int, int64_t row, int) const {
     double total = all.sum;
     if (limit_k) {
         if (kernels().argmax(x, n) < 0) return;  // NaN has no order
-        candidates = find_top_k(x, n, top_k[row]);
+        candidates = TopK(x, n, top_k[row], kMinusInfinity, 1.0f).find();
         max = std::max_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
                   return a.value < b.value;
               })->value;
