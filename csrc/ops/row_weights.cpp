@@ -219,22 +219,31 @@ int64_t RowWeights::draw(double uniform) const {
         const int64_t drawn = draw_from_piece(int64_t(piece) * kSumBlock, wanted, &sum, &last);
         if (drawn >= 0) return drawn;
     }
+    for (int64_t i = n_ - 1; last < 0 && i >= 0; --i) {
+        float weight;
+        kernels().weigh(x_ + i, 1, survey_.max, scale_, &weight);
+        if (weight > 0.0f && cut_.keeps(key_of(x_[i]), int32_t(i))) last = i;
+    }
     return last;
 }
 
-// The element at which the sum exceeds what is wanted; -1 if none does, and `last` is the last of those kept.
+// The element at which the sum exceeds what is wanted; -1 if none does. `last` is the last one kept that was looked at.
 int64_t RowWeights::draw_from_piece(int64_t begin, double wanted, double* sum, int64_t* last) const {
     float weights[kPeakBlock];
     for (const int64_t end = std::min(n_, begin + kSumBlock); begin < end; begin += kPeakBlock) {
         const int64_t length = std::min(kPeakBlock, end - begin);
-        kernels().weigh(x_ + begin, length, survey_.max, scale_, weights);
-        if (!typical_) {  // of keys that equal the last one, too many
-            const double most = kernels().sum_from(x_ + begin, weights, length, cut_.least);
-            if (most > 0.0 && cut_.last == kLastIndex && *sum + most <= wanted && begin + length < end) {
-                *sum += most;
+        const bool is_beyond = begin > cut_.last;  // where what equals the last one is not kept
+        if (is_beyond || begin + length - 1 <= cut_.last) {
+            const float least = is_beyond ? std::nextafter(cut_.least, kInfinity) : cut_.least;
+            const KeyLimits limits = {typical_, survey_.level, least, least};
+            const double kept =
+                kernels().split_weights(x_ + begin, length, survey_.max, scale_, limits, 0, nullptr).sure;
+            if (*sum + kept <= wanted) {
+                *sum += kept;
                 continue;
             }
         }
+        kernels().weigh(x_ + begin, length, survey_.max, scale_, weights);
         for (int64_t i = 0; i < length; ++i) {
             if (weights[i] <= 0.0f || !cut_.keeps(key_of(x_[begin + i]), int32_t(begin + i))) continue;
             *last = begin + i;
