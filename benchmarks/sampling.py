@@ -34,10 +34,17 @@ CONFIGS = {
     "temperature 0.8": dict(temperature=0.8, top_k=0),
     "temperature 0.8, top_k 50, top_p 0.95": dict(temperature=0.8, top_k=50, top_p=0.95),
     "top_p 0.95": dict(top_k=0, top_p=0.95),
+    "temperature 0.8, top_p 0.95": dict(temperature=0.8, top_k=0, top_p=0.95),
     "min_p 0.05": dict(top_k=0, min_p=0.05),
     "typical_p 0.9": dict(top_k=0, typical_p=0.9),
+    "top_k 50, typical_p 0.9": dict(top_k=50, typical_p=0.9),
     "top_k 50, 5 log-probabilities": dict(top_k=50, logprobs=5),
     "top_k 50, repetition_penalty 1.1": dict(top_k=50, repetition_penalty=1.1),
+    "top_k 50, repetition_penalty 1.1, 5 log-probabilities": dict(top_k=50, repetition_penalty=1.1, logprobs=5),
+    "top_k 50, frequency_penalty 0.2, presence_penalty 0.1": dict(
+        top_k=50, frequency_penalty=0.2, presence_penalty=0.1
+    ),
+    "top_k 50, logit_bias of 100 tokens": dict(top_k=50, logit_bias={token: 1.0 for token in range(100)}),
 }
 LENGTH = 500
 """Tokens of each sequence, which penalties look at."""
@@ -87,11 +94,11 @@ def measure(logits: torch.Tensor, fields: dict, num_threads: int, repeats: int) 
 
 
 def make_span(fields: dict, seed: int) -> Span:
-    prompt = torch.randint(1000, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+    tokens = torch.randint(150_000, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
     config = SamplingConfig(do_sample=True, **fields) if fields else SamplingConfig()
-    processors = Processors(build_processors(config, LENGTH, []))
+    processors = Processors(build_processors(config, 0, []))
     strategy = Sampling(processors, Rules.of(config), seed, config.logprobs) if fields else Greedy()
-    return Span(Sequence(prompt, strategy, None, 2 * LENGTH), LENGTH - 1, 1)
+    return Span(Sequence(tokens, strategy, None, 2 * LENGTH), LENGTH - 1, 1)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,14 @@ def sample(
     min_p: int,
     typical_p: int,
     uniform: int,
+    edit_ends: int,
+    edit_lists: int,
     tokens: int,
+    num_top: int,
+    most_top: int,
+    values: int,
+    top_tokens: int,
+    top_values: int,
 ) -> None: ...
 def logprobs(
     logits: int,

@@ -36,4 +36,5 @@
 #include "attention.inl"
 #include "attention_partitions.inl"
 #include "sampling.inl"
+#include "weights.inl"
 #include "table.inl"

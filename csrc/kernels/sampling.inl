@@ -6,13 +6,7 @@
 //             exp_sum:      max(x) and sum of exp(x - max)
 //             softmax:      y = exp(x - max) / sum            log_softmax: y = (x - max) - log(sum)
 //             find_at_least: the next indices i with x[i] >= threshold, ascending
-//             find_between: as find_at_least, those with low <= x[i] <= high
 //             apply_mask:   x[i] = -inf where bit i % 32 of bits[i / 32] is clear
-//             weigh:        w[i] = exp(x[i] / temperature - shift); sums[b] of w[4096 b .. 4096 (b + 1) - 1]
-//             keep_keys:    w[i] = 0 where key[i] < least; sums as above
-//             sum_above:    the sum of w[i] where key[i] > threshold
-//             information:  the sum of w[i] (x[i] / temperature - shift) where w[i] > 0
-//             typicality:   key[i] = -|x[i] / temperature - level|, -inf where w[i] = 0
 // NUMERICS    fp32; sums in running totals over 4096 elements, those in fp64. The order depends on n and the instruction set.
 //
 // All are one pass over the row at the speed of the cache or of exp().
@@ -88,85 +82,6 @@ static int find_at_least(const float* x, int64_t n, float threshold, int64_t* po
     }
     *position = i < n ? i : n;
     return count;
-}
-
-static int find_between(const float* x, int64_t n, float low, float high, int64_t* position, int32_t* found,
-                        int capacity) {
-    const F32 least = broadcast(low), most = broadcast(high), below = broadcast(-__builtin_inff());
-    int count = 0;
-    int64_t i = *position;
-    for (; i < n && count + kLanes <= capacity; i += kLanes) {
-        const int lanes = n - i < kLanes ? int(n - i) : kLanes;
-        if (lanes == kLanes) {
-            const F32 v = load(x + i);
-            if (!any(less_equal(least, select(less_equal(v, most), v, below)))) continue;
-        }
-        for (int j = 0; j < lanes; ++j) {
-            found[count] = int32_t(i + j);  // without a branch, which would be guessed wrong half of the time
-            count += int(x[i + j] >= low) & int(x[i + j] <= high);
-        }
-    }
-    *position = i < n ? i : n;
-    return count;
-}
-
-// The sum of term(i, lanes) over blocks of kSumBlock elements, in fp64 from block to block; lanes beyond n are zero.
-template <class Term>
-PACE_INLINE double sum_blocks(int64_t n, double* sums, const Term& term) {
-    double total = 0.0;
-    for (int64_t begin = 0; begin < n; begin += kSumBlock) {
-        const int64_t length = n - begin < kSumBlock ? n - begin : kSumBlock;
-        const double sum = sum_over_row(length, [&](int64_t j, int lanes) __attribute__((always_inline)) {
-            const F32 value = term(begin + j, lanes);
-            return lanes == kLanes ? value : select(less(lane_numbers(), broadcast(float(lanes))), value, zero());
-        });
-        if (sums) sums[begin / kSumBlock] = sum;
-        total += sum;
-    }
-    return total;
-}
-
-static double weigh(const float* x, int64_t n, float temperature, float shift, float* w, double* sums) {
-    const F32 divisor = broadcast(temperature), first = broadcast(shift);
-    return sum_blocks(n, sums, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-        const F32 weight = exp(load_lanes(x + i, lanes) / divisor - first);
-        store_lanes(w + i, weight, lanes);
-        return weight;
-    });
-}
-
-static double keep_keys(const float* key, float* w, int64_t n, float least, double* sums) {
-    const F32 limit = broadcast(least);
-    return sum_blocks(n, sums, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-        const F32 weight = select(less_equal(limit, load_lanes(key + i, lanes)), load_lanes(w + i, lanes), zero());
-        store_lanes(w + i, weight, lanes);
-        return weight;
-    });
-}
-
-static double sum_above(const float* key, const float* w, int64_t n, float threshold) {
-    const F32 limit = broadcast(threshold);
-    return sum_blocks(n, nullptr, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-        return select(less(limit, load_lanes(key + i, lanes)), load_lanes(w + i, lanes), zero());
-    });
-}
-
-static double information(const float* x, const float* w, int64_t n, float temperature, float shift) {
-    const F32 divisor = broadcast(temperature), first = broadcast(shift);
-    return sum_blocks(n, nullptr, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-        const F32 weight = load_lanes(w + i, lanes), surplus = load_lanes(x + i, lanes) / divisor - first;
-        return select(less(zero(), weight), weight * surplus, zero());
-    });
-}
-
-static void typicality(const float* x, const float* w, int64_t n, float temperature, float level, float* key) {
-    const F32 divisor = broadcast(temperature), middle = broadcast(level), none = broadcast(-__builtin_inff());
-    for (int64_t i = 0; i < n; i += kLanes) {
-        const int lanes = n - i < kLanes ? int(n - i) : kLanes;
-        const F32 distance = load_lanes(x + i, lanes) / divisor - middle;
-        const F32 negative = select(less(zero(), distance), zero() - distance, distance);
-        store_lanes(key + i, select(less(zero(), load_lanes(w + i, lanes)), negative, none), lanes);
-    }
 }
 
 // A word of ones is passed over and a word of zeros only written: a grammar's masks are mostly one or the other. In

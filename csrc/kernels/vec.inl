@@ -12,7 +12,8 @@
 //   zero() broadcast(f) load(p) load_partial(p, n) store(p, v) store_partial(p, v, n)   p: float, BF16, F16 or int8_t,
 //   unaligned; store() also int16_t
 //   + - * /   fma(a, b, c) = a * b + c   min max sqrt   (min and max give b if either is NaN)
-//   less(a, b) less_equal(a, b) is_nan(a) -> Mask;  select(m, a, b) = m ? a : b;  any(m)
+//   less(a, b) less_equal(a, b) is_nan(a) -> Mask;  select(m, a, b) = m ? a : b;  any(m)  m & m
+//   store_where(p, I32, m): the lanes of m one after the other; returns how many. All of p[0 .. kLanes) may be written
 //   bits(F32) -> I32, from_bits(I32) -> F32;  to_int (ties to even), to_f32;  I32: + - & |, shift_left<n>,
 //   shift_right<n> reduce_add(v), reduce_max(v): always the same tree, halves added first
 // Stores to BF16 and F16 round to nearest even and keep NaN. Stores to integers round to nearest even numbers that fit.

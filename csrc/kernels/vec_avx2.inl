@@ -30,6 +30,7 @@ PACE_INLINE Mask less_equal(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP
 PACE_INLINE Mask is_nan(F32 a) { return {_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)}; }
 PACE_INLINE F32 select(Mask m, F32 a, F32 b) { return {_mm256_blendv_ps(b.v, a.v, m.v)}; }
 PACE_INLINE bool any(Mask m) { return _mm256_movemask_ps(m.v) != 0; }
+PACE_INLINE Mask operator&(Mask a, Mask b) { return {_mm256_and_ps(a.v, b.v)}; }
 
 PACE_INLINE I32 bits(F32 a) { return {_mm256_castps_si256(a.v)}; }
 PACE_INLINE F32 from_bits(I32 a) { return {_mm256_castsi256_ps(a.v)}; }
@@ -46,6 +47,25 @@ PACE_INLINE I32 shift_left(I32 a) {
 template <int n>
 PACE_INLINE I32 shift_right(I32 a) {
     return {_mm256_srli_epi32(a.v, n)};
+}
+
+// For each set of lanes, their numbers, a byte each.
+struct LaneLists {
+    uint64_t of[256];
+    constexpr LaneLists() : of() {
+        for (int set = 0; set < 256; ++set) {
+            for (int lane = 0, place = 0; lane < 8; ++lane) {
+                if (set >> lane & 1) of[set] |= uint64_t(lane) << 8 * place++;
+            }
+        }
+    }
+};
+PACE_INLINE int store_where(int32_t* p, I32 a, Mask m) {
+    static constexpr LaneLists kLists;
+    const int set = _mm256_movemask_ps(m.v);
+    const __m256i lanes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&kLists.of[set]));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(a.v, lanes));
+    return __builtin_popcount(unsigned(set));
 }
 
 PACE_INLINE float reduce_add(F32 a) {

@@ -30,6 +30,7 @@ PACE_INLINE Mask less_equal(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v,
 PACE_INLINE Mask is_nan(F32 a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q)}; }
 PACE_INLINE F32 select(Mask m, F32 a, F32 b) { return {_mm512_mask_blend_ps(m.v, b.v, a.v)}; }
 PACE_INLINE bool any(Mask m) { return m.v != 0; }
+PACE_INLINE Mask operator&(Mask a, Mask b) { return {(__mmask16)(a.v & b.v)}; }
 
 PACE_INLINE I32 bits(F32 a) { return {_mm512_castps_si512(a.v)}; }
 PACE_INLINE F32 from_bits(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
@@ -46,6 +47,12 @@ PACE_INLINE I32 shift_left(I32 a) {
 template <int n>
 PACE_INLINE I32 shift_right(I32 a) {
     return {_mm512_srli_epi32(a.v, n)};
+}
+
+// Compressed in a register: into memory, the instruction is microcoded on Zen.
+PACE_INLINE int store_where(int32_t* p, I32 a, Mask m) {
+    _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(m.v, a.v));
+    return __builtin_popcount(m.v);
 }
 
 PACE_INLINE float reduce_add(F32 a) {

@@ -47,6 +47,15 @@ PACE_INLINE bool any(Mask m) {
     return found;
 }
 
+PACE_INLINE Mask operator&(Mask a, Mask b) { PACE_LANES(Mask, a.v[i] && b.v[i]); }
+PACE_INLINE int store_where(int32_t* p, I32 a, Mask m) {
+    int count = 0;
+    for (int i = 0; i < 16; ++i) {
+        if (m.v[i]) p[count++] = a.v[i];
+    }
+    return count;
+}
+
 PACE_INLINE I32 bits(F32 a) { PACE_LANES(I32, (int32_t)float_bits(a.v[i])); }
 PACE_INLINE F32 from_bits(I32 a) { PACE_LANES(F32, bits_float((uint32_t)a.v[i])); }
 PACE_INLINE F32 to_f32(I32 a) { PACE_LANES(F32, (float)a.v[i]); }

@@ -30,6 +30,7 @@ PACE_INLINE Mask less_equal(F32 a, F32 b) { return {_mm_cmple_ps(a.v, b.v)}; }
 PACE_INLINE Mask is_nan(F32 a) { return {_mm_cmpunord_ps(a.v, a.v)}; }
 PACE_INLINE F32 select(Mask m, F32 a, F32 b) { return {_mm_or_ps(_mm_and_ps(m.v, a.v), _mm_andnot_ps(m.v, b.v))}; }
 PACE_INLINE bool any(Mask m) { return _mm_movemask_ps(m.v) != 0; }
+PACE_INLINE Mask operator&(Mask a, Mask b) { return {_mm_and_ps(a.v, b.v)}; }
 
 PACE_INLINE I32 bits(F32 a) { return {_mm_castps_si128(a.v)}; }
 PACE_INLINE F32 from_bits(I32 a) { return {_mm_castsi128_ps(a.v)}; }
@@ -46,6 +47,19 @@ PACE_INLINE I32 shift_left(I32 a) {
 template <int n>
 PACE_INLINE I32 shift_right(I32 a) {
     return {_mm_srli_epi32(a.v, n)};
+}
+
+PACE_INLINE int store_where(int32_t* p, I32 a, Mask m) {
+    const int set = _mm_movemask_ps(m.v);
+    int count = 0;
+    if (set == 0) return count;
+    int32_t lanes[4];
+    _mm_storeu_si128((__m128i*)lanes, a.v);
+    for (int i = 0; i < 4; ++i) {
+        p[count] = lanes[i];  // without a branch, which would be guessed wrong half of the time
+        count += set >> i & 1;
+    }
+    return count;
 }
 
 PACE_INLINE float reduce_add(F32 a) {

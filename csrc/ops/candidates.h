@@ -25,38 +25,78 @@ inline bool goes_before(const Candidate& a, const Candidate& b) {
 using Candidates = std::vector<Candidate>;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kLowest = std::numeric_limits<float>::lowest();  // below everything but -infinity
 
-// All elements of x that are at least the k-th largest of them (1 <= k), in no order.
-//
-// One pass with a rising threshold, the k-th largest seen so far: in a row in random order only about k ln(n / k)
-// elements get past it. The candidates are thinned out each time they have doubled, so that even a rising row costs a
-// few steps per element. With a temperature, what equals the k-th largest after the division counts as equal to it.
-inline Candidates find_top_k(const float* x, int64_t n, int64_t k, float temperature = 1.0f) {
-    constexpr int kFoundAtOnce = 1024;
-    int32_t found[kFoundAtOnce];
-    Candidates candidates;
-    float threshold = kMinusInfinity;
-    const auto thin_out = [&] {
-        if (int64_t(candidates.size()) <= k) return;
-        std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), goes_before);
-        const float least = candidates[k - 1].value, divided = least / temperature;
-        // Below what may round to the same quotient.
-        threshold = temperature == 1.0f ? least : least - (4e-7f * std::fabs(least) + 4e-45f * temperature);
-        const auto below = [&](const Candidate& c) { return c.value / temperature < divided; };
-        candidates.erase(std::remove_if(candidates.begin(), candidates.end(), below), candidates.end());
-    };
-    size_t limit = size_t(std::max<int64_t>(2 * k, kFoundAtOnce));
-    for (int64_t position = 0; position < n;) {
-        const int count = kernels().find_at_least(x, n, threshold, &position, found, kFoundAtOnce);
-        for (int i = 0; i < count; ++i) candidates.push_back({x[found[i]], found[i], 0.0});
-        if (candidates.size() >= limit) {
-            thin_out();
-            limit = std::max(limit, 2 * candidates.size());
+// Collects all elements of a row that are at least the k-th largest of them (1 <= k), in no order, and none below
+// `floor`. With a temperature, what equals the k-th largest after the division counts as equal to it.
+class TopK {
+  public:
+    TopK(const float* x, int64_t n, int64_t k, float floor, float temperature)
+        : x_(x), n_(n), k_(k), temperature_(temperature), threshold_(floor) {}
+
+    // With the maxima of the row's blocks of kPeakBlock: the k-th largest of those is a bound for the k-th largest
+    // element, and only blocks whose maximum reaches it are looked at.
+    Candidates find(const std::vector<float>& maxima) {
+        if (k_ <= int64_t(maxima.size())) {
+            std::vector<float> order = maxima;
+            std::nth_element(order.begin(), order.begin() + (k_ - 1), order.end(), std::greater<float>());
+            threshold_ = std::max(threshold_, margin_below(order[k_ - 1]));
+        }
+        for (size_t block = 0; block < maxima.size(); ++block) {
+            if (maxima[block] >= threshold_) search(int64_t(block) * kPeakBlock, int64_t(block + 1) * kPeakBlock);
+        }
+        thin_out();
+        return std::move(candidates_);
+    }
+
+    // Without: one pass with a rising threshold, the k-th largest seen so far. In a row in random order only about
+    // k ln(n / k) elements get past it. The candidates are thinned out each time they have doubled, so that even a
+    // rising row costs a few steps per element.
+    Candidates find() {
+        search(0, n_);
+        thin_out();
+        return std::move(candidates_);
+    }
+
+  private:
+    static constexpr int kFoundAtOnce = 1024;
+
+    void search(int64_t begin, int64_t end) {
+        const int64_t length = std::min(end, n_) - begin;
+        int32_t found[kFoundAtOnce];
+        for (int64_t position = 0; position < length;) {
+            const int count = kernels().find_at_least(x_ + begin, length, threshold_, &position, found, kFoundAtOnce);
+            for (int i = 0; i < count; ++i) {
+                const int32_t index = int32_t(begin) + found[i];
+                candidates_.push_back({x_[index], index, 0.0});
+            }
+            if (int64_t(candidates_.size()) >= limit_) {
+                thin_out();
+                limit_ = std::max(limit_, int64_t(2 * candidates_.size()));
+            }
         }
     }
-    thin_out();
-    return candidates;
-}
+
+    void thin_out() {
+        if (int64_t(candidates_.size()) <= k_) return;
+        std::nth_element(candidates_.begin(), candidates_.begin() + (k_ - 1), candidates_.end(), goes_before);
+        const float least = candidates_[k_ - 1].value, divided = least / temperature_;
+        threshold_ = margin_below(least);
+        const auto below = [&](const Candidate& c) { return c.value / temperature_ < divided; };
+        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), below), candidates_.end());
+    }
+
+    // Below what may round to the same quotient.
+    float margin_below(float least) const {
+        return temperature_ == 1.0f ? least : least - (4e-7f * std::fabs(least) + 4e-45f * temperature_);
+    }
+
+    const float* x_;
+    int64_t n_, k_;
+    float temperature_, threshold_;
+    int64_t limit_ = std::max<int64_t>(2 * k_, kFoundAtOnce);
+    Candidates candidates_;
+};
 
 inline double weight_of(float value, float max) { return std::exp(double(value - max)); }
 

@@ -1,15 +1,17 @@
 // Drawing tokens from rows of logits, and the log-probabilities of those drawn; a row is a chunk.
 //
-// A row with top_k has few candidates: they are found in one pass, and everything else is done to them. A row without is
-// made weights in one pass, which filters then set to zero.
+// One pass over the row finds the maxima of its blocks. With top_k they say where its few candidates are, and everything
+// else is done to those. Without, row_weights.h draws from the whole row, and where more than one rule is left to apply
+// to it, from what the first of them keeps.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "candidates.h"
+#include "cuts.h"
 #include "pace/row_ops.h"
-#include "pace/threading.h"
+#include "row_weights.h"
 
 namespace pace {
 
@@ -17,232 +19,203 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// What one row's token is drawn by.
+struct Rules {
+    float temperature;
+    int64_t top_k;
+    float top_p, min_p, typical_p;
+    double uniform;
+};
+
 // ---- Few candidates
 
 // Those whose information is closest to the entropy, up to `mass` of the weight; with all that are as close as the last.
 void keep_typical(Candidates& candidates, double mass) {
     double total = 0.0, surplus = 0.0;
-    for (const Candidate& c : candidates) total += c.weight;
     for (const Candidate& c : candidates) {
-        if (c.weight > 0) surplus += c.weight * std::log(c.weight);
+        total += c.weight;
+        surplus += c.weight * c.value;
     }
-    const double level = surplus / total;  // of the logarithm of a weight
-    const auto distance = [&](const Candidate& c) { return std::fabs(std::log(c.weight) - level); };
-    std::sort(candidates.begin(), candidates.end(),
-              [&](const Candidate& a, const Candidate& b) { return distance(a) < distance(b); });
-    double before = 0.0;
+    const float level = float(surplus / total);
+    const int64_t count = int64_t(candidates.size());
+    std::vector<float> keys, weights;
+    std::vector<int32_t> indices, scratch(size_t(count) + 16);
+    for (const Candidate& c : candidates) {
+        keys.push_back(-std::fabs(c.value - level));
+        weights.push_back(float(c.weight));
+        indices.push_back(c.index);
+    }
+    const auto [low, high] = std::minmax_element(keys.begin(), keys.end());
+    const KeyedList list = {keys.data(), weights.data(), indices.data(), count};
+    const Cut cut = find_cut(list, mass * total, *low, std::nextafter(*high, kInfinity), scratch.data());
     size_t kept = 0;
-    while (kept < candidates.size() && before < mass * total) before += candidates[kept++].weight;
-    const double last = distance(candidates[std::max<size_t>(kept, 1) - 1]);
-    while (kept < candidates.size() && distance(candidates[kept]) <= last) ++kept;
-    candidates.resize(std::max<size_t>(kept, 1));
+    for (size_t i = 0; i < keys.size(); ++i) {
+        if (keys[i] >= cut.least) candidates[kept++] = candidates[i];
+    }
+    candidates.resize(kept);
 }
 
-int64_t draw(Candidates& candidates, double uniform) {
-    std::sort(candidates.begin(), candidates.end(),
-              [](const Candidate& a, const Candidate& b) { return a.index < b.index; });
+// By min_p and typical_p, from candidates by rising index. The weight of the largest is 1, and their values are the
+// logarithms of the weights, to some base.
+int64_t draw(Candidates candidates, const Rules& rules) {
+    if (rules.min_p > 0.0f) {
+        const double least = std::min(1.0, double(rules.min_p));
+        const auto is_unlikely = [&](const Candidate& c) { return c.weight < least; };
+        candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_unlikely), candidates.end());
+    }
+    if (rules.typical_p < 1.0f) keep_typical(candidates, rules.typical_p);
     double total = 0.0, sum = 0.0;
     for (const Candidate& c : candidates) total += c.weight;
     int64_t last = -1;
     for (const Candidate& c : candidates) {
         if (c.weight <= 0) continue;
         last = c.index;
-        if ((sum += c.weight) > uniform * total) break;
+        if ((sum += c.weight) > rules.uniform * total) break;
     }
     return last;
+}
+
+int64_t draw_from_top(const float* x, int64_t n, const Survey& survey, const Rules& rules) {
+    Candidates candidates = TopK(x, n, rules.top_k, kLowest, rules.temperature).find(survey.maxima);
+    const float shift = survey.max / rules.temperature;
+    double total = 0.0;
+    for (Candidate& c : candidates) {
+        c.value /= rules.temperature;
+        total += c.weight = weight_of(c.value, shift);
+    }
+    if (rules.top_p < 1.0f) cut_to_nucleus(candidates, double(rules.top_p) * total);
+    for (Candidate& c : candidates) c.value -= shift;
+    std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+    return draw(std::move(candidates), rules);
 }
 
 // ---- A whole row
 
-// A row's weights, and their sums block by block.
-struct Weights {
-    const float* x;
-    int64_t n;
-    float temperature, shift;
-    float *w, *key;            // [n]; key is scratch
-    std::vector<double> sums;  // [ceil(n / kSumBlock)]
-    double total;
-
-    void keep(const float* keys, float least) { total = kernels().keep_keys(keys, w, n, least, sums.data()); }
-
-    void drop(int32_t index) {
-        sums[index / kSumBlock] -= w[index];
-        total -= w[index];
-        w[index] = 0.0f;
+int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& survey, Rules rules) {
+    RowWeights weights(x, n, scale, survey);
+    const bool has_nucleus = rules.top_p < 1.0f, has_least = rules.min_p > 0.0f, is_typical = rules.typical_p < 1.0f;
+    if (has_nucleus) {
+        weights.keep_nucleus(rules.top_p);
+        if (has_least && weights.keeps_unlikely(rules.min_p)) weights.keep_likely(rules.min_p);
+    } else if (has_least) {
+        weights.keep_likely(rules.min_p);
+    } else if (is_typical) {
+        weights.keep_typical(rules.typical_p);
+    } else {
+        weights.keep_all();
     }
-};
-
-// Elements of keys in [low, high], with their weights.
-Candidates collect(const float* key, const float* w, int64_t n, float low, float high) {
-    constexpr int kFoundAtOnce = 1024;
-    int32_t found[kFoundAtOnce];
-    Candidates candidates;
-    for (int64_t position = 0; position < n;) {
-        const int count = kernels().find_between(key, n, low, high, &position, found, kFoundAtOnce);
-        for (int i = 0; i < count; ++i) candidates.push_back({key[found[i]], found[i], double(w[found[i]])});
-    }
-    return candidates;
+    if (!is_typical || !(has_nucleus || has_least)) return weights.draw(rules.uniform);
+    rules.min_p = 0.0f;
+    return draw(weights.kept(), rules);
 }
 
-double mass_of(const Candidates& candidates) {
-    double sum = 0.0;
-    for (const Candidate& c : candidates) sum += c.weight;
-    return sum;
+int64_t first_largest(const float* x, int64_t n, const Survey& survey) {
+    const auto block = std::find(survey.maxima.begin(), survey.maxima.end(), survey.max) - survey.maxima.begin();
+    return std::find(x + block * kPeakBlock, x + n, survey.max) - x;
 }
 
-// Where a row is cut: the least key among the elements that come first, by falling key and then by rising index, until
-// they have `mass`; and the elements with that key that come too late.
-struct Cut {
-    float least;
-    std::vector<int32_t> late;
-};
+float logprob(float value, const Survey& given) { return (value - given.max) - float(std::log(given.total)); }
 
-Cut cut_among(Candidates candidates, double mass) {
-    Candidates kept = candidates;
-    cut_to_nucleus(kept, mass);
-    Cut cut = {kInfinity, {}};
-    for (const Candidate& c : kept) cut.least = std::min(cut.least, c.value);
-    int32_t last = -1;
-    for (const Candidate& c : kept) {
-        if (c.value == cut.least) last = std::max(last, c.index);
-    }
-    for (const Candidate& c : candidates) {
-        if (c.value == cut.least && c.index > last) cut.late.push_back(c.index);
-    }
-    return cut;
+// Rules of whole rows, which need more of the first pass than the maxima.
+bool keeps_all(const Rules& rules) {
+    return rules.temperature > 0 && rules.top_k == 0 && rules.top_p >= 1 && rules.min_p <= 0 && rules.typical_p >= 1;
 }
-
-// `total` is the weight of all. A sample of the keys says about where the cut lies: what is above is only summed, and
-// what is near is looked at. The sample may be wrong, which is noticed: then more is near.
-Cut find_cut(const float* key, const float* w, int64_t n, double total, double mass) {
-    constexpr int kSample = 512;
-    if (n <= 4 * kSample) return cut_among(collect(key, w, n, kMinusInfinity, kInfinity), mass);
-    Candidates sample;
-    for (int i = 0; i < kSample; ++i) {
-        const int64_t at = i * n / kSample;
-        sample.push_back({key[at], int32_t(at), double(w[at])});
-    }
-    std::sort(sample.begin(), sample.end(), goes_before);
-    // Where the distribution is peaked, as a trained model's is, the first few of the sample are below all that matters.
-    Candidates top = collect(key, w, n, sample[2].value, kInfinity);
-    if (mass_of(top) >= mass) return cut_among(std::move(top), mass);
-
-    const double share = mass / total * mass_of(sample);
-    int place = 0;
-    for (double before = 0.0; place < kSample && before < share; ++place) before += sample[place].weight;
-    for (int margin = 16;; margin *= 4) {
-        const float high = place < margin ? kInfinity : sample[place - margin].value;
-        const float low = place + margin >= kSample ? kMinusInfinity : sample[place + margin].value;
-        const double above = high == kInfinity ? 0.0 : kernels().sum_above(key, w, n, high);
-        const bool is_all = high == kInfinity && low == kMinusInfinity;
-        if (above >= mass && !is_all) continue;
-        Candidates near = collect(key, w, n, low, high);
-        const double around = mass_of(near);
-        if (!is_all && low != kMinusInfinity && above + around < mass) continue;
-        if (int64_t(near.size()) > n / 2) return cut_among(std::move(near), mass - above);
-        std::vector<float> keys, weights;
-        for (const Candidate& c : near) {
-            keys.push_back(c.value);
-            weights.push_back(float(c.weight));
-        }
-        Cut cut = find_cut(keys.data(), weights.data(), int64_t(keys.size()), around, mass - above);
-        for (int32_t& index : cut.late) index = near[index].index;
-        return cut;
-    }
-}
-
-void keep_nucleus(Weights& weights, double top_p) {
-    const Cut cut = find_cut(weights.w, weights.w, weights.n, weights.total, top_p * weights.total);
-    weights.keep(weights.w, cut.least);
-    for (const int32_t index : cut.late) weights.drop(index);
-}
-
-void keep_typical(Weights& weights, double mass) {
-    const KernelTable& table = kernels();
-    const double surplus = table.information(weights.x, weights.w, weights.n, weights.temperature, weights.shift);
-    const float level = float(double(weights.shift) + surplus / weights.total);
-    table.typicality(weights.x, weights.w, weights.n, weights.temperature, level, weights.key);
-    weights.keep(weights.key, find_cut(weights.key, weights.w, weights.n, weights.total, mass * weights.total).least);
-}
-
-int64_t draw(const Weights& weights, double uniform) {
-    const double wanted = uniform * weights.total;
-    const int64_t blocks = int64_t(weights.sums.size());
-    double sum = 0.0;
-    int64_t block = 0, last = -1;
-    while (block < blocks - 1 && sum + weights.sums[block] <= wanted) sum += weights.sums[block++];
-    for (; block < blocks; ++block) {  // the sum of a block and that of its elements, one by one, differ by rounding
-        const int64_t end = std::min(weights.n, (block + 1) * kSumBlock);
-        for (int64_t i = block * kSumBlock; i < end; ++i) {
-            if (weights.w[i] <= 0.0f) continue;
-            last = i;
-            if ((sum += weights.w[i]) > wanted) return last;
-        }
-    }
-    for (int64_t i = weights.n - 1; last < 0 && i >= 0; --i) {
-        if (weights.w[i] > 0.0f) last = i;
-    }
-    return last;
+bool is_typical_alone(const Rules& rules) {
+    return rules.temperature > 0 && rules.top_k == 0 && rules.top_p >= 1 && rules.min_p <= 0 && rules.typical_p < 1;
 }
 
 }  // namespace
 
-void SampleOp::run(int, int64_t chunk, int) const {
-    const KernelTable& table = kernels();
-    const float* const x = logits + rows[chunk] * row_stride;
-    const float heat = temperature[chunk];
-    const int64_t largest = table.argmax(x, n);
-    tokens[chunk] = -1;
-    if (largest < 0 || x[largest] == kInfinity) return;
-    if (heat == 0.0f) tokens[chunk] = largest;
-    if (heat == 0.0f || x[largest] == -kInfinity) return;
-    const float shift = x[largest] / heat;
+// A row with its edits, for as long as this lives.
+class SampleOp::Edited {
+  public:
+    Edited(const SampleOp& op, float* x, int64_t chunk) : x_(x) {
+        if (op.edit_ends == nullptr) return;
+        for (int64_t list = chunk ? op.edit_ends[chunk - 1] : 0; list < op.edit_ends[chunk]; ++list) {
+            const LogitEdit* const edits = reinterpret_cast<const LogitEdit*>(op.edit_lists[2 * list]);
+            for (int64_t i = 0; i < op.edit_lists[2 * list + 1]; ++i) {
+                const auto [token, factor, addend] = edits[i];
+                if (token < 0 || token >= op.n) continue;
+                originals_.push_back({x[token], token, 0.0});
+                x[token] = (x[token] < 0.0f ? x[token] * factor : x[token] / factor) + addend;
+            }
+        }
+    }
+    ~Edited() {
+        for (size_t i = originals_.size(); i-- > 0;) x_[originals_[i].index] = originals_[i].value;
+    }
+    Edited(const Edited&) = delete;
+    Edited& operator=(const Edited&) = delete;
 
-    if (top_k[chunk] > 0 && top_k[chunk] < n) {
-        Candidates candidates = find_top_k(x, n, top_k[chunk], heat);
-        double total = 0.0;
-        for (Candidate& c : candidates) {
-            c.value /= heat;
-            total += c.weight = weight_of(c.value, shift);
+    float original(int64_t token) const {
+        for (const Candidate& c : originals_) {
+            if (c.index == token) return c.value;
         }
-        if (top_p[chunk] < 1.0f) cut_to_nucleus(candidates, double(top_p[chunk]) * total);
-        if (min_p[chunk] > 0.0f) {
-            const auto unlikely = [&](const Candidate& c) {
-                return c.weight < double(min_p[chunk]) && c.index != largest;
-            };
-            candidates.erase(std::remove_if(candidates.begin(), candidates.end(), unlikely), candidates.end());
-        }
-        if (typical_p[chunk] < 1.0f) keep_typical(candidates, typical_p[chunk]);
-        tokens[chunk] = draw(candidates, uniform[chunk]);
-        return;
+        return x_[token];
     }
 
-    float* const scratch = static_cast<float*>(thread_scratch(2 * round_up(n, 16) * sizeof(float)));
-    Weights weights = {
-        x,  n, heat, shift, scratch, scratch + round_up(n, 16), std::vector<double>((n + kSumBlock - 1) / kSumBlock),
-        0.0};
-    weights.total = table.weigh(x, n, heat, shift, weights.w, weights.sums.data());
-    if (top_p[chunk] < 1.0f) keep_nucleus(weights, top_p[chunk]);
-    if (min_p[chunk] > 0.0f) weights.keep(weights.w, std::min(min_p[chunk], 1.0f));
-    if (typical_p[chunk] < 1.0f) keep_typical(weights, typical_p[chunk]);
-    tokens[chunk] = draw(weights, uniform[chunk]);
+  private:
+    float* const x_;
+    Candidates originals_;  // value and index, in the order of the edits
+};
+
+void SampleOp::run(int, int64_t chunk, int) const {
+    float* const x = logits + rows[chunk] * row_stride;
+    Rules rules = {temperature[chunk], std::max<int64_t>(top_k[chunk], 0), top_p[chunk], min_p[chunk], typical_p[chunk],
+                   uniform[chunk]};
+    if (rules.top_k >= n) rules.top_k = 0;
+    const float scale = weight_scale(rules.temperature);
+    const bool wants_logprobs = num_top != nullptr && num_top[chunk] >= 0;
+    const bool is_edited = edit_ends != nullptr && edit_ends[chunk] > (chunk ? edit_ends[chunk - 1] : 0);
+    tokens[chunk] = -1;
+
+    Survey given;
+    if (wants_logprobs) {
+        given = survey(x, n, weight_scale(1.0f), false);
+        write_likeliest(chunk, x, given);
+    }
+    const Edited edited(*this, x, chunk);
+    const bool wants_level = is_typical_alone(rules), wants_sums = wants_level || keeps_all(rules);
+    const bool is_known = wants_logprobs && !is_edited && !wants_level && (!wants_sums || rules.temperature == 1.0f);
+    const Survey found = is_known ? given : survey(x, n, wants_sums ? scale : 0.0f, wants_level);
+    if (!std::isfinite(found.max)) return;
+    if (rules.temperature == 0.0f) {
+        tokens[chunk] = first_largest(x, n, found);
+    } else if (rules.top_k > 0) {
+        tokens[chunk] = draw_from_top(x, n, found, rules);
+    } else {
+        tokens[chunk] = draw_from_all(x, n, scale, found, rules);
+    }
+    if (wants_logprobs) logprobs[chunk] = logprob(edited.original(tokens[chunk]), given);
+}
+
+// The `num_top` likeliest tokens of a row, and nothing beyond.
+void SampleOp::write_likeliest(int64_t chunk, const float* x, const Survey& given) const {
+    Candidates likeliest;
+    const int64_t wanted = std::min(num_top[chunk], n);
+    if (wanted > 0) likeliest = TopK(x, n, wanted, kMinusInfinity, 1.0f).find(given.maxima);
+    std::sort(likeliest.begin(), likeliest.end(), goes_before);
+    logprobs[chunk] = -kInfinity;
+    for (int64_t i = 0; i < most_top; ++i) {
+        const bool is_there = i < wanted && i < int64_t(likeliest.size());
+        top_tokens[chunk * most_top + i] = is_there ? likeliest[i].index : -1;
+        top_logprobs[chunk * most_top + i] = is_there ? logprob(likeliest[i].value, given) : -kInfinity;
+    }
 }
 
 void LogprobsOp::run(int, int64_t chunk, int) const {
     const float* const x = logits + rows[chunk] * row_stride;
-    const ExpSum total = kernels().exp_sum(x, n);
-    const float log_sum = float(std::log(total.sum));
-    const auto logprob = [&](float value) { return (value - total.max) - log_sum; };
-    logprobs[chunk] = logprob(x[tokens[chunk]]);
+    const Survey given = survey(x, n, weight_scale(1.0f), false);
+    logprobs[chunk] = logprob(x[tokens[chunk]], given);
     Candidates candidates;
     if (top > 0) {
-        candidates = find_top_k(x, n, std::min(top, n));
+        candidates = TopK(x, n, std::min(top, n), kMinusInfinity, 1.0f).find(given.maxima);
         std::sort(candidates.begin(), candidates.end(), goes_before);
     }
     for (int64_t i = 0; i < top; ++i) {
         const bool is_there = i < int64_t(candidates.size());
         top_tokens[chunk * top + i] = is_there ? candidates[i].index : -1;
-        top_logprobs[chunk * top + i] = is_there ? logprob(candidates[i].value) : -kInfinity;
+        top_logprobs[chunk * top + i] = is_there ? logprob(candidates[i].value, given) : -kInfinity;
     }
 }
 

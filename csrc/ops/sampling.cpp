@@ -5,6 +5,7 @@
 
 #include "candidates.h"
 #include "pace/row_ops.h"
+#include "row_weights.h"
 
 namespace pace {
 
@@ -17,7 +18,8 @@ void ArgmaxOp::run(int, int64_t row, int) const {
 void SoftmaxOp::run(int, int64_t row, int) const {
     const KernelTable& table = kernels();
     const float* const x = logits + row * row_stride;
-    const ExpSum total = table.exp_sum(x, n);
+    const Survey given = survey(x, n, weight_scale(1.0f), false);  // as SampleOp: the same bits from both
+    const ExpSum total = {given.max, given.total};
     if (log) {
         table.log_softmax(x, n, total.max, float(std::log(total.sum)), y + row * n);
     } else {
@@ -53,7 +55,7 @@ void TopKTopPOp::run(int, int64_t row, int) const {
     double total = all.sum;
     if (limit_k) {
         if (kernels().argmax(x, n) < 0) return;  // NaN has no order
-        candidates = find_top_k(x, n, top_k[row]);
+        candidates = TopK(x, n, top_k[row], kMinusInfinity, 1.0f).find();
         max = std::max_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
                   return a.value < b.value;
               })->value;

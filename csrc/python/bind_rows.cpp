@@ -73,9 +73,11 @@ void apply_mask(Address logits, int64_t row_stride, int64_t n, Address bits, int
 }
 
 void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Address rows, Address temperature,
-            Address top_k, Address top_p, Address min_p, Address typical_p, Address uniform, Address tokens) {
+            Address top_k, Address top_p, Address min_p, Address typical_p, Address uniform, Address edit_ends,
+            Address edit_lists, Address tokens, Address num_top, int64_t most_top, Address values, Address top_tokens,
+            Address top_values) {
     pace::SampleOp op = {};
-    op.logits = at<const float>(logits);
+    op.logits = at<float>(logits);
     op.row_stride = row_stride;
     op.n = n;
     op.count = count;
@@ -86,7 +88,14 @@ void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Addres
     op.min_p = at<const float>(min_p);
     op.typical_p = at<const float>(typical_p);
     op.uniform = at<const double>(uniform);
+    op.edit_ends = at<const int64_t>(edit_ends);
+    op.edit_lists = at<const int64_t>(edit_lists);
     op.tokens = at<int64_t>(tokens);
+    op.num_top = at<const int64_t>(num_top);
+    op.most_top = most_top;
+    op.logprobs = at<float>(values);
+    op.top_tokens = at<int64_t>(top_tokens);
+    op.top_logprobs = at<float>(top_values);
     pace::execute(op);
 }
 

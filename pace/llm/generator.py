@@ -16,7 +16,8 @@ from pace.llm.clients.requests import Request, Stream
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import decode
-from pace.llm.decoding.logits import Processors, build_filters, build_processors
+from pace.llm.decoding.filters import build_filters
+from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings

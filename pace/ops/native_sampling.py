@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from pace import _C
 from pace.ops.checks import check_rows, check_vector, describe
-from pace.ops.draws import Draws
+from pace.ops.draws import Drawn, Draws
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -66,9 +68,9 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
     )
 
 
-def sample(logits: Tensor, draws: Draws) -> Tensor:
-    """int64 `[M]`: a token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`; -1 where that row holds NaN
-    or +inf, or nothing above -inf. `pace.ops.reference.sample` is the definition.
+def sample(logits: Tensor, draws: Draws) -> Drawn:
+    """A token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`, which is edited meanwhile and then as it
+    was. `pace.ops.reference.sample` is the definition.
 
     Numerics: with top_k weights are fp64; else fp32, summed in fp32 over 4096 tokens and in fp64 over those."""
     num_rows, vocab_size = _check_logits(logits)
@@ -84,9 +86,48 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     }
     addresses = [check_vector(name, getattr(draws, name), count, dtype) for name, dtype in vectors.items()]
     _check_rows(draws.rows, num_rows)
-    tokens = torch.empty(count, dtype=torch.int64)
-    _C.sample(logits.data_ptr(), logits.stride(0), vocab_size, count, *addresses, tokens.data_ptr())
-    return tokens
+    ends, lists = (None, None) if draws.edits is None else _lists_of(draws, count)
+    most_top, wanted = 0, draws.num_top is not None
+    if wanted:
+        num_top_address = check_vector("num_top", draws.num_top, count, torch.int64)
+        most_top = max(0, int(draws.num_top.max())) if count else 0
+    shape = (count if wanted else 0, most_top)
+    drawn = Drawn(
+        torch.empty(count, dtype=torch.int64),
+        torch.full(shape[:1], -math.inf),
+        torch.full(shape, -1, dtype=torch.int64),
+        torch.full(shape, -math.inf),
+    )
+    _C.sample(
+        logits.data_ptr(),
+        logits.stride(0),
+        vocab_size,
+        count,
+        *addresses,
+        0 if ends is None else ends.data_ptr(),
+        0 if lists is None else lists.data_ptr(),
+        drawn.tokens.data_ptr(),
+        num_top_address if wanted else 0,
+        most_top,
+        drawn.logprobs.data_ptr(),
+        drawn.top_tokens.data_ptr(),
+        drawn.top_logprobs.data_ptr(),
+    )
+    return drawn
+
+
+def _lists_of(draws: Draws, count: int) -> tuple[Tensor, Tensor]:
+    """Of each draw where its edits end in the lists, int64 `[M]`, and of each list its address and length, `[L, 2]`."""
+    if len(draws.edits) != count:
+        raise ValueError(f"edits must be a list for each of {count} draws; got {len(draws.edits)}")
+    if len(set(draws.rows.tolist())) < count:
+        raise ValueError(f"a row with edits is drawn from once; got rows {draws.rows.tolist()}")
+    ends, lists = [], []
+    for edits in draws.edits:
+        for one in edits:
+            lists += (one.address, len(one))
+        ends.append(len(lists) // 2)
+    return torch.tensor(ends, dtype=torch.int64), torch.tensor(lists, dtype=torch.int64)
 
 
 def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from pace.ops.draws import Draws
+from pace.ops.draws import Drawn, Draws
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import AnyLayout, QuantizedRows
 
@@ -205,8 +205,9 @@ class SamplingOps(Protocol):
 
         Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
 
-    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
-        """int64 `[M]`: a token for each of `draws`; -1 where its row holds NaN or +inf, or nothing above -inf."""
+    def sample(self, logits: Tensor, draws: Draws) -> Drawn:
+        """A token for each of `draws`, and log-probabilities where they are wanted. Edited rows are as they were
+        afterwards; nobody else may look at them meanwhile."""
 
     def token_logprobs(
         self, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops import checks, weight_layout
-from pace.ops.draws import Draws
+from pace.ops.draws import Drawn, Draws
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 
@@ -312,30 +312,47 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
     logits[rows] = logits[rows].masked_fill(banned, -math.inf)
 
 
-def sample(logits: Tensor, draws: Draws) -> Tensor:
-    """int64 `[M]`: a token for each of `draws`; -1 where its row holds NaN or +inf, or nothing above -inf.
+def sample(logits: Tensor, draws: Draws) -> Drawn:
+    """A token for each of `draws`, -1 where its row holds NaN or +inf, or nothing above -inf; and log-probabilities where
+    wanted, of the row as it is given.
 
-    With `y = x / temperature` and the weight `exp(y - max(y))`: top_k and top_p as `top_k_top_p_`; weights below min_p go;
-    of the others stay those whose `|log w - E[log w]|` is smallest, until they have typical_p of the mass, with what
-    equals the last. The token is the first at which the cumulative weight, in rising order of the ids, exceeds
-    `uniform` of the whole."""
-    tokens = torch.full((len(draws.rows),), -1, dtype=torch.int64)
+    With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits of x: top_k and top_p as
+    `top_k_top_p_`; weights below min_p go; of the others stay those whose `|log w - E[log w]|` is smallest, until they
+    have typical_p of the mass, with what equals the last. The token is the first at which the cumulative weight, in
+    rising order of the ids, exceeds `uniform` of the whole."""
+    count = len(draws.rows)
+    num_top = torch.full((count,), -1) if draws.num_top is None else draws.num_top
+    most_top = max([0, *num_top.tolist()])
+    tokens = torch.full((count,), -1, dtype=torch.int64)
+    values = torch.full((0 if draws.num_top is None else count,), -math.inf)
+    top, top_values = torch.full((len(values), most_top), -1), torch.full((len(values), most_top), -math.inf)
     for index, row in enumerate(draws.rows.tolist()):
-        if not draws.temperature[index]:
-            tokens[index] = argmax(logits[row : row + 1])[0]
-            continue
-        y = (logits[row] / draws.temperature[index])[None]
-        if argmax(y)[0] < 0 or y.max() == -math.inf:
-            continue
-        top_k_top_p_(y, draws.top_k[index : index + 1], draws.top_p[index : index + 1])
-        log_weights = (y[0] - y.max()).double()
-        log_weights[log_weights.exp() < float(draws.min_p[index])] = -math.inf
-        if draws.typical_p[index] < 1:
-            _keep_typical_(log_weights, float(draws.typical_p[index]))
-        cumulative = log_weights.exp().cumsum(0)
-        place = torch.searchsorted(cumulative, float(draws.uniform[index]) * cumulative[-1], right=True)
-        tokens[index] = min(int(place), int(log_weights.exp().nonzero()[-1]))
-    return tokens
+        x = logits[row].clone()
+        for edits in draws.edits[index] if draws.edits is not None else ():
+            edits.apply_(x.numpy())
+        tokens[index] = token = _draw(x, draws, index)
+        wanted = int(num_top[index])
+        if wanted >= 0 and token >= 0:
+            one = token_logprobs(logits, torch.tensor([row]), torch.tensor([token]), wanted)
+            values[index], top[index, :wanted], top_values[index, :wanted] = one[0][0], one[1][0], one[2][0]
+    return Drawn(tokens, values, top, top_values)
+
+
+def _draw(x: Tensor, draws: Draws, index: int) -> int:
+    largest = int(argmax(x[None])[0])
+    if largest < 0 or x[largest] == -math.inf:
+        return -1
+    if not draws.temperature[index]:
+        return largest
+    y = (x / draws.temperature[index])[None]
+    top_k_top_p_(y, draws.top_k[index : index + 1], draws.top_p[index : index + 1])
+    log_weights = (y[0] - y.max()).double()
+    log_weights[log_weights.exp() < float(draws.min_p[index])] = -math.inf
+    if draws.typical_p[index] < 1:
+        _keep_typical_(log_weights, float(draws.typical_p[index]))
+    cumulative = log_weights.exp().cumsum(0)
+    place = torch.searchsorted(cumulative, float(draws.uniform[index]) * cumulative[-1], right=True)
+    return min(int(place), int(log_weights.exp().nonzero()[-1]))
 
 
 def _keep_typical_(log_weights: Tensor, mass: float) -> None:

@@ -165,6 +165,80 @@ TEST_TABLES(find_at_least_finds_all_in_order_and_goes_on_where_it_stopped) {
     }
 }
 
+TEST_TABLES(block_peaks_are_of_all_elements_and_tell_nan) {
+    for (const int64_t n : {int64_t(1), int64_t(17), kPeakBlock - 1, kPeakBlock, kPeakBlock + 1, 2 * kPeakBlock + 33}) {
+        const int64_t blocks = (n + kPeakBlock - 1) / kPeakBlock;
+        for (int64_t place = 0; place < n; place += 1 + n / 7) {
+            std::vector<float> values = check::heavy_tailed(n, 11);
+            for (float& value : values) value -= 100;
+            values[place] = -1.0f;
+            Guarded x(values), maxima(blocks);
+            CHECK(table.block_peaks(x.data(), n, maxima.data()) && maxima.intact());
+            for (int64_t b = 0; b < blocks; ++b) {
+                const auto begin = values.begin() + b * kPeakBlock;
+                CHECK(maxima.data()[b] == *std::max_element(begin, std::min(values.end(), begin + kPeakBlock)));
+            }
+            x.data()[place] = check::kPoison;
+            CHECK(!table.block_peaks(x.data(), n, maxima.data()));
+        }
+    }
+}
+
+TEST_TABLES(weights_and_their_sums_of_every_length) {
+    for (const int64_t n : kSizes) {
+        std::vector<float> values = check::heavy_tailed(n, 12);
+        if (n > 4) values[n / 2] = -HUGE_VALF;
+        if (n > 8) values[n / 3] = -1e30f;
+        const float shift = *std::max_element(values.begin(), values.end()), scale = 1.7f;
+        Guarded x(values), w(n);
+        const float total = table.weigh(x.data(), n, shift, scale, w.data());
+        CHECK(w.intact());
+        std::vector<double> expected(n), tolerance(n);
+        double sum = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            const double t = (double(values[i]) - shift) * scale;
+            expected[i] = t < -126 ? 0 : std::exp2(t);
+            tolerance[i] = (8 + 4 * std::min(126.0, std::fabs(t))) * kEps * expected[i];
+            sum += expected[i];
+        }
+        CHECK_CLOSE(w.data(), expected.data(), tolerance.data(), size_t(n), "weigh");
+        CHECK(std::fabs(total - sum) <= 64 * kEps * sum &&
+              std::fabs(table.sum_weights(x.data(), n, shift, scale, nullptr) - sum) <= 64 * kEps * sum);
+    }
+}
+
+TEST_TABLES(split_weights_tells_what_is_sure_from_what_is_near) {
+    for (const int64_t n : kSizes) {
+        std::vector<float> values = check::heavy_tailed(n, 13);
+        if (n > 4) values[n / 2] = -HUGE_VALF;
+        const float shift = *std::max_element(values.begin(), values.end()), scale = 1.3f, level = -0.75f;
+        Guarded x(values), w(n);
+        table.weigh(x.data(), n, shift, scale, w.data());
+        for (const bool typical : {false, true}) {
+            const KeyLimits limits = {typical, level, typical ? -0.25f : 0.25f, typical ? -0.75f : -0.25f};
+            std::vector<int32_t> found(n + 16), expected;
+            std::vector<float> keys(n);
+            double all = 0, surplus = 0, sure = 0;
+            for (int64_t i = 0; i < n; ++i) {
+                const float t = (values[i] - shift) * scale;
+                keys[i] = typical ? -std::fabs(t - level) : values[i];
+                all += w.data()[i];
+                if (w.data()[i] > 0) surplus += double(t) * w.data()[i];
+                if (keys[i] >= limits.sure) sure += w.data()[i];
+                if (keys[i] < limits.sure && keys[i] >= limits.least) expected.push_back(int32_t(1000 + i));
+            }
+            const WeightSums sums = table.split_weights(x.data(), n, shift, scale, limits, 1000, found.data());
+            found.resize(sums.found);
+            CHECK(found == expected);
+            CHECK(std::fabs(sums.all - all) <= 64 * kEps * all && std::fabs(sums.sure - sure) <= 64 * kEps * all);
+            float more;
+            CHECK(std::fabs(table.sum_weights(x.data(), n, shift, scale, &more) - all) <= 64 * kEps * all);
+            CHECK(std::fabs(more - surplus) <= 256 * kEps * (1 + std::fabs(surplus)));
+            CHECK(std::fabs(table.sum_from(keys.data(), w.data(), n, limits.sure) - sure) <= 64 * kEps * all);
+        }
+    }
+}
+
 TEST_TABLES(apply_mask_bans_what_has_no_bit) {
     for (const int64_t n : kSizes) {
         for (int kind = 0; kind < 6; ++kind) {  // words of zeros, of ones, and of anything

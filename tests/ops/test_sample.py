@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pace import _C
 from pace.ops import native, reference
-from pace.ops.draws import Draws
+from pace.ops.draws import Draws, Edits
 from tests.support import isas_of_floats
 
 RULES = {
@@ -30,6 +31,11 @@ RULES = {
     "top_k and min_p": dict(top_k=100, min_p=0.1),
     "typical_p": dict(typical_p=0.6),
     "top_k and typical_p": dict(top_k=100, typical_p=0.5),
+    "top_p and min_p": dict(top_p=0.9, min_p=0.2),
+    "top_p and a lower min_p": dict(top_p=0.5, min_p=0.01),
+    "min_p and typical_p": dict(min_p=0.1, typical_p=0.7),
+    "top_p of nearly all": dict(top_p=0.99999),
+    "typical_p of little": dict(typical_p=0.02),
     "all": dict(temperature=1.3, top_p=0.95, min_p=0.001, typical_p=0.9),
     "all of few": dict(temperature=1.3, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.9),
 }
@@ -50,6 +56,11 @@ DISTRIBUTIONS = {
     "peaked": peaked,
     "rising": lambda rows, n, generator: torch.linspace(-6.0, 6.0, n).repeat(rows, 1),
     "falling": lambda rows, n, generator: torch.linspace(6.0, -6.0, n).repeat(rows, 1),
+    "cluster": lambda rows, n, generator: torch.randn(rows, n, generator=generator).index_add_(
+        1, torch.arange(n // 3, min(n, n // 3 + 20)), torch.full((rows, min(n, n // 3 + 20) - n // 3), 9.0)
+    ),
+    "tiny": lambda rows, n, generator: 1e-36 * torch.randn(rows, n, generator=generator),
+    "huge": lambda rows, n, generator: 1e30 * torch.randn(rows, n, generator=generator),
     "equal": lambda rows, n, generator: torch.full((rows, n), 2.5),
     "steps": lambda rows, n, generator: torch.randn(rows, n, generator=generator).round(),
     "masked": lambda rows, n, generator: torch.where(
@@ -74,7 +85,7 @@ def make_draws(rows: torch.Tensor, uniform: torch.Tensor, **rules: float) -> Dra
     return Draws(rows=rows, uniform=uniform.double(), **values)
 
 
-@pytest.mark.parametrize("n", [1, 100, 4096, 12_000])
+@pytest.mark.parametrize("n", [1, 15, 17, 100, 4097, 12_000])
 @pytest.mark.parametrize("rules", RULES)
 def test_tokens_are_those_of_the_definition(rules: str, n: int) -> None:
     for make_logits in DISTRIBUTIONS.values():
@@ -87,7 +98,7 @@ def compare(rules: str, make_logits: Callable[..., torch.Tensor], n: int) -> Non
     rows = torch.tensor([3, 0, 1, 1, 2, 2, 0, 3])
     draws = make_draws(rows, torch.rand(len(rows), generator=generator), **RULES[rules])
     given = logits.clone()
-    tokens, expected = native.sample(logits, draws), reference.sample(logits.clone(), draws)
+    tokens, expected = native.sample(logits, draws).tokens, reference.sample(logits.clone(), draws).tokens
     assert torch.equal(logits, given)
     for row, token, other, place in zip(rows, tokens.tolist(), expected.tolist(), draws.uniform.tolist()):
         assert token == other or is_at_a_boundary(logits[row], token, place, **RULES[rules]), (token, other)
@@ -99,11 +110,12 @@ def is_at_a_boundary(logits: torch.Tensor, token: int, place: float, **rules: fl
     near = [{}]
     for name, change in (("top_p", 1e-5), ("min_p", 1e-5), ("typical_p", 1.0 / len(logits))):
         if name in rules:
-            near += [{name: rules[name] * (1 - change)}, {name: rules[name] * (1 + change)}]
+            near += [{name: rules[name] * (1 - change)}, {name: min(1.0, rules[name] * (1 + change))}]
     places = torch.tensor([max(0.0, place - 1e-5), place, min(1 - 1e-12, place + 1e-5)])
     rows = torch.zeros(3, dtype=torch.int64)
     return any(
-        token in reference.sample(logits[None].clone(), make_draws(rows, places, **(rules | change))) for change in near
+        token in reference.sample(logits[None].clone(), make_draws(rows, places, **(rules | change))).tokens
+        for change in near
     )
 
 
@@ -114,13 +126,13 @@ def test_a_row_is_its_own() -> None:
     rows = torch.randint(6, (len(rules),), generator=generator)
     uniform = torch.rand(len(rules), generator=generator).double()
     columns = {name: torch.tensor([rule[name] for rule in rules]) for name in OFF}
-    together = native.sample(logits, Draws(rows=rows, uniform=uniform, **columns))
+    together = native.sample(logits, Draws(rows=rows, uniform=uniform, **columns)).tokens
     for index in range(len(rules)):
         one = slice(index, index + 1)
         alone = Draws(
             rows=torch.tensor([0]), uniform=uniform[one], **{name: column[one] for name, column in columns.items()}
         )
-        assert torch.equal(native.sample(logits[rows[one]], alone), together[one])
+        assert torch.equal(native.sample(logits[rows[one]], alone).tokens, together[one])
 
 
 @pytest.mark.parametrize("rules", ["plain", "top_k and top_p", "top_p", "min_p", "typical_p"])
@@ -129,7 +141,64 @@ def test_nothing_is_drawn_where_nothing_is_left(rules: str) -> None:
     logits[1, 4000], logits[2, 17], logits[3] = math.nan, math.inf, -math.inf
     for ops in (native, reference):
         draws = make_draws(torch.arange(5), torch.full((5,), 0.5), **RULES[rules])
-        assert (ops.sample(logits.clone(), draws) < 0).tolist() == [False, True, True, True, False]
+        assert (ops.sample(logits.clone(), draws).tokens < 0).tolist() == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 100.0])
+def test_temperatures_far_from_one(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = temperature * torch.randn(4, 9000, generator=generator)
+    for rules in ({}, dict(top_k=30), dict(top_p=0.9), dict(min_p=0.1), dict(typical_p=0.8)):
+        draws = make_draws(torch.arange(4), torch.rand(4, generator=generator), temperature=temperature, **rules)
+        given = zip(logits, native.sample(logits, draws).tokens.tolist(), draws.uniform.tolist())
+        assert all(is_at_a_boundary(row, token, place, temperature=temperature, **rules) for row, token, place in given)
+
+
+@pytest.mark.parametrize("num_top", [-1, 0, 5])
+@pytest.mark.parametrize("rules", ["plain", "largest", "cooler", "top_k and top_p", "top_p", "typical_p"])
+def test_edits_hold_for_the_draw_and_log_probabilities_are_of_the_row_without(rules: str, num_top: int) -> None:
+    generator = torch.Generator().manual_seed(7)
+    logits = DISTRIBUTIONS["bell"](5, 9000, generator)
+    given = logits.clone()
+    edits = [[] for _ in range(5)]
+    for row in (1, 2, 4):
+        tokens = torch.randperm(9000, generator=generator)[: 3000 * row % 8000].tolist()
+        edits[row] += [Edits(tokens, factor=1.5), Edits(tokens[::3], addend=-math.inf), Edits([5, 20_000], addend=2.0)]
+    edits[2].append(Edits([int(logits[2].argmax())], addend=-math.inf))
+    rows = torch.tensor([3, 1, 0, 2, 4])
+    draws = replace(
+        make_draws(rows, torch.rand(5, generator=generator), **RULES[rules]),
+        edits=[edits[row] for row in rows],
+        num_top=torch.tensor([num_top, num_top, -1, num_top, 2]),
+    )
+    drawn, expected = native.sample(logits, draws), reference.sample(logits, draws)
+    assert torch.equal(logits, given)
+    assert torch.equal(drawn.tokens, expected.tokens) and torch.equal(drawn.top_tokens, expected.top_tokens)
+    torch.testing.assert_close(drawn.logprobs, expected.logprobs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(drawn.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
+
+
+def test_a_row_whose_tokens_are_all_banned_gives_none() -> None:
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
+    for rules in RULES.values():
+        draws = replace(
+            make_draws(torch.arange(2), torch.full((2,), 0.3), **rules),
+            edits=[[Edits(range(300), addend=-math.inf)], []],
+        )
+        for ops in (native, reference):
+            assert (ops.sample(logits, draws).tokens < 0).tolist() == [True, False]
+
+
+def test_edits_grow_and_are_cut() -> None:
+    edits, expected = Edits(), []
+    for number in range(100):
+        edits.append(number, 2.0, -0.5)
+        expected.append((number, 2.0, -0.5))
+        assert edits.records.tolist() == expected and edits.address == edits.records.ctypes.data
+    twin = edits.copy()
+    edits.truncate(3)
+    edits.set_addend(1, 7.0)
+    assert edits.records.tolist() == [expected[0], (1, 2.0, 7.0), expected[2]] and twin.records.tolist() == expected
 
 
 def test_the_ends_of_the_place() -> None:
@@ -137,7 +206,7 @@ def test_the_ends_of_the_place() -> None:
     logits = torch.full((1, 10_000), -math.inf)
     logits[0, [3, 5000, 9999]] = torch.tensor([0.0, 1.0, 0.5])
     ends = make_draws(torch.zeros(2, dtype=torch.int64), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
-    assert native.sample(logits, ends).tolist() == reference.sample(logits, ends).tolist() == [3, 9999]
+    assert native.sample(logits, ends).tokens.tolist() == reference.sample(logits, ends).tokens.tolist() == [3, 9999]
 
 
 def test_shares_of_tokens_are_their_probabilities() -> None:
@@ -145,7 +214,7 @@ def test_shares_of_tokens_are_their_probabilities() -> None:
     places = (torch.arange(20_000) + 0.5) / 20_000
     for rules in ({}, dict(temperature=0.5), dict(top_k=10), dict(top_p=0.7), dict(min_p=0.2)):
         draws = make_draws(torch.zeros(20_000, dtype=torch.int64), places, **rules)
-        counts = torch.bincount(native.sample(logits, draws), minlength=40)
+        counts = torch.bincount(native.sample(logits, draws).tokens, minlength=40)
         y = logits / rules.get("temperature", 1.0)
         kept = y.clone()
         reference.top_k_top_p_(kept, torch.tensor([rules.get("top_k", 0)]), torch.tensor([rules.get("top_p", 1.0)]))
@@ -176,5 +245,12 @@ def test_what_does_not_fit_is_refused() -> None:
         native.token_logprobs(logits, one, one + 10, 0)
     with pytest.raises(ValueError, match="num_top"):
         native.token_logprobs(logits, one, one, -1)
+    twice = replace(make_draws(torch.zeros(2, dtype=torch.int64), torch.zeros(2)), edits=[[Edits([1])], []])
+    with pytest.raises(ValueError, match="a row with edits is drawn from once"):
+        native.sample(logits, twice)
+    with pytest.raises(ValueError, match="edits must be a list for each of 1 draws"):
+        native.sample(logits, replace(make_draws(one, torch.zeros(1)), edits=[]))
+    with pytest.raises(ValueError, match="num_top must be a contiguous vector of 1"):
+        native.sample(logits, replace(make_draws(one, torch.zeros(1)), num_top=torch.zeros(2)))
     with pytest.raises(ValueError, match="uniform must be a contiguous vector of 1"):
         native.sample(logits, make_draws(one, torch.zeros(2)))

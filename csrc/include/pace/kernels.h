@@ -123,8 +123,24 @@ struct ExpSum {
     double sum;
 };
 
-// Elements whose weights are summed in fp32, before fp64.
+// Elements whose weights are summed in fp32, before fp64: 16 KB, so that a second look at them costs little.
 constexpr int64_t kSumBlock = 4096;
+
+// Elements of a row that its maxima are of. Fewer, and the k-th largest of them says more closely where the k-th largest
+// element is, but takes longer to find.
+constexpr int64_t kPeakBlock = 256;
+
+// What split_weights() is to tell apart; see kernels/weights.inl.
+struct KeyLimits {
+    bool typical;       // the key is -|t - level|, else x
+    float level;        // where typical
+    float sure, least;  // keys
+};
+
+struct WeightSums {
+    float all, sure;  // all weights, and those of the elements with key >= sure
+    int found;        // elements with sure > key >= least
+};
 
 struct KernelTable {
     const char* name;  // as in PACE_ISA
@@ -180,15 +196,14 @@ struct KernelTable {
     void (*softmax)(const float* x, int64_t n, ExpSum total, float* y);
     void (*log_softmax)(const float* x, int64_t n, float max, float log_sum, float* y);
     int (*find_at_least)(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity);
-    int (*find_between)(const float* x, int64_t n, float low, float high, int64_t* position, int32_t* found,
-                        int capacity);
     void (*apply_mask)(float* x, const int32_t* bits, int64_t n);  // bit i clear: x[i] = -inf; bits [ceil(n / 32)]
-    // Weights [n] of tokens, their sum, and its parts: sums [ceil(n / kSumBlock)].
-    double (*weigh)(const float* x, int64_t n, float temperature, float shift, float* w, double* sums);
-    double (*keep_keys)(const float* key, float* w, int64_t n, float least, double* sums);
-    double (*sum_above)(const float* key, const float* w, int64_t n, float threshold);
-    double (*information)(const float* x, const float* w, int64_t n, float temperature, float shift);
-    void (*typicality)(const float* x, const float* w, int64_t n, float temperature, float level, float* key);
+    // -- drawing (kernels/weights.inl): a row or a piece of it, of at most kSumBlock elements where weights are summed
+    bool (*block_peaks)(const float* x, int64_t n, float* maxima);  // false if any is NaN
+    float (*weigh)(const float* x, int64_t n, float shift, float scale, float* w);
+    float (*sum_weights)(const float* x, int64_t n, float shift, float scale, float* surplus);  // surplus may be null
+    WeightSums (*split_weights)(const float* x, int64_t n, float shift, float scale, const KeyLimits& limits,
+                                int32_t index, int32_t* found);
+    float (*sum_from)(const float* key, const float* w, int64_t n, float least);
 };
 
 // The table in use: the best this CPU has, or what PACE_ISA or select_isa() asked for.

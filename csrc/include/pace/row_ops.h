@@ -165,25 +165,49 @@ struct TopKTopPOp {
     void run(int phase, int64_t chunk, int thread) const;
 };
 
+// A change of one logit: x = (x < 0 ? x * factor : x / factor) + addend. A token that the row does not have is passed
+// over.
+struct LogitEdit {
+    int32_t token;
+    float factor, addend;
+};
+
+struct Survey;
+
 // csrc/ops/sample.cpp. Draws a token of every row: temperature, top_k (with what equals the last), top_p, min_p and
 // typical_p, in this order, each over what is left, then the first token at which the sum of the weights exp(y - max),
 // in rising order of the ids, exceeds `uniform` of the sum of all.
 //
+// Before, the row is edited, and afterwards it is as it was: a row with edits is drawn from once.
+//
 // Weights of a few candidates are in fp64. Those of a whole row are in fp32, and summed block by block of kSumBlock.
 struct SampleOp {
     static constexpr int kPhases = 1;
-    const float* logits;  // row_stride floats between rows of n
+    float* logits;  // row_stride floats between rows of n
     int64_t row_stride, n, count;
     const int64_t* rows;  // [count]: what is drawn from
     // [count]; 1, 1, 0 and 1 are off. Temperature 0 takes the largest, as ArgmaxOp.
     const float *temperature, *top_p, *min_p, *typical_p;
     const int64_t* top_k;   // [count]; 0 is off
     const double* uniform;  // [count], in [0, 1)
-    int64_t* tokens;        // [count], written; -1 where a row holds NaN or +infinity, or nothing above -infinity
+    // The lists of draw i are those from edit_ends[i - 1] (0 for the first) to edit_ends[i]; null where nothing is
+    // edited. A list is the address of its LogitEdits and how many they are.
+    const int64_t *edit_ends, *edit_lists;
+    int64_t* tokens;  // [count], written; -1 where a row holds NaN or +infinity, or nothing above -infinity
+    // Log-probabilities of the row as given, in most_top columns: of those tokens, and of the num_top likeliest as in
+    // LogprobsOp. None of a row where num_top is -1, or of all where it is null.
+    const int64_t* num_top;
+    int64_t most_top;
+    float* logprobs;      // [count], written
+    int64_t* top_tokens;  // [count][most_top], written
+    float* top_logprobs;  // [count][most_top], written
 
     void prepare(int) {}
     int64_t chunks(int) const { return count; }
     void run(int phase, int64_t chunk, int thread) const;
+
+    class Edited;
+    void write_likeliest(int64_t chunk, const float* x, const Survey& given) const;
 };
 
 // csrc/ops/sample.cpp. Log-probabilities of a token of every row, and of the `top` most likely ones, largest first, the

@@ -36,7 +36,8 @@ from torch import Tensor
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.streamer import Feed
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.logits import Filter, Processors, largest
+from pace.llm.decoding.filters import Filter, largest
+from pace.llm.decoding.logits import Processors
 from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria

@@ -1,4 +1,4 @@
-"""What changes a sequence's logits before a token is picked: penalties and bans, then the filters of sampling.
+"""What changes a sequence's logits before a token is picked: penalties and bans. Those of pace edit a few logits each.
 
 Order and meaning are those of transformers (`generation/logits_process.py`), one sequence at a time: a row `[V]` of
 fp32, changed in place. OpenAI's penalties stand beside the repetition penalty, where transformers would have them.
@@ -7,8 +7,8 @@ fp32, changed in place. OpenAI's penalties stand beside the repetition penalty, 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.forking import fork_by_copy
+from pace.ops.draws import Edits
 
 
 class LogitsProcessor:
@@ -92,33 +93,84 @@ class LogitsProcessor:
         return logits
 
 
-class LogitBias(LogitsProcessor):
+class SparseProcessor(LogitsProcessor):
+    """Changes the logits of a few tokens, and says which: the draw of a whole step then applies them all at once.
+
+    Subclasses define `edits`, and keep them up to date in `accept` and `rollback`."""
+
+    def edits(self) -> Edits:
+        """The changes for the token that comes after `self.seen`; valid until the next call of any method. No token is
+        named twice, but by bans."""
+        raise NotImplementedError(f"{type(self).__name__} must define edits()")
+
+    def apply(self, logits: Tensor) -> None:
+        self.edits().apply_(logits.numpy())
+
+    @property
+    def is_sparse(self) -> bool:
+        """False for a subclass that changes logits in a way of its own."""
+        return type(self).apply is SparseProcessor.apply
+
+    def fork(self) -> SparseProcessor:
+        twin = fork_by_copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Edits):
+                setattr(twin, name, value.copy())
+        return twin
+
+
+def bans(tokens: Sequence[int] | np.ndarray) -> Edits:
+    return Edits(tokens, addend=-math.inf)
+
+
+NOTHING = Edits()
+
+
+class LogitBias(SparseProcessor):
     """Adds a bias to some tokens; -inf bans."""
 
     def __init__(self, bias: dict[int, float]) -> None:
-        self.tokens = torch.tensor(list(bias), dtype=torch.int64)
-        self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
+        self._edits = Edits(list(bias), addend=list(bias.values()))
 
-    def apply(self, logits: Tensor) -> None:
-        logits.index_add_(0, self.tokens, self.values)
+    def edits(self) -> Edits:
+        return self._edits
 
 
-class _Occurrences(LogitsProcessor):
-    """Counts tokens from position `start` on."""
+class _Occurrences(SparseProcessor):
+    """One edit for each token that occurs from position `start` on, in the order of their first occurrences: what is
+    taken back is at the end."""
 
     def __init__(self, start: int) -> None:
         self.start = start
-        self.counts: Counter[int] = Counter()
+        self.counts: dict[int, int] = {}
+        self.places: dict[int, int] = {}
+        self._edits = Edits()
+
+    def edits(self) -> Edits:
+        return self._edits
+
+    def edit(self, count: int) -> tuple[float, float]:
+        """Factor and addend of a token that occurs `count` times."""
+        raise NotImplementedError
 
     def accept(self, token: int) -> None:
-        if len(self.seen) >= self.start:
-            self.counts[token] += 1
+        if len(self.seen) < self.start:
+            return
+        count = self.counts[token] = self.counts.get(token, 0) + 1
+        if count == 1:
+            self.places[token] = len(self._edits)
+            self._edits.append(token, *self.edit(1))
+        else:
+            self._edits.set_addend(self.places[token], self.edit(count)[1])
 
     def rollback(self, num_tokens: int) -> None:
-        for token in self.seen[max(self.start, len(self.seen) - num_tokens) :]:
-            self.counts[token] -= 1
-            if not self.counts[token]:
+        for token in reversed(self.seen[max(self.start, len(self.seen) - num_tokens) :]):
+            count = self.counts[token] = self.counts[token] - 1
+            if count:
+                self._edits.set_addend(self.places[token], self.edit(count)[1])
+            else:
                 del self.counts[token]
+                self._edits.truncate(self.places.pop(token))
 
 
 class RepetitionPenalty(_Occurrences):
@@ -129,10 +181,8 @@ class RepetitionPenalty(_Occurrences):
         super().__init__(start=0)
         self.penalty = penalty
 
-    def apply(self, logits: Tensor) -> None:
-        seen = torch.tensor([token for token in self.counts if token < logits.shape[0]], dtype=torch.int64)
-        values = logits[seen]
-        logits[seen] = torch.where(values < 0, values * self.penalty, values / self.penalty)
+    def edit(self, count: int) -> tuple[float, float]:
+        return self.penalty, 0.0
 
 
 class FrequencyPresencePenalty(_Occurrences):
@@ -142,38 +192,33 @@ class FrequencyPresencePenalty(_Occurrences):
         super().__init__(start=num_prompt_tokens)
         self.frequency, self.presence = frequency, presence
 
-    def apply(self, logits: Tensor) -> None:
-        if self.counts:
-            seen = torch.tensor(list(self.counts), dtype=torch.int64)
-            counts = torch.tensor(list(self.counts.values()), dtype=torch.float32)
-            logits[seen] -= self.frequency * counts + self.presence
+    def edit(self, count: int) -> tuple[float, float]:
+        return 1.0, -(self.frequency * count + self.presence)
 
 
-class NoRepeatNgram(LogitsProcessor):
+class NoRepeatNgram(SparseProcessor):
     """Bans every token that would complete a run of `size` tokens seen before, in prompt or output."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.followers: dict[tuple[int, ...], list[int]] = {}
+        self.followers: dict[tuple[int, ...], array[int]] = {}
 
     def accept(self, token: int) -> None:
         if len(self.seen) >= self.size - 1:
-            self.followers.setdefault(self._prefix(len(self.seen)), []).append(token)
+            self.followers.setdefault(self._prefix(len(self.seen)), array("i")).append(token)
 
     def rollback(self, num_tokens: int) -> None:
         for end in range(len(self.seen) - 1, len(self.seen) - 1 - num_tokens, -1):
             if end >= self.size - 1:
                 self.followers[self._prefix(end)].pop()
 
-    def apply(self, logits: Tensor) -> None:
-        if len(self.seen) >= self.size - 1:
-            logits[
-                [token for token in self.followers.get(self._prefix(len(self.seen)), ()) if token < logits.shape[0]]
-            ] = -math.inf
+    def edits(self) -> Edits:
+        followers = self.followers.get(self._prefix(len(self.seen))) if len(self.seen) >= self.size - 1 else None
+        return bans(np.array(followers, np.int32)) if followers else NOTHING
 
     def fork(self) -> NoRepeatNgram:
-        twin = fork_by_copy(self)
-        twin.followers = {prefix: list(tokens) for prefix, tokens in self.followers.items()}
+        twin = super().fork()
+        twin.followers = {prefix: tokens[:] for prefix, tokens in self.followers.items()}
         return twin
 
     def _prefix(self, end: int) -> tuple[int, ...]:
@@ -181,28 +226,29 @@ class NoRepeatNgram(LogitsProcessor):
         return tuple(self.seen[end + 1 - self.size : end])
 
 
-class BadWords(LogitsProcessor):
+class BadWords(SparseProcessor):
     """Bans the last token of each run where the tokens so far end with the rest of it."""
 
     def __init__(self, words: list[list[int]]) -> None:
         self.always = sorted({word[0] for word in words if len(word) == 1})
         self.completions = [(word[:-1], word[-1]) for word in words if len(word) > 1]
+        self._always = bans(self.always)
 
-    def apply(self, logits: Tensor) -> None:
-        banned = self.always + [last for prefix, last in self.completions if self.seen[-len(prefix) :] == prefix]
-        logits[banned] = -math.inf
+    def edits(self) -> Edits:
+        last = [last for prefix, last in self.completions if self.seen[-len(prefix) :] == prefix]
+        return bans(self.always + last) if last else self._always
 
 
-class MinNewTokens(LogitsProcessor):
+class MinNewTokens(SparseProcessor):
     """Bans end tokens until `minimum` tokens are generated."""
 
     def __init__(self, minimum: int, end_tokens: list[int], num_prompt_tokens: int) -> None:
         self.until = num_prompt_tokens + minimum
         self.end_tokens = end_tokens
+        self._bans = bans(end_tokens)
 
-    def apply(self, logits: Tensor) -> None:
-        if len(self.seen) < self.until:
-            logits[self.end_tokens] = -math.inf
+    def edits(self) -> Edits:
+        return self._bans if len(self.seen) < self.until else NOTHING
 
 
 class CallableProcessor(LogitsProcessor):
@@ -294,99 +340,16 @@ class Processors:
         if self._processors:
             self._seen.append(token)
 
+    @property
+    def are_sparse(self) -> bool:
+        """Whether `edits` says all that they do."""
+        return all(isinstance(processor, SparseProcessor) and processor.is_sparse for processor in self._processors)
+
+    def edits(self) -> list[Edits]:
+        """The changes for the next token, where all are sparse; valid until the next token is accepted."""
+        return [processor.edits() for processor in self._processors]
+
     def apply_(self, logits: Tensor) -> None:
         """Changes `logits [V]`, those of the next token, in place."""
         for processor in self._processors:
             processor.process_(logits)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Filters of sampling
-
-
-Filter = Callable[[Any, Tensor], None]
-"""(ops, logits [V]): sets what is filtered out to -inf, in place."""
-
-
-def build_filters(config: SamplingConfig, num_spared: int = 1) -> list[Filter]:
-    """Temperature, top_k and top_p, min_p, typical_p, in this order, as far as `config` asks for them; none for greedy.
-    Each leaves at least `num_spared` tokens: beam search wants one more than there are end tokens."""
-    filters: list[Filter] = []
-    if not config.do_sample:
-        return filters
-    if config.temperature != 1.0:
-        filters.append(divide_by_temperature(config.temperature))
-    if config.top_k or config.top_p < 1.0:
-        top_k = torch.tensor([config.top_k and max(config.top_k, num_spared)], dtype=torch.int64)
-        top_p = torch.tensor([config.top_p], dtype=torch.float32)
-        filters.append(sparing(num_spared, lambda ops, logits: ops.top_k_top_p_(logits[None], top_k, top_p)))
-    if config.min_p:
-        filters.append(sparing(num_spared, lambda ops, logits: keep_min_p_(ops, logits, config.min_p)))
-    if config.typical_p < 1.0:
-        filters.append(lambda ops, logits: keep_typical_(ops, logits, config.typical_p, num_spared))
-    return filters
-
-
-def sparing(count: int, filter_: Filter) -> Filter:
-    """The filter, but the `count` largest logits stay. (A filter by itself leaves the largest.)"""
-    if count == 1:
-        return filter_
-
-    def spare_(ops: Any, logits: Tensor) -> None:
-        numbers = logits.numpy()
-        spared = largest(numbers, count)
-        values = numbers[spared]
-        filter_(ops, logits)
-        numbers[spared] = values
-
-    return spare_
-
-
-_PIECE = 64
-"""Numbers of which only the largest is looked at, to find a bound for the largest of all: 152k of them in 0.1 ms,
-sorted in 10."""
-
-
-def largest(numbers: np.ndarray, count: int) -> np.ndarray:
-    """int64: where the `count` largest of `numbers [V]` are, largest first, the lower index first among equals; fewer
-    where fewer are above -inf. There is no NaN among them."""
-    num_pieces = len(numbers) // _PIECE
-    candidates = np.arange(len(numbers))
-    if num_pieces > count:
-        maxima = numbers[: num_pieces * _PIECE].reshape(_PIECE, num_pieces).max(axis=0)
-        candidates = np.flatnonzero(
-            numbers >= np.partition(maxima, -count)[-count]
-        )  # at least `count`: one in each of the best pieces
-    candidates = candidates[numbers[candidates] > -math.inf]
-    return candidates[np.argsort(-numbers[candidates], kind="stable")[:count]]
-
-
-def divide_by_temperature(temperature: float) -> Filter:
-    def divide_(ops: Any, logits: Tensor) -> None:
-        numbers = logits.numpy()
-        numbers /= np.float32(temperature)
-
-    return divide_
-
-
-def keep_min_p_(ops: Any, logits: Tensor, min_p: float) -> None:
-    """Filters tokens less than `min_p` times as likely as the most likely one."""
-    probabilities = ops.softmax(logits[None])[0].numpy()
-    top = probabilities.argmax()
-    outside = probabilities < np.float32(min_p) * probabilities[top]
-    outside[top] = False
-    logits.numpy()[outside] = -math.inf
-
-
-def keep_typical_(ops: Any, logits: Tensor, mass: float, num_spared: int = 1) -> None:
-    """Keeps the tokens whose information is closest to the entropy, up to `mass` of the probability (arXiv:2202.00666),
-    and at least `num_spared`."""
-    log_probabilities = ops.log_softmax(logits[None])[0]
-    probabilities = log_probabilities.exp()
-    entropy = -(log_probabilities * probabilities).nansum()
-    distance, order = (-log_probabilities - entropy).abs().sort()
-    cumulative = probabilities[order].cumsum(0)
-    last = min(int((cumulative < mass).sum()), logits.shape[0] - 1)
-    outside = distance > distance[last]
-    outside[:num_spared] = False
-    logits[order[outside]] = -math.inf

@@ -7,8 +7,7 @@ waiting for those costs more than the work where cores are few (benchmarks/RESUL
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,15 +17,17 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import Processors
 from pace.llm.decoding.mask_filler import NO_MASKS, MaskFiller, NoMasks, PendingMasks
 from pace.llm.sequence import Sequence, Span, TokenLogprob
-from pace.ops.draws import Draws
+from pace.ops.draws import Drawn, Draws, Edits
 
 
 class DecodingStrategy(Protocol):
     """What becomes of the logits of one sequence. Made anew for each sequence."""
 
     is_picked: bool
-    """True where `choose` would do nothing but draw by `rules`, accept drafts, and record `num_logprobs`; the sampler
-    then does that for all such rows at once."""
+    """True where `choose` would do nothing but edit a few logits, draw by `rules`, accept drafts, and record
+    `num_logprobs`; the sampler then does that for all such rows at once."""
+    has_edits: bool
+    """True where logits are to be edited before the draw, of one that is picked; `edits` is then there, too."""
     rules: Rules | None
     """Which tokens may be drawn; None where the largest is taken."""
     seed: int
@@ -49,6 +50,7 @@ class Greedy:
     """The most likely token, with nothing in its way."""
 
     is_picked = True
+    has_edits = False
     rules = num_logprobs = None
     seed = 0
     takes_drafts = True
@@ -61,8 +63,7 @@ class Greedy:
         return int(ops.argmax(logits[None])[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """Which tokens may be drawn: the fields of `SamplingConfig` of these names."""
 
     temperature: float = 1.0
@@ -74,7 +75,7 @@ class Rules:
     @classmethod
     def of(cls, config: SamplingConfig) -> Rules | None:
         """None where nothing is to be drawn."""
-        return cls(*(getattr(config, field.name) for field in fields(cls))) if config.do_sample else None
+        return cls(*(getattr(config, name) for name in cls._fields)) if config.do_sample else None
 
 
 class Sampling:
@@ -97,7 +98,8 @@ class Sampling:
         self.rules = rules
         self.seed = seed
         self.num_logprobs = num_logprobs
-        self.is_picked = not processors
+        self.is_picked = processors.are_sparse
+        self.has_edits = bool(processors) and self.is_picked
         self.needs_every_row = bool(processors) or num_logprobs is not None
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
@@ -119,6 +121,21 @@ class Sampling:
                 break
         return chosen
 
+    def edits(self, span: Span) -> list[list[Edits]]:
+        """Of each wanted row of a span: what its logits are changed by, were the drafts before it accepted."""
+        tokens, drafts = span.sequence.tokens, span.drafts
+        self.processors.follow(tokens)
+        if not drafts:
+            return [self.processors.edits()]
+        rows: list[list[Edits]] = []
+        for number in range(len(drafts) + 1):
+            if number >= span.num_certain:
+                rows.append([edits.copy() for edits in self.processors.edits()])
+            if number < len(drafts):
+                self.processors.accept(drafts[number])
+        self.processors.follow(tokens)
+        return rows
+
     def _choose_one(self, ops: Any, given: Tensor, sequence: Sequence, num_ahead: int) -> int:
         """The token after the sequence's and `num_ahead` others."""
         num_generated = sequence.num_generated + num_ahead
@@ -128,7 +145,8 @@ class Sampling:
         if token < 0 or logits[token] == -math.inf:
             raise nothing_left(num_generated)
         if self.num_logprobs is not None:
-            record(ops, given[None], [Chosen(0, sequence, num_generated, token, self.num_logprobs)], self.num_logprobs)
+            row, tokens = torch.tensor([0]), torch.tensor([token])
+            note(sequence, num_generated, token_logprobs(ops, given[None], row, tokens, self.num_logprobs)[0])
         return token
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
@@ -137,32 +155,36 @@ class Sampling:
         not come true."""
         if self.rules is None:
             return int(ops.argmax(logits[None])[0])
-        return int(ops.sample(logits[None], draws([self.rules], [uniform(self.seed, num_generated)]))[0])
+        return int(ops.sample(logits[None], draws([self.rules], [uniform(self.seed, num_generated)])).tokens[0])
 
 
 LARGEST = Rules(temperature=0.0)
 """Rules of a row from which nothing is drawn."""
 
 
-def draws(rules: list[Rules], places: list[float]) -> Draws:
-    """How a token of each row is drawn: by which rules, and at which place of the cumulative probability."""
+def draws(
+    rules: list[Rules], places: list[float], edits: list[list[Edits]] | None = None, num_top: list[int] | None = None
+) -> Draws:
+    """How a token of each row is drawn: by which rules, at which place of the cumulative probability, after which edits,
+    and with how many log-probabilities."""
+    temperature, top_k, top_p, min_p, typical_p = zip(*rules)
     return Draws(
         rows=torch.arange(len(rules)),
-        temperature=torch.tensor([rule.temperature for rule in rules]),
-        top_k=torch.tensor([rule.top_k for rule in rules]),
-        top_p=torch.tensor([rule.top_p for rule in rules]),
-        min_p=torch.tensor([rule.min_p for rule in rules]),
-        typical_p=torch.tensor([rule.typical_p for rule in rules]),
+        temperature=torch.tensor(temperature),
+        top_k=torch.tensor(top_k),
+        top_p=torch.tensor(top_p),
+        min_p=torch.tensor(min_p),
+        typical_p=torch.tensor(typical_p),
         uniform=torch.tensor(places, dtype=torch.float64),
+        edits=edits,
+        num_top=None if num_top is None else torch.tensor(num_top),
     )
 
 
-def record(ops: Any, logits: Tensor, chosen: list[Chosen], num_top: int) -> None:
-    """Notes the log-probabilities of chosen tokens, with the `num_top` most likely ones beside each."""
-    rows, tokens = torch.tensor([one.row for one in chosen]), torch.tensor([one.token for one in chosen])
-    for one, logprob in zip(chosen, token_logprobs(ops, logits, rows, tokens, num_top)):
-        del one.sequence.logprobs[one.number :]
-        one.sequence.logprobs.append(logprob)
+def note(sequence: Sequence, number: int, logprob: TokenLogprob) -> None:
+    """Keeps the log-probability of the sequence's generated token of that number."""
+    del sequence.logprobs[number:]
+    sequence.logprobs.append(logprob)
 
 
 def nothing_left(num_generated: int) -> ValueError:
@@ -202,18 +224,7 @@ class PromptLogprobs:
         return self.strategy.choose(ops, logits[num_known:], span)
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A token whose log-probability is to be recorded."""
-
-    row: int
-    """Row of the step's logits."""
-    sequence: Sequence
-    number: int
-    """Number of the token among the sequence's generated ones, from 0."""
-    token: int
-    num_top: int
-    """Likeliest tokens to record beside it."""
+_NO_LOGPROBS = (torch.empty(0), torch.empty(0, 0, dtype=torch.int64), torch.empty(0, 0))
 
 
 class Sampler:
@@ -239,13 +250,12 @@ class Sampler:
         if not logits.shape[0]:
             return [[] for _ in spans]
         failures = pending.apply_(self.ops, logits)
-        picked = self._pick(logits, spans)
+        drawn = self._pick(logits, spans)
+        picked = drawn.tokens.tolist()
         masked = pending.rows
-        for row in masked:
-            if row in failures or (picked[row] >= 0 and logits[row, picked[row]] == -math.inf):
-                picked[row] = -1
+        for row in failures:
+            picked[row] = -1
         outcomes: list[list[int]] = [[] for _ in spans]
-        chosen: list[Chosen] = []
         row = 0
         for index, span in enumerate(spans):
             num_rows = span.num_rows
@@ -255,57 +265,58 @@ class Sampler:
             try:
                 if min(own) < 0:
                     own = own[: self._count_left(logits, row, own, span, failures, masked)]
-                if strategy.is_picked and strategy.num_logprobs is None:
-                    outcomes[index] = accept_drafts(own, span)
+                if not strategy.is_picked:
+                    outcomes[index] = self._choose(logits[row : row + len(own)], span)
                 else:
-                    outcomes[index] = self._choose(logits, row, own, span, chosen)
+                    outcomes[index] = accept_drafts(own, span)
+                    if strategy.num_logprobs is not None:
+                        self._note(drawn, row, span.sequence, len(outcomes[index]))
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # a panic of a library in Rust is no Exception
                 span.sequence.fail(error)
             row += num_rows
-        if chosen:
-            for num_top in {one.num_top for one in chosen}:
-                record(self.ops, logits, [one for one in chosen if one.num_top == num_top], num_top)
         return outcomes
 
-    def _pick(self, logits: Tensor, spans: list[Span]) -> list[int]:
+    def _pick(self, logits: Tensor, spans: list[Span]) -> Drawn:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
         it holds NaN or +inf, or nothing is left to draw."""
-        for span in spans:
-            if span.sequence.strategy.is_picked and span.sequence.strategy.rules is not None:
-                break
-        else:
-            return self.ops.argmax(logits).tolist()
+        strategies = [span.sequence.strategy for span in spans]
+        if not any(s.is_picked and (s.rules or s.has_edits or s.num_logprobs is not None) for s in strategies):
+            tokens = self.ops.argmax(logits)
+            nothing = logits[torch.arange(len(tokens)), tokens] == -math.inf
+            return Drawn(tokens.masked_fill_(nothing, -1), *_NO_LOGPROBS)
         rules: list[Rules] = []
         places: list[float] = []
-        for span in spans:
-            strategy, number = span.sequence.strategy, span.sequence.num_generated + span.num_certain
-            for row in range(span.num_rows):
-                is_drawn = strategy.is_picked and strategy.rules is not None
-                rules.append(strategy.rules if is_drawn else LARGEST)
-                places.append(uniform(strategy.seed, number + row) if is_drawn else 0.0)
-        return self.ops.sample(logits, draws(rules, places)).tolist()
+        edits: list[list[Edits]] = []
+        num_top: list[int] = []
+        for span, strategy in zip(spans, strategies):
+            num_rows = span.num_rows
+            number = span.sequence.num_generated + span.num_certain
+            is_drawn = strategy.is_picked and strategy.rules is not None
+            rules += [strategy.rules if is_drawn else LARGEST] * num_rows
+            places += [uniform(strategy.seed, number + row) if is_drawn else 0.0 for row in range(num_rows)]
+            is_edited = num_rows and strategy.is_picked and strategy.has_edits
+            edits += strategy.edits(span) if is_edited else [[]] * num_rows
+            wants_logprobs = strategy.is_picked and strategy.num_logprobs is not None
+            num_top += [min(strategy.num_logprobs, logits.shape[1]) if wants_logprobs else -1] * num_rows
+        return self.ops.sample(
+            logits, draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
+        )
 
-    def _choose(self, logits: Tensor, first: int, own: list[int], span: Span, chosen: list[Chosen]) -> list[int]:
-        """The tokens of a span that wants more than those picked, `own`, from the row `first` on. Adds those whose
-        log-probabilities are wanted to `chosen`."""
-        sequence, strategy = span.sequence, span.sequence.strategy
-        if not strategy.is_picked:
-            return (
-                strategy.choose(self.ops, logits[first : first + len(own)], span)
-                if own
-                else span.drafts[: span.num_certain]
-            )
-        number = sequence.num_generated
-        if strategy.rules is None and own and logits[first, own[0]] == -math.inf:
-            raise nothing_left(number)
-        accepted = accept_drafts(own, span)
-        chosen += [
-            Chosen(first + row, sequence, number + row, token, strategy.num_logprobs)
-            for row, token in enumerate(accepted)
-        ]
-        return accepted
+    def _choose(self, logits: Tensor, span: Span) -> list[int]:
+        """The tokens of a span whose strategy looks at the logits of its rows, as far as any are left."""
+        if not len(logits):
+            return span.drafts[: span.num_certain]
+        return span.sequence.strategy.choose(self.ops, logits, span)
+
+    def _note(self, drawn: Drawn, first: int, sequence: Sequence, count: int) -> None:
+        """Keeps the log-probabilities of `count` accepted tokens, those of the rows from the first on."""
+        num_top, number = sequence.strategy.num_logprobs, sequence.num_generated
+        for row in range(first, first + count):
+            top = zip(drawn.top_tokens[row, :num_top].tolist(), drawn.top_logprobs[row, :num_top].tolist())
+            logprob = TokenLogprob(int(drawn.tokens[row]), float(drawn.logprobs[row]), tuple(top))
+            note(sequence, number + row - first, logprob)
 
     def _count_left(
         self,
@@ -325,7 +336,7 @@ class Sampler:
                 raise failures[row]
             if self.ops.argmax(logits[row : row + 1])[0] < 0:
                 raise not_finite(span.sequence)
-            if row in masked:
+            if row in masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
                 raise ValueError(
                     "no token is left to pick: the token_mask allows none, or none that the model does not rule out"
                 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pace.llm import CallbackStreamer, SamplingConfig, TextStreamer
-from pace.llm.decoding.logits import largest
+from pace.llm.decoding.filters import largest
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm.clients import beam_oracle as oracle

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.filters import build_filters
 from pace.llm.decoding.logits import (
     FrequencyPresencePenalty,
     LogitsProcessor,
     NoRepeatNgram,
     Processors,
     RepetitionPenalty,
-    build_filters,
     build_processors,
 )
 from tests.support import backend, backends

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.logits import Processors, build_processors
+from pace.llm.decoding.logits import Processors, RepetitionPenalty, build_processors
 from pace.llm.decoding.sampler import (
     Greedy,
     Rules,
@@ -148,6 +148,73 @@ def test_rows_of_nothing_but_bans_fail_alone(rules: Rules | None, num_logprobs: 
     assert [len(tokens) for tokens in outcomes] == [1, 0, 1]
     assert "no token is left to pick" in str(sequences[1].error)
     assert sequences[0].error is None and sequences[2].error is None and not sequences[1].logprobs
+
+
+SPARSE = {
+    "repetition": dict(repetition_penalty=1.7),
+    "openai": dict(frequency_penalty=0.7, presence_penalty=1.1),
+    "ngrams": dict(no_repeat_ngram_size=2),
+    "single": dict(no_repeat_ngram_size=1),
+    "words": dict(bad_words_ids=[[3], [5, 7]], min_new_tokens=4),
+    "all": dict(
+        repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={2: 3.0, 9: -math.inf}, no_repeat_ngram_size=3
+    ),
+}
+
+
+@pytest.mark.parametrize("num_logprobs", [None, 2])
+@pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "top_k": 8, "temperature": 1.5}, {"do_sample": True}])
+@pytest.mark.parametrize("name", SPARSE)
+def test_edits_of_a_step_are_the_processors_one_by_one(name: str, sampled: dict, num_logprobs: int | None) -> None:
+    """Step by step, with drafts that come true or do not: as the strategy alone would choose, with each processor
+    called on a row of its own."""
+    config = SamplingConfig(**SPARSE[name], **sampled).merge_from(SamplingConfig())
+    generator = torch.Generator().manual_seed(len(name))
+
+    def make() -> Sequence:
+        processors = Processors(build_processors(config, 3, [0, 4]))
+        return Sequence([1, 2, 1], Sampling(processors, Rules.of(config), 5, num_logprobs), None, 100)
+
+    together, alone = make(), make()
+    assert together.strategy.is_picked and together.strategy.has_edits
+    sampler, num_accepted = Sampler(OPS, 40), 0
+    for step in range(12):
+        logits = 2.0 * torch.randn(4, 40, generator=generator)
+        first = make()
+        first.tokens = list(together.tokens)
+        drafts = first.strategy.choose(OPS, logits[:1].clone(), Span(first, len(first.tokens) - 1, 1))
+        drafts += torch.randint(40, (step % 3,), generator=generator).tolist()
+        spans = [Span(sequence, len(sequence.tokens) - 1, 1, list(drafts)) for sequence in (together, alone)]
+        rows = logits[: len(drafts) + 1]
+        (tokens,) = sampler.sample(rows.clone(), spans[:1])
+        assert tokens == alone.strategy.choose(OPS, rows.clone(), spans[1]) and together.error is None
+        num_accepted += len(tokens) - 1
+        for sequence in (together, alone):
+            sequence.tokens += tokens
+        assert [one.token for one in together.logprobs] == ([] if num_logprobs is None else together.generated)
+        for one, other in zip(together.logprobs, alone.logprobs, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+    assert num_accepted >= 12
+
+
+def test_a_processor_that_changes_logits_in_its_own_way_is_called() -> None:
+    class Louder(RepetitionPenalty):
+        def apply(self, logits: torch.Tensor) -> None:
+            logits[7] = 100.0
+
+    for processors in ([Louder(2.0)], [RepetitionPenalty(2.0), Louder(2.0)]):
+        strategy = Sampling(Processors(processors))
+        assert not strategy.is_picked
+        (tokens,) = Sampler(OPS, 20).sample(torch.zeros(1, 20), [Span(Sequence([1], strategy, None, 9), 0, 1)])
+        assert tokens == [7]
+
+
+def test_what_the_processors_ban_is_never_picked() -> None:
+    strategy = Sampling(Processors(build_processors(SamplingConfig(bad_words_ids=[[0], [1], [2]]), 1, [])))
+    sequence = Sequence([1], strategy, None, 9)
+    assert Sampler(OPS, 3).sample(torch.zeros(1, 3), [Span(sequence, 0, 1)]) == [[]]
+    assert "no token is left to pick" in str(sequence.error)
 
 
 def test_token_logprobs() -> None:

@@ -1,0 +1,92 @@
+#include "row_sketch.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuts.h"
+#include "pace/threading.h"
+
+namespace pace {
+
+namespace {
+
+constexpr int64_t kPieces = 128, kPiece = 16;  // of the sample: a cache line each
+constexpr int64_t kMost = kPieces * kPiece;
+constexpr size_t kPeaks = 32;     // blocks in which the largest elements are looked for
+constexpr float kWidest = 40.0f;  // 2^-40 times the largest weight is near no cut
+constexpr int kHalvings = 12;     // of that range
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Writes the elements of the row from the returned threshold on; infinity and none, where they are more than kMost.
+float find_largest(const float* x, int64_t n, const Survey& survey, float* largest, int64_t* count) {
+    *count = 0;
+    if (survey.maxima.size() <= kPeaks) return kInfinity;
+    std::vector<float> order = survey.maxima;
+    std::nth_element(order.begin(), order.begin() + kPeaks, order.end(), std::greater<float>());
+    const float threshold = std::max(order[kPeaks], kLowest);
+    int32_t found[2 * kPeakBlock];
+    for (size_t block = 0; block < survey.maxima.size(); ++block) {
+        if (survey.maxima[block] < threshold) continue;
+        const float* const part = x + int64_t(block) * kPeakBlock;
+        const int64_t length = std::min(kPeakBlock, n - int64_t(block) * kPeakBlock);
+        int64_t position = 0;
+        const int more = kernels().find_at_least(part, length, threshold, &position, found, 2 * kPeakBlock);
+        if (*count + more > kMost) {
+            *count = 0;
+            return kInfinity;
+        }
+        for (int i = 0; i < more; ++i) largest[(*count)++] = part[found[i]];
+    }
+    return threshold;
+}
+
+}  // namespace
+
+RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& survey) {
+    float* const values = static_cast<float*>(thread_scratch(5 * 2 * kMost * sizeof(float)));
+    t_ = values + 2 * kMost;
+    weight_ = t_ + 2 * kMost;
+    variance_ = weight_ + 2 * kMost;
+    key_ = variance_ + 2 * kMost;
+    int64_t largest;
+    const float threshold = find_largest(x, n, survey, values, &largest);
+    size_ = largest + kMost;
+    int64_t sampled = 0;
+    for (int64_t piece = 0; piece < kPieces; ++piece) {
+        const float* const from = x + piece * (n - kPiece) / (kPieces - 1);
+        float* const to = values + largest + piece * kPiece;
+        for (int64_t i = 0; i < kPiece; ++i) to[i] = from[i] < threshold ? from[i] : kMinusInfinity;
+        for (int64_t i = 0; i < kPiece; ++i) sampled += from[i] < threshold;
+    }
+    const float factor = sampled ? float(n - largest) / float(sampled) : 0.0f;  // elements that one stands for
+    kernels().weigh(values, size_, survey.max, scale, weight_);
+    for (int64_t i = 0; i < largest; ++i) variance_[i] = 0.0f;
+    for (int64_t i = largest; i < size_; ++i) {
+        weight_[i] *= factor;
+        variance_[i] = weight_[i] * weight_[i];
+    }
+    for (int64_t i = 0; i < size_; ++i) t_[i] = std::max((values[i] - survey.max) * scale, -127.0f);
+}
+
+KeyLimits RowSketch::limits(bool typical, float level, double share, double caution) const {
+    for (int64_t i = 0; typical && i < size_; ++i) key_[i] = -std::fabs(t_[i] - level);
+    const float* const key = typical ? key_ : t_;
+    const KeyedList weights = {key, weight_, nullptr, size_}, variances = {key, variance_, nullptr, size_};
+    const double total = weights.weight_from(kLowest), mass = share * total;
+    const auto around = [&](double wanted) {
+        Bracket bracket = {-kWidest, 1.0f, 0.0};
+        bracket.narrow(weights, wanted, kHalvings);
+        return bracket;
+    };
+    // With the weight K kept above a key and R the rest, (1 - share) K - share R changes its sign at the cut, and its
+    // error is that of the parts of K and R that come from the sample.
+    const double all = variances.weight_from(kLowest), kept = variances.weight_from(around(mass).low);
+    const double error = caution * std::sqrt((1 - share) * (1 - share) * kept + share * share * (all - kept));
+    KeyLimits limits = {typical, level, kInfinity, kLowest};
+    if (mass - error > 0.0) limits.sure = around(mass - error).high;
+    if (mass + error < total) limits.least = around(mass + error).low;
+    if (limits.least <= -kWidest) limits.least = kLowest;
+    return limits;
+}
+
+}  // namespace pace
