@@ -12,7 +12,7 @@ namespace pace {
 void ArgmaxOp::run(int, int64_t row, int) const {
     const float* const x = logits + row * row_stride;
     const int64_t index = kernels().argmax(x, n);
-    indices[row] = index >= 0 && x[index] == std::numeric_limits<float>::infinity() ? -1 : index;
+    indices[row] = index >= 0 && std::isinf(x[index]) ? -1 : index;
 }
 
 void SoftmaxOp::run(int, int64_t row, int) const {

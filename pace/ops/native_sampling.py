@@ -14,7 +14,8 @@ from pace.ops.draws import Drawn, Draws
 
 def argmax(logits: Tensor) -> Tensor:
     """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
-    NaN or +inf, so that whoever chooses from it can refuse without looking at the row once more."""
+    NaN or +inf, or nothing above -inf, so that whoever chooses from it can refuse without looking at the row once
+    more."""
     rows, vocab_size = _check_logits(logits)
     indices = torch.empty(rows, dtype=torch.int64)
     _C.argmax(logits.data_ptr(), logits.stride(0), rows, vocab_size, indices.data_ptr())

@@ -183,7 +183,7 @@ class SamplingOps(Protocol):
 
     def argmax(self, logits: Tensor) -> Tensor:
         """int64 `[R]`: where each row is largest, the lowest index among equals; -1 for a row that holds NaN or +inf,
-        so that whoever chooses from it can refuse without looking at the row once more."""
+        or nothing above -inf, so that whoever chooses from it can refuse without looking at the row once more."""
 
     def softmax(self, logits: Tensor) -> Tensor:
         """`[R, V]`, over the last dimension."""

@@ -271,8 +271,8 @@ def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, dtype: torch.dtype) ->
 
 def argmax(logits: Tensor) -> Tensor:
     """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
-    NaN or +inf."""
-    return logits.argmax(-1).where(logits.amax(-1) < torch.inf, -1)
+    NaN or +inf, or nothing above -inf."""
+    return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -340,9 +340,7 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
 
 def _draw(x: Tensor, draws: Draws, index: int) -> int:
     largest = int(argmax(x[None])[0])
-    if largest < 0 or x[largest] == -math.inf:
-        return -1
-    if not draws.temperature[index]:
+    if largest < 0 or not draws.temperature[index]:
         return largest
     y = (x / draws.temperature[index])[None]
     top_k_top_p_(y, draws.top_k[index : index + 1], draws.top_p[index : index + 1])

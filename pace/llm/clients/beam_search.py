@@ -95,7 +95,7 @@ class Ranking:
         own = None if self.num_logprobs is None else log_probabilities.numpy().copy()
         self.processors.follow(tokens)
         self.processors.apply_(log_probabilities)
-        if int(ops.argmax(log_probabilities[None])[0]) < 0:
+        if not log_probabilities.numpy().max() < np.inf:  # NaN is not, either
             raise ValueError(
                 f"after {len(tokens)} tokens the logits_processors gave NaN or inf; they must return numbers, or -inf to ban a token"
             )

@@ -261,6 +261,9 @@ class Sampler:
             num_rows = span.num_rows
             if not num_rows:
                 continue
+            if span.sequence.error is not None:
+                row += num_rows
+                continue
             own, strategy = picked[row : row + num_rows], span.sequence.strategy
             try:
                 if min(own) < 0:
@@ -283,9 +286,7 @@ class Sampler:
         it holds NaN or +inf, or nothing is left to draw."""
         strategies = [span.sequence.strategy for span in spans]
         if not any(s.is_picked and (s.rules or s.has_edits or s.num_logprobs is not None) for s in strategies):
-            tokens = self.ops.argmax(logits)
-            nothing = logits[torch.arange(len(tokens)), tokens] == -math.inf
-            return Drawn(tokens.masked_fill_(nothing, -1), *_NO_LOGPROBS)
+            return Drawn(self.ops.argmax(logits), *_NO_LOGPROBS)
         rules: list[Rules] = []
         places: list[float] = []
         edits: list[list[Edits]] = []
@@ -296,13 +297,21 @@ class Sampler:
             is_drawn = strategy.is_picked and strategy.rules is not None
             rules += [strategy.rules if is_drawn else LARGEST] * num_rows
             places += [uniform(strategy.seed, number + row) if is_drawn else 0.0 for row in range(num_rows)]
-            is_edited = num_rows and strategy.is_picked and strategy.has_edits
-            edits += strategy.edits(span) if is_edited else [[]] * num_rows
+            edits += self._edits(span, strategy)
             wants_logprobs = strategy.is_picked and strategy.num_logprobs is not None
             num_top += [min(strategy.num_logprobs, logits.shape[1]) if wants_logprobs else -1] * num_rows
         return self.ops.sample(
             logits, draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
         )
+
+    def _edits(self, span: Span, strategy: DecodingStrategy) -> list[list[Edits]]:
+        """Of each wanted row of a span, which fails alone where its processors do."""
+        if span.num_rows and strategy.is_picked and strategy.has_edits:
+            try:
+                return strategy.edits(span)
+            except Exception as error:
+                span.sequence.fail(error)
+        return [[] for _ in range(span.num_rows)]
 
     def _choose(self, logits: Tensor, span: Span) -> list[int]:
         """The tokens of a span whose strategy looks at the logits of its rows, as far as any are left."""
@@ -334,7 +343,7 @@ class Sampler:
             row = first + num_left
             if row in failures:
                 raise failures[row]
-            if self.ops.argmax(logits[row : row + 1])[0] < 0:
+            if not logits[row].amax() < math.inf:  # NaN is not, either
                 raise not_finite(span.sequence)
             if row in masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
                 raise ValueError(

@@ -101,6 +101,20 @@ def test_a_processor_that_raises_ends_its_call_alone() -> None:
     generator.engine.check_idle()
 
 
+def test_edits_that_raise_end_their_sequence_alone() -> None:
+    class Failing(RepetitionPenalty):
+        def edits(self):
+            raise RuntimeError("mine")
+
+    spans = [
+        Span(Sequence([1, 2], Sampling(Processors([processor])), None, 9), 1, 1)
+        for processor in (RepetitionPenalty(1.5), Failing(1.5), RepetitionPenalty(2.0))
+    ]
+    logits = torch.tensor([0.0, 4.0, 3.5, 3.0]).repeat(3, 1)
+    assert Sampler(OPS, 4).sample(logits, spans) == [[3], [], [3]]
+    assert [str(span.sequence.error) for span in spans] == ["None", "mine", "None"]
+
+
 @pytest.mark.parametrize("asked, num_top", [(True, 0), (0, 0), (3, 3)])
 def test_logprobs_are_of_the_models_own_distribution(asked, num_top: int) -> None:
     generator = make_generator()
