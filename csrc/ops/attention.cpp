@@ -129,11 +129,18 @@ void AttentionOp::add_tiles(int64_t span) {
 }
 
 void AttentionOp::cut_tiles(int threads) {
-    int64_t partitions = 0;
-    for (const Tile& tile : tiles) partitions += partitions_of(args, tile.rows).count();
+    int64_t partitions = int64_t(tiles.size());  // at least
+    if (partitions < threads) {
+        partitions = 0;
+        for (const Tile& tile : tiles) partitions += partitions_of(args, tile.rows).count();
+    }
     for (const Tile& tile : tiles) {
         const PartitionRange range = partitions_of(args, tile.rows);
         const bool is_merged = range.count() > 1;
+        if (partitions >= threads && !is_merged) {
+            tasks.push_back({tile.rows, -1, 0, tile.prepares});
+            continue;
+        }
         const int64_t row_work =
             std::min<int64_t>(range.positions, kPartitionPositions) * (args.kv.key_dim + args.kv.value_dim);
         const int pieces = partitions < threads ? row_pieces(tile.rows.rows, row_work, partitions, threads) : 1;

@@ -28,6 +28,8 @@ class DecodingStrategy(Protocol):
     `num_logprobs`; the sampler then does that for all such rows at once."""
     has_edits: bool
     """True where logits are to be edited before the draw, of one that is picked; `edits` is then there, too."""
+    wants_sample: bool
+    """True of one that is picked, where more is wanted than the largest logit."""
     rules: Rules | None
     """Which tokens may be drawn; None where the largest is taken."""
     seed: int
@@ -50,7 +52,7 @@ class Greedy:
     """The most likely token, with nothing in its way."""
 
     is_picked = True
-    has_edits = False
+    has_edits = wants_sample = False
     rules = num_logprobs = None
     seed = 0
     takes_drafts = True
@@ -100,6 +102,7 @@ class Sampling:
         self.num_logprobs = num_logprobs
         self.is_picked = processors.are_sparse
         self.has_edits = bool(processors) and self.is_picked
+        self.wants_sample = self.is_picked and (rules is not None or self.has_edits or num_logprobs is not None)
         self.needs_every_row = bool(processors) or num_logprobs is not None
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
@@ -199,7 +202,7 @@ class PromptLogprobs:
     """Records the log-probabilities of a prompt's tokens, which needs `wanted_from = 0`, and then gives its place to
     `strategy`."""
 
-    is_picked = False
+    is_picked = has_edits = wants_sample = False
     rules = None
     takes_drafts = False
 
@@ -284,15 +287,17 @@ class Sampler:
     def _pick(self, logits: Tensor, spans: list[Span]) -> Drawn:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
         it holds NaN or +inf, or nothing is left to draw."""
-        strategies = [span.sequence.strategy for span in spans]
-        if not any(s.is_picked and (s.rules or s.has_edits or s.num_logprobs is not None) for s in strategies):
+        for span in spans:
+            if span.sequence.strategy.wants_sample:
+                break
+        else:
             return Drawn(self.ops.argmax(logits), *_NO_LOGPROBS)
         rules: list[Rules] = []
         places: list[float] = []
         edits: list[list[Edits]] = []
         num_top: list[int] = []
-        for span, strategy in zip(spans, strategies):
-            num_rows = span.num_rows
+        for span in spans:
+            strategy, num_rows = span.sequence.strategy, span.num_rows
             number = span.sequence.num_generated + span.num_certain
             is_drawn = strategy.is_picked and strategy.rules is not None
             rules += [strategy.rules if is_drawn else LARGEST] * num_rows
