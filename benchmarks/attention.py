@@ -37,7 +37,7 @@ class Row:
     """One run, or the medians of several."""
 
     milliseconds: float
-    """Of attention in a step, all layers together."""
+    """Time of attention in a step, all layers together."""
     share: float
     gb_s: float
     of_bandwidth: float
@@ -65,7 +65,7 @@ def table(rows: dict[tuple[str, str, int], Row], threads: int) -> str:
             f"| {shape} | {kv_dtype} | {context:,} | {row.milliseconds:.2f} | {row.share:.1%} | {row.gb_s:.1f} "
             f"| {row.of_bandwidth:.2f} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n"
 
 
 def main() -> None:

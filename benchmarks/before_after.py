@@ -147,7 +147,7 @@ def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace
 
 
 Rows = dict[tuple[str, ...], str]
-"""Of a model, weights and a batch, in their order."""
+"""Rows of a table by model, weights and batch, in their order."""
 
 
 def earlier_rows(into: Path | None) -> Rows:

@@ -38,7 +38,7 @@ LAYERS = 8
 WIDTHS = (512, 1024, 2048)
 """Columns of the intermediate in a block."""
 Layer = list[tuple[PackedWeight, PackedWeight]]
-"""Of each block the weight of gate and up, and that of down."""
+"""The weight of gate and up and that of down, for each block."""
 
 
 class MLPs:

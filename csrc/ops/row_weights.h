@@ -40,9 +40,7 @@ class RowWeights {
     void keep_typical(double mass);  // needs the survey's level
 
     bool keeps_unlikely(float min_p) const { return cut_.least < least_likely(min_p); }
-    // By rising index, with the logarithms of the weights to base 2.
-
-    Candidates kept() const;
+    Candidates kept() const;  // by rising index, with the logarithms of the weights to base 2
     int64_t draw(double uniform) const;
 
   private:

@@ -30,7 +30,7 @@ class Edits:
     def _place(self, records: np.ndarray) -> None:
         self._records = records
         self.address: int = records.ctypes.data
-        """Of the records, until one is added."""
+        """Address of the first record, until one is added."""
 
     def __len__(self) -> int:
         return self._size
@@ -41,6 +41,7 @@ class Edits:
         return self._records[: self._size]
 
     def append(self, token: int, factor: float, addend: float) -> None:
+        """Adds an edit at the end, which may move the records."""
         if self._size == len(self._records):
             larger = np.empty(2 * self._size, EDIT)
             larger[: self._size] = self._records
@@ -56,6 +57,7 @@ class Edits:
         self._size = size
 
     def copy(self) -> Edits:
+        """The same edits; what either does later does not show in the other."""
         twin = Edits()
         twin._size = self._size
         twin._place(self._records.copy())
@@ -91,7 +93,7 @@ class Draws:
     uniform: Tensor
     """float64 in [0, 1): the place of the draw in the cumulative probability, in rising order of the ids."""
     edits: list[list[Edits]] | None = None
-    """Of each draw, what its row is changed by before, list after list; the rows then differ from each other."""
+    """Changes of each draw's row before it is drawn from, list after list; the rows then differ from each other."""
     num_top: Tensor | None = None
     """int64: the number of likeliest tokens whose log-probabilities are wanted, with that of the token drawn; -1 for
     none at all. They are those of the row as it is given."""

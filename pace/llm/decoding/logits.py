@@ -120,6 +120,7 @@ class SparseProcessor(LogitsProcessor):
 
 
 def bans(tokens: Sequence[int] | np.ndarray) -> Edits:
+    """Edits that leave none of `tokens` to be drawn."""
     return Edits(tokens, addend=-math.inf)
 
 
