@@ -65,7 +65,7 @@ def table(rows: dict[tuple[str, str, int], Row], threads: int) -> str:
             f"| {shape} | {kv_dtype} | {context:,} | {row.milliseconds:.2f} | {row.share:.1%} | {row.gb_s:.1f} "
             f"| {row.of_bandwidth:.2f} |"
         )
-    return "\n".join(lines) + "\n\n"
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
                 for kv_dtype, subject in subjects.items():
                     runs[shape, kv_dtype, context].append(run(subject, context, args.steps))
         rows |= {point: medians(found) for point, found in runs.items()}
-    publish(args.into, SCRIPT, table(rows, _C.get_num_threads()))
+    publish(args.into, SCRIPT, table(rows, _C.get_num_threads()) + "\n")
 
 
 if __name__ == "__main__":
