@@ -253,8 +253,6 @@ class Program:
         logit_rows: int,
         ids: int,
         positions: int,
-        cos: int,
-        sin: int,
         slots: int,
         rows: int,
         spans: int,
@@ -262,6 +260,8 @@ class Program:
         kv_len: int,
         block_table: int,
         table_stride: int,
+        cos: int,
+        sin: int,
         logits: int,
     ) -> None: ...
     def set_profiling(self, on: bool) -> None: ...

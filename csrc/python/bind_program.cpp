@@ -36,8 +36,8 @@ struct KvCache {
 };
 
 void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_rows, Address ids, Address positions,
-         Address cos, Address sin, Address slots, Address rows, int64_t spans, Address query_start, Address kv_len,
-         Address block_table, int64_t table_stride, Address logits) {
+         Address slots, Address rows, int64_t spans, Address query_start, Address kv_len, Address block_table,
+         int64_t table_stride, Address cos, Address sin, Address logits) {
     program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions),
                  at<const float>(cos), at<const float>(sin), at<const int64_t>(slots), at<const int64_t>(rows), spans,
                  at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table),

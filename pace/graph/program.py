@@ -45,6 +45,7 @@ class Program:
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
         self._program = _lower(self.instructions, self._result)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
+        self._last_batch: tuple[ForwardBatch | None, tuple[int, ...]] = (None, ())
 
     def run(self, batch: ForwardBatch, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
@@ -55,25 +56,12 @@ class Program:
             cache = _C.KvCache([kv_view(layer) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
         cos, sin = (table.data_ptr() for table in angles) if angles else (0, 0)
-        spans, num_rows = batch.spans, len(batch.logit_rows)
-        logits = torch.empty(num_rows, self._result.columns)
-        self._program.run(
-            cache,
-            len(batch.tokens),
-            num_rows,
-            batch.tokens.data_ptr(),
-            batch.positions.data_ptr(),
-            cos,
-            sin,
-            batch.slots.data_ptr(),
-            batch.logit_rows.data_ptr(),
-            len(spans.kv_len),
-            spans.query_start.data_ptr(),
-            spans.kv_len.data_ptr(),
-            spans.block_table.data_ptr(),
-            spans.block_table.shape[1],
-            logits.data_ptr(),
-        )
+        last, arrays = self._last_batch
+        if batch is not last:
+            arrays = _arrays(batch)
+            self._last_batch = batch, arrays
+        logits = torch.empty(len(batch.logit_rows), self._result.columns)
+        self._program.run(cache, *arrays, cos, sin, logits.data_ptr())
         return logits
 
     def set_profiling(self, on: bool) -> None:
@@ -93,6 +81,24 @@ class Program:
     def buffer_bytes(self) -> int:
         """Memory for activations, as large as the largest step so far wanted it."""
         return self._program.buffer_bytes
+
+
+def _arrays(batch: ForwardBatch) -> tuple[int, ...]:
+    """The sizes of a batch and where its arrays lie, in the order of `_C.Program.run`."""
+    spans = batch.spans
+    return (
+        len(batch.tokens),
+        len(batch.logit_rows),
+        batch.tokens.data_ptr(),
+        batch.positions.data_ptr(),
+        batch.slots.data_ptr(),
+        batch.logit_rows.data_ptr(),
+        len(spans.kv_len),
+        spans.query_start.data_ptr(),
+        spans.kv_len.data_ptr(),
+        spans.block_table.data_ptr(),
+        spans.block_table.shape[1],
+    )
 
 
 def _lower(instructions: list[Instruction], result: Value) -> _C.Program:

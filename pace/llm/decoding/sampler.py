@@ -227,9 +227,6 @@ class PromptLogprobs:
         return self.strategy.choose(ops, logits[num_known:], span)
 
 
-_NO_LOGPROBS = (torch.empty(0), torch.empty(0, 0, dtype=torch.int64), torch.empty(0, 0))
-
-
 class Sampler:
     """Turns the logits of one step into the tokens each span goes on with."""
 
@@ -253,8 +250,8 @@ class Sampler:
         if not logits.shape[0]:
             return [[] for _ in spans]
         failures = pending.apply_(self.ops, logits)
-        drawn = self._pick(logits, spans)
-        picked = drawn.tokens.tolist()
+        drawn = self._draw(logits, spans)
+        picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
         masked = pending.rows
         for row in failures:
             picked[row] = -1
@@ -284,14 +281,14 @@ class Sampler:
             row += num_rows
         return outcomes
 
-    def _pick(self, logits: Tensor, spans: list[Span]) -> Drawn:
+    def _draw(self, logits: Tensor, spans: list[Span]) -> Drawn | None:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
-        it holds NaN or +inf, or nothing is left to draw."""
+        it holds NaN or +inf, or nothing is left to draw. None where only the largest are wanted."""
         for span in spans:
             if span.sequence.strategy.wants_sample:
                 break
         else:
-            return Drawn(self.ops.argmax(logits), *_NO_LOGPROBS)
+            return None
         rules: list[Rules] = []
         places: list[float] = []
         edits: list[list[Edits]] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager
+from pace.llm.decoding.mask_filler import NO_MASKS
 from pace.llm.decoding.sampler import Sampler
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.engine.forced import ForcedTokens
@@ -46,6 +47,7 @@ class Engine:
         self.forced = ForcedTokens(scheduler, model.vocab_size, model.recompute_length)
         self.batches = BatchBuilder()
         self.max_seq_len = max_seq_len
+        self.recompute_length = model.recompute_length
         self.max_length = min(max_seq_len or model.max_position_embeddings, cache.capacity)
         """Tokens that one sequence may have: `max_seq_len` or the model's positions, or what the whole cache holds if
         that is less."""
@@ -105,9 +107,11 @@ class Engine:
         self._under_way = spans = self.scheduler.schedule()
         if not spans:
             return False
-        self.forced.extend(spans, self.cache)
+        has_masks = any(span.sequence.mask is not None for span in spans)
+        if has_masks:
+            self.forced.extend(spans, self.cache)
         self.drafter.extend(spans, self.cache)
-        with self.sampler.prepare(spans) as pending:
+        with self.sampler.prepare(spans) if has_masks else NO_MASKS as pending:
             batch = self.batches.build(spans, self.cache.kv)
             logits = self.model.forward(batch)
             outcomes = self.sampler.sample(logits, spans, pending)
@@ -126,12 +130,13 @@ class Engine:
         sequence, length = span.sequence, len(span.sequence.tokens)
         for token in tokens:
             self._append(sequence, token)
-            if sequence.is_finished:
+            if sequence.finish_reason is not None:
                 del sequence.logprobs[sequence.num_generated :]  # of accepted drafts beyond the end
                 break
         num_accepted = max(0, len(sequence.tokens) - length - 1)
         self.cache.commit(sequence, span.start + span.num_tokens + num_accepted)
-        sequence.times.count_drafts(span, num_accepted)
+        if span.drafts:
+            sequence.times.count_drafts(span, num_accepted)
         self.cache.publish(sequence)
         self._recompute_if_grown(sequence)
         self.scheduler.settle(sequence)
@@ -146,13 +151,13 @@ class Engine:
             raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
             sequence.fail(error)
-        index = sequence.num_generated - 1
-        sequence.sink.token(sequence, token, sequence.logprobs[index] if index < len(sequence.logprobs) else None)
+        logprobs, index = sequence.logprobs, len(sequence.tokens) - sequence.num_prompt_tokens - 1
+        sequence.sink.token(sequence, token, logprobs[index] if index < len(logprobs) else None)
 
     def _recompute_if_grown(self, sequence: Sequence) -> None:
         """Drops the cache of a sequence that has generated its way to where the model changes the angles of all its
         tokens. A session's tokens, which its caller gives, are not generated: it keeps what it has."""
-        length = self.model.recompute_length
+        length = self.recompute_length
         has_generated = sequence.times.first_token is not None
         if length and has_generated and sequence.rope_length < length <= len(sequence.tokens):
             sequence.recomputed_length = length

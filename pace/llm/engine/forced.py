@@ -24,8 +24,6 @@ class ForcedTokens:
 
     def extend(self, spans: list[Span], cache: Any) -> None:
         masked = [span for span in spans if span.sequence.mask is not None]
-        if not masked:
-            return
         tokens_left = self._scheduler.max_tokens_per_step - sum(span.num_tokens for span in spans)
         rows_left = self._scheduler.max_logit_rows_per_step - sum(span.num_rows for span in spans)
         for span in masked:
