@@ -137,6 +137,15 @@ class NoPieces:
     def flush(self) -> str:
         return ""
 
+    def detokenize(self, token: int) -> str:
+        return ""
+
+    def detokenize_rest(self) -> str:
+        return ""
+
+    def release(self, piece: str, ended: bool = False) -> str:
+        return ""
+
 
 class Feed(Protocol):
     """Receiver of a batch's events: all prompts, then tokens and the end of each row, then the end of all. `start`

@@ -124,13 +124,22 @@ class TextPieces:
 
     def push(self, token: int) -> str:
         """The text that this token makes certain, maybe ""."""
-        return self._release(self.detokenizer.push(token), ended=False)
+        return self.release(self.detokenize(token))
 
     def flush(self) -> str:
         """The rest, at the end of the sequence."""
-        return self._release(self.detokenizer.flush(), ended=True)
+        return self.release(self.detokenize_rest(), ended=True)
 
-    def _release(self, piece: str, ended: bool) -> str:
+    def detokenize(self, token: int) -> str:
+        """Text of this token and those before it that is certain but for stop strings: the first half of `push`."""
+        return self.detokenizer.push(token)
+
+    def detokenize_rest(self) -> str:
+        """The first half of `flush`."""
+        return self.detokenizer.flush()
+
+    def release(self, piece: str, ended: bool = False) -> str:
+        """The second half: what of the text so far may be shown."""
         if not self.stop_strings:
             return piece
         if self._stopped:

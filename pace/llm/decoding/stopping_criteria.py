@@ -43,6 +43,11 @@ class StoppingCriteria:
         """The generated text up to the stop string that ended it."""
         return self.stop_strings.trim(text)
 
+    @property
+    def matched_string(self) -> str | None:
+        """The stop string that was found."""
+        return self.stop_strings.matched
+
 
 class NeverStops:
     """For sequences that generate nothing: sessions and scores."""
@@ -52,6 +57,9 @@ class NeverStops:
 
 
 class TextStop(Protocol):
+    matched: str | None
+    """The string that was found."""
+
     def found(self, sequence: Sequence) -> bool: ...
 
     def fork(self) -> TextStop: ...
@@ -63,6 +71,8 @@ class TextStop(Protocol):
 
 class NoStopStrings:
     """Stop strings of a sequence that has none."""
+
+    matched = None
 
     def found(self, sequence: Sequence) -> bool:
         return False
@@ -87,6 +97,7 @@ class StopStrings:
     def __init__(self, tokenizer: Any, strings: list[str]) -> None:
         self.strings = strings
         self.cut: int | None = None
+        self.matched: str | None = None
         self._longest = max(map(len, strings))
         self._start(tokenizer)
 
@@ -101,9 +112,11 @@ class StopStrings:
             if self.detokenizer.num_pushed == self._num_searched:
                 self.detokenizer.push(sequence.tokens[sequence.num_prompt_tokens + self._num_searched])
             text = self.detokenizer.text
-            index = find_stop(text[self._searched :] + self.detokenizer.pending, self.strings)
+            unseen = text[self._searched :] + self.detokenizer.pending
+            index = find_stop(unseen, self.strings)
             if index is not None:
                 self.cut = self._searched + index
+                self.matched = next(string for string in self.strings if unseen.startswith(string, index))
                 break
             self._searched = max(0, len(text) - self._longest + 1)
             self._num_searched += 1
@@ -117,7 +130,7 @@ class StopStrings:
     def rewind(self, num_generated: int) -> None:
         """The tokens that stay are followed again, should anyone ask."""
         if num_generated < self.detokenizer.num_pushed:
-            self.cut = None
+            self.cut = self.matched = None
             self._start(self.detokenizer.tokenizer)
 
     def trim(self, text: str) -> str:

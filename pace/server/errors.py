@@ -1,0 +1,68 @@
+"""What goes wrong with a request, in the forms that clients read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_implemented_error",
+    503: "unavailable_error",
+}
+"""OpenAI's `type` of a status, where the error names none."""
+
+ANTHROPIC_TYPES = {**TYPES, 429: "rate_limit_error", 500: "api_error", 501: "api_error", 503: "overloaded_error"}
+
+
+class ApiError(Exception):
+    """An answer that is an error. The message is for the client: it names no path and nothing of other requests."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        type: str | None = None,
+        headers: dict[str, str] | None = None,
+        **details: Any,
+    ) -> None:
+        """`param` names the field that is wrong; `details` are further members of the error object."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.type = type or TYPES.get(status, "invalid_request_error")
+        self.headers = dict(headers or {})
+        self.details = details
+
+    def openai(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+                **self.details,
+            }
+        }
+
+    def anthropic(self) -> dict[str, Any]:
+        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+def refused(param: str, why: str) -> ApiError:
+    """A field that is known and not served."""
+    return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

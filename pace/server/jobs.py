@@ -1,0 +1,47 @@
+"""What a request wants, whatever form it came in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pace.llm.configs import SamplingConfig
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Messages for the tokenizer's chat template, in its terms: `role`, and `content` as one string."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """True where the answer goes on with the last message, which is the assistant's."""
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TextPrompts:
+    """Texts, or token ids, each continued on its own."""
+
+    items: list[str | list[int]]
+    add_special_tokens: bool = True
+
+
+@dataclass
+class Job:
+    """One request, checked as far as its own words go. Workers make token ids of it, the engine an answer."""
+
+    prompt: ChatPrompt | TextPrompts
+    sampling: SamplingConfig
+    """`num_return_sequences` is the number of continuations that are computed."""
+    max_tokens: int | None
+    """None for the rest of the context."""
+    num_choices: int = 1
+    """Continuations that are answered: less than those computed where the best of several are wanted."""
+    stream: bool = False
+    truncate_prompt: int | None = None
+    """Number of the prompt's last tokens that are kept; None for all."""
+    priority: int = 0
+    cache_salt: str | None = None
+    wants_token_ids: bool = False
+    wants_logprobs: bool = False

@@ -1,0 +1,57 @@
+"""The one table of what a request may ask for. Checked before anything is allocated in proportion to it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of requests and connections. Sizes are in bytes, times in seconds."""
+
+    body_bytes: int = 4 * MIB
+    header_bytes: int = 32 << 10
+    header_lines: int = 100
+    header_seconds: float = 10.0
+    """Time until the headers of a request are complete, from its first byte."""
+    body_seconds: float = 60.0
+    write_seconds: float = 60.0
+    """Time without progress after which a reader is given up."""
+    connections: int = 1024
+    max_queue: int | None = None
+    """Requests that wait for a place; None for four times the sequences that run at once."""
+    max_wait: float = 60.0
+    """Seconds of reading prompts that may wait, by the speed measured so far."""
+    max_per_key: int | None = None
+    """Requests of one key at once; None for any number."""
+    json_depth: int = 128
+    messages: int = 4096
+    parts: int = 16
+    """Parts of one message's content."""
+    template_kwargs: int = 16
+    prompts: int = 1024
+    """Prompts of one request, times its `n`."""
+    n: int = 128
+    """Continuations of a prompt; `best_of`, too."""
+    stop_strings: int = 64
+    stop_characters: int = 256
+    top_logprobs: int = 20
+    token_lists: int = 1024
+    """Entries of `logit_bias`, `bad_words`, `stop_token_ids` and `allowed_token_ids`."""
+    tools: int = 128
+    name_characters: int = 128
+    """Of a request id, a model's name, and a salt."""
+    bytes_per_token: int = 16
+    """A text of more than this for each token of the context is refused unread."""
+    drain_seconds: float = 30.0
+
+    def shown(self) -> dict[str, Any]:
+        """As `GET /limits` has them."""
+        return asdict(self)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in fields(cls)]

@@ -1,0 +1,1 @@
+"""What a request may say, one file for each kind of request (pydantic)."""

@@ -1,0 +1,68 @@
+"""The bytes that a token stands for, which may be less than a character."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level BPE writes bytes with: printable bytes as they are, the others from U+0100 on.
+    Source: GPT-2's encoder (openai/gpt-2, encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_LETTERS = _byte_letters()
+_tables: weakref.WeakKeyDictionary[Any, TokenBytes] = weakref.WeakKeyDictionary()
+
+
+class TokenBytes:
+    """`table[token]` of one tokenizer. Bytes are looked up when they are first asked for."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+        self._added = {token: str(content) for token, content in added.items()}
+        self._known: dict[int, bytes] = {}
+        self._is_byte_level = _is_byte_level(tokenizer)
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> TokenBytes:
+        """The table of a tokenizer, which is kept with it."""
+        if tokenizer is None:
+            return cls(None)
+        if tokenizer not in _tables:
+            _tables[tokenizer] = cls(tokenizer)
+        return _tables[tokenizer]
+
+    def __getitem__(self, token: int) -> bytes:
+        """The bytes of a token, those of its name where it is a special one; b"" for ids beyond the tokenizer."""
+        data = self._known.get(token)
+        if data is None:
+            data = self._known[token] = self._look_up(token)
+        return data
+
+    def text(self, token: int) -> str:
+        """As text, with U+FFFD for what is no character."""
+        return self[token].decode("utf-8", "replace")
+
+    def _look_up(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode("utf-8", "replace")
+        name = None if self._tokenizer is None else self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(name, str):
+            return b""
+        if self._is_byte_level and all(letter in _LETTERS for letter in name):
+            return bytes(_LETTERS[letter] for letter in name)
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes.fromhex(name[3:5])
+        return name.replace("\u2581", " ").encode("utf-8", "replace")
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Whether names of tokens are written in the letters of byte-level BPE."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    return "ByteLevel" in repr(decoder) or type(decoder).__name__ == "ByteLevel"

@@ -1,0 +1,78 @@
+"""Which token brought which part of a text."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pace.llm.sequence import TokenLogprob
+from pace.server.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """A token, and what it adds to the text."""
+
+    token: int
+    text: str
+    data: bytes
+    """Bytes of the token, also where they are no whole character."""
+    logprob: TokenLogprob | None = None
+    is_end: bool = False
+    """True of a token that ended its row and shows no text."""
+
+    def as_end(self) -> TokenPiece:
+        return replace(self, is_end=True)
+
+
+class TokenTexts:
+    """Follows a row's tokens, and gives each out together with its text: the texts joined are what is shown.
+
+    Tokens that make one character together have its text at the last of them.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._bytes = TokenBytes.of(tokenizer)
+        self._open: list[tuple[int, TokenLogprob | None]] = []
+        """Tokens whose text is not certain yet."""
+        self._ready: deque[tuple[int, TokenPiece]] = deque()
+        """Where each begins in the text, and the token."""
+        self._length = 0
+        self._num_shown = 0
+
+    def push(self, token: int, logprob: TokenLogprob | None, given: str) -> None:
+        """Takes a token, and the text that the detokenizer gave for it and those before it; "" while it gives none."""
+        self._open.append((token, logprob))
+        if given:
+            self._settle(given)
+
+    def close(self, given: str) -> None:
+        """Takes what the detokenizer still held at the end."""
+        if self._open:
+            self._settle(given)
+
+    def take(self, num_shown: int, is_last: bool) -> list[TokenPiece]:
+        """The tokens of the next `num_shown` characters. The last time these are all there are: what stands behind them
+        was cut off, with a stop string."""
+        self._num_shown += num_shown
+        pieces = []
+        while self._ready:
+            start, piece = self._ready[0]
+            end = start + len(piece.text)
+            if end > self._num_shown:
+                if not is_last or start >= self._num_shown:
+                    break
+                piece = replace(piece, text=piece.text[: self._num_shown - start])
+            self._ready.popleft()
+            pieces.append(piece)
+        return pieces
+
+    def _settle(self, given: str) -> None:
+        *first, (token, logprob) = self._open
+        self._open = []
+        for earlier, its_logprob in first:
+            self._ready.append((self._length, TokenPiece(earlier, "", self._bytes[earlier], its_logprob)))
+        data = self._bytes[token] if first or not given else given.encode("utf-8", "replace")
+        self._ready.append((self._length, TokenPiece(token, given, data, logprob)))
+        self._length += len(given)
