@@ -42,6 +42,8 @@ class Piece:
     tokens: list[TokenPiece] = field(default_factory=list)
     """Those whose text is in `text`, in order; none where nobody asked for tokens or log-probabilities."""
     finish: Finish | None = None
+    prompt: list[TokenPiece] | None = None
+    """In a choice's first piece, where it was asked for: the prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
