@@ -76,6 +76,7 @@ class Admission:
         if self._waiting or self._num_rows >= self._max_rows:
             await self._wait(num_tokens, priority)
         self._num_rows += num_rows
+        self._let_in()
         try:
             yield
         finally:

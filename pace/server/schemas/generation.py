@@ -139,6 +139,7 @@ class GenerationRequest(Request):
             priority=self.priority or 0,
             cache_salt=salt,
             bad_words=bad_words,
+            wants_prompt=bool(self.return_token_ids) or self.prompt_logprobs is not None,
             wants_tokens=settings.config.logprobs is not None or bool(self.return_token_ids),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
