@@ -35,9 +35,6 @@ def header(scope: Scope, name: bytes) -> str:
 async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
     """The whole body. Raises ApiError 413 for more than `most_bytes`, 415 for what is not sent as JSON, and
     ClientGone."""
-    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"send the body as content-type: application/json; got {kind[:60] or 'none'!r}")
     too_large = ApiError(413, f"the body may have {most_bytes} bytes", headers={"connection": "close"})
     length = header(scope, b"content-length")
     if length.isdigit() and int(length) > most_bytes:
@@ -51,7 +48,11 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
         if len(body) > most_bytes:
             raise too_large
         if not message.get("more_body"):
-            return bytes(body)
+            break
+    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
+    if kind != "application/json":  # read first: a connection that closes on unread bytes takes the answer with it
+        raise ApiError(415, f"send the body as content-type: application/json; got {kind[:60] or 'none'!r}")
+    return bytes(body)
 
 
 @asynccontextmanager

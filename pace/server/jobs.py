@@ -45,6 +45,8 @@ class Job:
     cache_salt: str | None = None
     bad_words: list[str] = field(default_factory=list)
     """Texts that must not be generated, where they begin a word and where they do not."""
+    tokens_named: dict[str, list[int]] = field(default_factory=dict)
+    """Token ids of the request, by field: the model must have them."""
     echo: bool = False
     """Whether the answer begins with the prompt."""
     wants_tokens: bool = False

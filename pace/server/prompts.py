@@ -32,7 +32,10 @@ class PromptReader:
         return self._local.tokenizer
 
     def read(self, job: Job) -> list[list[int]]:
-        """The token ids of each prompt. Raises ApiError for what cannot be read or is too long."""
+        """The token ids of each prompt. Raises ApiError for what cannot be read or is too long, and for token ids that
+        the model does not have."""
+        for param, tokens in job.tokens_named.items():
+            self._check_tokens(tokens, param)
         if isinstance(job.prompt, ChatPrompt):
             rows, param = [self.encode(self.render(job.prompt), add_special_tokens=False)], "messages"
         else:
@@ -82,12 +85,13 @@ class PromptReader:
                 continue
             if len(item) >= self._max_length:
                 raise self._too_long(len(item), "prompt")
-            if max(item) >= self._vocab_size:
-                raise ApiError(
-                    400, f"prompt: token ids are 0 to {self._vocab_size - 1}; got {max(item)}", param="prompt"
-                )
+            self._check_tokens(item, "prompt")
             rows.append(item)
         return rows
+
+    def _check_tokens(self, tokens: list[int], param: str) -> None:
+        if max(tokens) >= self._vocab_size:
+            raise ApiError(400, f"{param}: token ids are 0 to {self._vocab_size - 1}; got {max(tokens)}", param=param)
 
     def _check_bytes(self, num_bytes: int, param: str) -> None:
         if num_bytes > self._most_bytes:

@@ -153,6 +153,10 @@ class Service:
         if self.status != "ready" or self.generator is None:
             why = {"loading": "the model is loading", "draining": "the server is shutting down"}
             raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
+        try:
+            _ = self.generator.engine
+        except (RuntimeError, ValueError) as error:  # it has ended
+            raise ApiError(503, str(error), headers={"x-should-retry": "false"}) from None
         return self.generator
 
     # -- work ----------------------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ def test_it_is_counted(slow):
         return float(next(line for line in page.splitlines() if line.startswith("pace:client_gone_total")).split()[1])
 
     before = count()
-    start(slow, stream=True).close()
+    connection = start(slow, stream=True)
+    time.sleep(0.1)
+    connection.close()
     slow.check_idle()
     assert count() == before + 1

@@ -60,6 +60,8 @@ class EngineDriver:
         self._current: tuple[Work, Refusal] | None = None
         self.stepping_since: float | None = None
         """When the step under way began, on the clock of `time.perf_counter`; None between steps."""
+        self._num_failures = 0
+        """Steps that failed since the last one that did not."""
         self._of_the_parent: list[tuple[Work, Refusal]] = []
         """In a child after `fork()`: what was posted before."""
         self._make_locks()
@@ -186,7 +188,6 @@ class EngineDriver:
         if self._is_forked:
             self._is_forked = False
             self._leave_to_parent()
-        num_failures = 0
         while True:
             self._do_posted()
             if self._why_ended is not None:
@@ -202,13 +203,13 @@ class EngineDriver:
                     if not self._inbox:
                         return True
                     continue
-                num_failures = 0
+                self._num_failures = 0
             except BaseException as error:
                 self.stepping_since = None
-                num_failures += 1
+                self._num_failures += 1
                 logger.warning("a step failed, and with it what it worked on: %r", error)
                 forget_engine_frames(error)
-                if num_failures == MOST_FAILURES:
+                if self._num_failures == MOST_FAILURES:
                     self._give_up(error)
 
     def _do_posted(self) -> None:

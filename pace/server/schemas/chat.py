@@ -55,7 +55,7 @@ class ChatRequest(GenerationRequest):
             max_tokens, param = self.max_completion_tokens, "max_completion_tokens"
         if max_tokens is not None and max_tokens < 1:
             raise ApiError(400, f"{param} must be at least 1, got {max_tokens}", param=param)
-        return self.job(self._prompt(limits), settings, max_tokens)
+        return self.job(self._prompt(limits), settings, max_tokens, param)
 
     def _check_forms(self) -> None:
         if self.modalities not in (None, ["text"], []):

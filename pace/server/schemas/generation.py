@@ -104,8 +104,14 @@ class GenerationRequest(Request):
         settings.logprobs(self.prompt_logprobs, "prompt_logprobs", "prompt_logprobs")
         return settings
 
-    def job(self, prompt: ChatPrompt | TextPrompts, settings: Settings, max_tokens: int | None) -> Job:
-        """The job of these fields. Raises ApiError."""
+    def job(
+        self,
+        prompt: ChatPrompt | TextPrompts,
+        settings: Settings,
+        max_tokens: int | None,
+        max_tokens_param: str = "max_tokens",
+    ) -> Job:
+        """The job of these fields; the client calls `max_tokens` by the name given. Raises ApiError."""
         n = 1 if self.n is None else self.n
         num_computed = n if self.best_of is None else self.best_of
         settings.num_choices(n)
@@ -121,7 +127,7 @@ class GenerationRequest(Request):
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
-        _check_range("max_tokens", max_tokens, 0, 2**31)
+        _check_range(max_tokens_param, max_tokens, 0, 2**31)
         _check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
         _check_range("priority", self.priority, -(2**31), 2**31)
         salt, most = self.cache_salt, settings.limits.name_characters
@@ -142,6 +148,7 @@ class GenerationRequest(Request):
             priority=self.priority or 0,
             cache_salt=salt,
             bad_words=bad_words,
+            tokens_named=settings.tokens_named,
             wants_prompt=bool(self.return_token_ids) or self.prompt_logprobs is not None,
             wants_tokens=settings.config.logprobs is not None or bool(self.return_token_ids),
             include_stop=bool(self.include_stop_str_in_output),

@@ -24,6 +24,8 @@ class Settings:
         """`defaults` are the checkpoint's."""
         self.limits = limits
         self.config = SamplingConfig()
+        self.tokens_named: dict[str, list[int]] = {}
+        """Token ids that the client names, by field."""
         self._defaults = defaults
         for name in INHERITED:
             if name in defaults.explicit_fields:
@@ -80,6 +82,7 @@ class Settings:
         own = [] if ignore_eos else list(self._defaults.eos_token_id or ())
         self._check_count("stop_token_ids", stop_token_ids)
         if stop_token_ids:
+            self.tokens_named["stop_token_ids"] = stop_token_ids
             self.set("eos_token_id", [*own, *stop_token_ids], "stop_token_ids")
         elif ignore_eos:
             self.config.ignore_eos = True
@@ -95,6 +98,7 @@ class Settings:
                 )
             if not -100 <= bias <= 100:
                 raise ApiError(400, f"logit_bias: biases are from -100 to 100; got {bias:g}", param="logit_bias")
+            self.tokens_named.setdefault("logit_bias", []).append(int(key))
             biases[int(key)] = -math.inf if bias <= BAN else float(bias)
         self.set("logit_bias", biases or None)
 
@@ -105,6 +109,7 @@ class Settings:
                 raise ApiError(
                     400, "allowed_token_ids must name at least one token id, none below 0", param="allowed_token_ids"
                 )
+            self.tokens_named["allowed_token_ids"] = value
             self.config.token_mask = AllowedTokens(value)
 
     def logprobs(self, value: int | None, param: str, name: str = "logprobs") -> None:
