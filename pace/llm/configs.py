@@ -292,9 +292,10 @@ class SamplingConfig:
             raise TypeError(
                 f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}"
             )
-        self._set(name, name, value)
+        self.set_field(name, value, name)
 
-    def _set(self, name: str, called: str, value: Any) -> None:
+    def set_field(self, name: str, value: Any, called: str) -> None:
+        """Sets a field, in whose errors it has the name that the caller knows it by."""
         if value is None:
             self.explicit_fields.discard(name)
             self.__dict__.pop(name, None)  # the class attribute, which is the default, shows again
@@ -348,7 +349,7 @@ class SamplingConfig:
         for name, value in values.items():
             if name not in _CHECKS or value is None or (name in ("eos_token_id", "pad_token_id") and value == -1):
                 continue
-            config._set(name, f"{source}: {name}", value)
+            config.set_field(name, value, f"{source}: {name}")
         asked = [name for name in _NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
         if asked:
             logger.warning(

@@ -94,8 +94,8 @@ class Generator:
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
         return Prepared(prompts, config, limits, seeds)
 
-    def _sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
-        """One sequence per sample of a prompt; the later ones wait to share the first one's prompt."""
+    def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
+        """One sequence per sample of a prompt, for the driver; the later ones wait to share the first one's prompt."""
         config, row, limit, seed = (
             prepared.config,
             prepared.prompts.rows[index],
@@ -235,7 +235,7 @@ class Generator:
         indices = range(len(prepared.limits))
         if prepared.config.num_beams > 1:
             return BeamBatch(self.driver, (self._search_of(prepared, index) for index in indices), feed, cancel)
-        return Batch(self.driver, (self._sequences_of(prepared, index) for index in indices), feed, cancel)
+        return Batch(self.driver, (self.sequences_of(prepared, index) for index in indices), feed, cancel)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. It
@@ -275,7 +275,7 @@ class Generator:
         return prepared
 
     def _request(self, prepared: Prepared, priority: int = 0, cache_salt: str | None = None) -> Request:
-        sequences = self._sequences_of(prepared, 0)
+        sequences = self.sequences_of(prepared, 0)
         for sequence in sequences:
             sequence.priority, sequence.cache_salt = priority, cache_salt
         return Request(

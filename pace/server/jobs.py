@@ -43,5 +43,14 @@ class Job:
     """Number of the prompt's last tokens that are kept; None for all."""
     priority: int = 0
     cache_salt: str | None = None
-    wants_token_ids: bool = False
-    wants_logprobs: bool = False
+    bad_words: list[str] = field(default_factory=list)
+    """Texts that must not be generated, where they begin a word and where they do not."""
+    echo: bool = False
+    """Whether the answer begins with the prompt."""
+    wants_tokens: bool = False
+    """Whether tokens are answered beside their text."""
+    wants_prompt: bool = False
+    """Whether the prompt's tokens are."""
+    include_stop: bool = False
+    """Whether the stop string stays in the text."""
+    skip_special_tokens: bool = True

@@ -42,12 +42,17 @@ def parse(
 def as_api_error(error: ValidationError) -> ApiError:
     """The first thing that is wrong, named by its place in the body."""
     first = error.errors(include_url=False, include_context=False)[0]
-    path = [part for part in first["loc"] if not (isinstance(part, str) and part[:1].isupper())]  # branches of unions
+    path = [part for part in first["loc"] if not _is_branch(part)]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     got = repr(first.get("input"))
     got = got if len(got) <= 60 else got[:60] + "..."
     why = "is missing" if first["type"] == "missing" else f"{first['msg'][0].lower()}{first['msg'][1:]}, got {got}"
     return ApiError(400, f"{place or 'the body'}: {why}", param=place or None)
+
+
+def _is_branch(part: str | int) -> bool:
+    """Whether a part of a path names a branch of a union, and nothing of the body."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())
 
 
 def type_name(value: Any) -> str:

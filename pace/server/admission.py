@@ -1,0 +1,128 @@
+"""Who may wait, and for how long: a queue with a bound, and an estimate for those who are turned away."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import insort
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from pace.llm.engine.scheduler import HEAD_START
+from pace.server.errors import ApiError
+from pace.server.limits import Limits
+
+SMOOTHING = 0.2
+"""Weight of the newest measurement of speed."""
+
+
+@dataclass(order=True)
+class Waiting:
+    """One request's turn, in the order of the engine's scheduler."""
+
+    place: tuple[int, int]
+    num_tokens: int = field(compare=False)
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+class Admission:
+    """Lets requests to the engine in order, no more rows than keep it busy. On the event loop alone."""
+
+    def __init__(self, limits: Limits, max_sequences: int) -> None:
+        """`max_sequences` run at once; as many again wait in the engine, the others here."""
+        self._max_rows = 2 * max_sequences
+        self._max_requests = (4 * max_sequences if limits.max_queue is None else limits.max_queue) + max_sequences
+        self._max_wait = limits.max_wait
+        self._max_per_key = limits.max_per_key
+        self._num_requests = 0
+        self._per_key: Counter[str] = Counter()
+        self._num_rows = 0
+        self._waiting: list[Waiting] = []
+        self._arrivals = 0
+        self._tokens_per_second: float | None = None
+        self.num_rejected: Counter[str] = Counter()
+        """Requests turned away, by reason."""
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_requests(self) -> int:
+        """In any stage."""
+        return self._num_requests
+
+    @contextmanager
+    def request(self, key: str | None) -> Iterator[None]:
+        """Counts a request from its first byte to its last. Raises ApiError 429 where there are too many."""
+        if self._num_requests >= self._max_requests:
+            raise self._full("queue", f"{self._num_requests} requests are under way, and no more may wait")
+        if key is not None and self._max_per_key is not None and self._per_key[key] >= self._max_per_key:
+            raise self._full("key", f"this key has {self._max_per_key} requests under way, and may have no more")
+        self._num_requests += 1
+        self._per_key[key or ""] += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+            self._per_key[key or ""] -= 1
+
+    @asynccontextmanager
+    async def rows(self, num_rows: int, num_tokens: int, priority: int) -> AsyncIterator[None]:
+        """Waits for the turn of a request of so many rows and prompt tokens. Raises ApiError 429 where those before it
+        have more to read than may wait."""
+        if self._waiting or self._num_rows >= self._max_rows:
+            await self._wait(num_tokens, priority)
+        self._num_rows += num_rows
+        self._let_in()
+        try:
+            yield
+        finally:
+            self._num_rows -= num_rows
+            self._let_in()
+
+    def measured(self, num_tokens: int, seconds: float) -> None:
+        """Hears how long a prompt took to be read."""
+        if num_tokens and seconds > 0:
+            rate, known = num_tokens / seconds, self._tokens_per_second
+            self._tokens_per_second = rate if known is None else known + SMOOTHING * (rate - known)
+
+    @property
+    def seconds_waiting(self) -> float:
+        """Estimate of the time that the engine takes to read what waits."""
+        num_tokens = sum(waiting.num_tokens for waiting in self._waiting)
+        return num_tokens / self._tokens_per_second if self._tokens_per_second else 0.0
+
+    async def _wait(self, num_tokens: int, priority: int) -> None:
+        if self._waiting and self.seconds_waiting > self._max_wait:
+            raise self._full("wait", "the prompts that wait take longer to read than anybody may wait")
+        self._arrivals += 1
+        turn = asyncio.get_running_loop().create_future()
+        waiting = Waiting((self._arrivals - HEAD_START * priority, self._arrivals), num_tokens, turn)
+        insort(self._waiting, waiting)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            else:
+                self._let_in()  # its turn had come: the next one's has
+            raise
+
+    def _let_in(self) -> None:
+        """Gives the first ones their turn while there is room. A turn is taken in a later callback of the loop, so the
+        rows that come with it are not counted yet: one turn at a time."""
+        if self._waiting and self._num_rows < self._max_rows:
+            self._waiting.pop(0).turn.set_result(None)
+
+    def _full(self, why: str, message: str) -> ApiError:
+        self.num_rejected[why] += 1
+        seconds = max(1, math.ceil(self.seconds_waiting))
+        return ApiError(
+            429,
+            f"{message}; try again in {seconds} s",
+            code="rate_limit_exceeded",
+            headers={"retry-after": str(seconds), "retry-after-ms": str(1000 * seconds)},
+        )

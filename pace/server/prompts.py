@@ -1,0 +1,110 @@
+"""From what a client wrote to token ids. Runs in workers: tokenizers take their time over long texts."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+from pace.server.errors import ApiError
+from pace.server.jobs import ChatPrompt, Job, TextPrompts
+
+
+class PromptReader:
+    """Reads prompts for one model. Each thread has a copy of the tokenizer, which is not safe to share."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, max_length: int, bytes_per_token: int) -> None:
+        """`max_length` is what prompt and answer may have together; a text of more than `bytes_per_token` for each of
+        these is refused before it is tokenised."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_length = max_length
+        self._most_bytes = bytes_per_token * max_length
+        self._local = threading.local()
+
+    @property
+    def tokenizer(self) -> Any:
+        """This thread's. Raises ApiError where the model has none."""
+        if self._tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer: give prompts as token ids, to /v1/completions")
+        if not hasattr(self._local, "tokenizer"):
+            self._local.tokenizer = copy.deepcopy(self._tokenizer)
+        return self._local.tokenizer
+
+    def read(self, job: Job) -> list[list[int]]:
+        """The token ids of each prompt. Raises ApiError for what cannot be read or is too long."""
+        if isinstance(job.prompt, ChatPrompt):
+            rows, param = [self.encode(self.render(job.prompt), add_special_tokens=False)], "messages"
+        else:
+            rows, param = self._texts(job.prompt), "prompt"
+        if job.truncate_prompt is not None:
+            rows = [row[-job.truncate_prompt :] for row in rows]
+        for row in rows:
+            if not row:
+                raise ApiError(400, f"{param} has no tokens", param=param)
+            if len(row) >= self._max_length:
+                raise self._too_long(len(row), param)
+        return rows
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The text that the model's chat template makes of messages."""
+        tokenizer = self.tokenizer
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise ApiError(
+                400, "this model has no chat template: it was not made for conversations; use /v1/completions"
+            )
+        self._check_bytes(sum(len(message["content"].encode()) for message in prompt.messages), "messages")
+        try:
+            return tokenizer.apply_chat_template(
+                prompt.messages,
+                tokenize=False,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                **prompt.template_kwargs,
+            )
+        except Exception as error:  # the template's own complaint: roles that must alternate, say
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
+
+    def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        self._check_bytes(len(text.encode()), param)
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def bad_words(self, words: list[str]) -> list[list[int]]:
+        """The tokens of each word where it begins a text, and where it follows a space."""
+        runs = [self.encode(start + word, False, "bad_words") for word in words for start in ("", " ")]
+        return [list(run) for run in dict.fromkeys(map(tuple, runs)) if run]
+
+    def _texts(self, prompts: TextPrompts) -> list[list[int]]:
+        rows = []
+        for item in prompts.items:
+            if isinstance(item, str):
+                rows.append(self.encode(item, prompts.add_special_tokens))
+                continue
+            if len(item) >= self._max_length:
+                raise self._too_long(len(item), "prompt")
+            if max(item) >= self._vocab_size:
+                raise ApiError(
+                    400, f"prompt: token ids are 0 to {self._vocab_size - 1}; got {max(item)}", param="prompt"
+                )
+            rows.append(item)
+        return rows
+
+    def _check_bytes(self, num_bytes: int, param: str) -> None:
+        if num_bytes > self._most_bytes:
+            raise ApiError(
+                400,
+                f"{param} has {num_bytes} bytes of text, more than a context of {self._max_length} tokens can hold",
+                param=param,
+                code="context_length_exceeded",
+                n_ctx=self._max_length,
+            )
+
+    def _too_long(self, num_tokens: int, param: str) -> ApiError:
+        return ApiError(
+            400,
+            f"{param} has {num_tokens} tokens, and this model's context holds {self._max_length}, the answer included",
+            param=param,
+            code="context_length_exceeded",
+            n_prompt_tokens=num_tokens,
+            n_ctx=self._max_length,
+        )

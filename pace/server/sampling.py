@@ -1,0 +1,121 @@
+"""From what clients call things to a `SamplingConfig`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.masks import AllowedTokens
+from pace.server.errors import ApiError
+from pace.server.limits import Limits
+
+BAN = -100.0
+"""The `logit_bias` at which OpenAI bans a token."""
+
+INHERITED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size")
+"""What a checkpoint's generation_config.json may say for requests that do not."""
+
+
+class Settings:
+    """Builds the config of one request. Errors name the client's field."""
+
+    def __init__(self, limits: Limits, defaults: SamplingConfig) -> None:
+        """`defaults` are the checkpoint's."""
+        self.limits = limits
+        self.config = SamplingConfig()
+        self._defaults = defaults
+        for name in INHERITED:
+            if name in defaults.explicit_fields:
+                setattr(self.config, name, getattr(defaults, name))
+        if "top_k" not in defaults.explicit_fields:
+            self.config.top_k = 0
+
+    def set(self, name: str, value: Any, param: str | None = None) -> None:
+        """Sets a field of the config; None leaves it as it is. `param` is what the client calls it."""
+        if value is None:
+            return
+        try:
+            self.config.set_field(name, value, param or name)
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, str(error), param=param or name) from None
+
+    def temperature(self, value: float | None) -> None:
+        """0 takes the likeliest token; None is the checkpoint's, or 1."""
+        self.config.do_sample = True
+        if value is not None and 0 <= value < 1e-6:
+            self.config.do_sample = False
+        else:
+            self.set("temperature", value)
+            if self.config.temperature < 1e-6:  # the checkpoint's
+                self.config.do_sample = False
+
+    def top_k(self, value: int | None) -> None:
+        """-1 is vLLM's word for none."""
+        self.set("top_k", 0 if value == -1 else value)
+
+    def seed(self, value: int | None) -> None:
+        """Any 64-bit number, with a sign or without."""
+        if value is not None and not -(2**63) <= value < 2**64:
+            raise ApiError(400, f"seed must be a 64-bit integer, got {value}", param="seed")
+        self.set("seed", None if value is None else value % 2**64)
+
+    def num_choices(self, value: int, param: str = "n") -> None:
+        """`value` continuations; of the likeliest token there is one, which is then answered as often."""
+        if not 1 <= value <= self.limits.n:
+            raise ApiError(400, f"{param} must be from 1 to {self.limits.n}, got {value}", param=param)
+        self.config.num_return_sequences = value if self.config.do_sample else 1
+
+    def stop(self, value: str | list[str] | None, param: str = "stop") -> None:
+        strings = [value] if isinstance(value, str) else list(value or ())
+        most, longest = self.limits.stop_strings, self.limits.stop_characters
+        if len(strings) > most or any(len(string) > longest for string in strings):
+            raise ApiError(
+                400, f"{param} may have {most} strings of {longest} characters, got {len(strings)}", param=param
+            )
+        self.set("stop_strings", list(dict.fromkeys(strings)) or None, param)
+
+    def end_tokens(self, stop_token_ids: list[int] | None, ignore_eos: bool) -> None:
+        """`stop_token_ids` end the text, too; with `ignore_eos` they alone do."""
+        own = [] if ignore_eos else list(self._defaults.eos_token_id or ())
+        self._check_count("stop_token_ids", stop_token_ids)
+        if stop_token_ids:
+            self.set("eos_token_id", [*own, *stop_token_ids], "stop_token_ids")
+        elif ignore_eos:
+            self.config.ignore_eos = True
+
+    def logit_bias(self, value: dict[str, float] | None) -> None:
+        """Keys are token ids as strings; BAN and below bans."""
+        self._check_count("logit_bias", value)
+        biases: dict[int, float] = {}
+        for key, bias in (value or {}).items():
+            if not (key.isascii() and key.isdigit()) or len(key) > 10:
+                raise ApiError(
+                    400, f"logit_bias: keys are token ids, such as \"123\"; got {key[:40]!r}", param="logit_bias"
+                )
+            if not -100 <= bias <= 100:
+                raise ApiError(400, f"logit_bias: biases are from -100 to 100; got {bias:g}", param="logit_bias")
+            biases[int(key)] = -math.inf if bias <= BAN else float(bias)
+        self.set("logit_bias", biases or None)
+
+    def allowed_tokens(self, value: list[int] | None) -> None:
+        self._check_count("allowed_token_ids", value)
+        if value is not None:
+            if not value or min(value) < 0:
+                raise ApiError(
+                    400, "allowed_token_ids must name at least one token id, none below 0", param="allowed_token_ids"
+                )
+            self.config.token_mask = AllowedTokens(value)
+
+    def logprobs(self, value: int | None, param: str, name: str = "logprobs") -> None:
+        """The number of likeliest tokens beside the chosen one; None for no record."""
+        most = self.limits.top_logprobs
+        if value is not None and not 0 <= value <= most:
+            raise ApiError(400, f"{param} must be from 0 to {most}, got {value}", param=param)
+        self.set(name, value, param)
+
+    def _check_count(self, param: str, value: Any) -> None:
+        if value is not None and len(value) > self.limits.token_lists:
+            raise ApiError(
+                400, f"{param} may have {self.limits.token_lists} entries, got {len(value)}", param=param
+            )

@@ -1,0 +1,122 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.llm.configs import SamplingConfig
+from pace.server.errors import ApiError, refused
+from pace.server.jobs import ChatPrompt, Job
+from pace.server.limits import Limits
+from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
+
+CHAT_REFUSED = REFUSED | {
+    "tools": "tools are not served yet",
+    "functions": "tools are not served yet",
+    "audio": "this model writes text only",
+    "prediction": "predicted outputs are not served",
+    "web_search_options": "nothing is fetched",
+    "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
+    "documents": "the template's documents are not served",
+    "echo": "chat has no echo; completions do",
+}
+CHAT_INERT = INERT | {"reasoning_effort", "parallel_tool_calls", "function_call", "include_reasoning"}
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
+                     "return_dict return_tensors padding truncation max_length conversation".split())  # fmt: skip
+"""Names that the template is given by us."""
+
+
+class ChatRequest(GenerationRequest):
+    messages: list[Any]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: Any = None
+    modalities: list[str] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+        """Raises ApiError for what cannot be served."""
+        self._check_forms()
+        settings = self.settings(limits, defaults)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        if self.logprobs:
+            settings.logprobs(self.top_logprobs or 0, "top_logprobs")
+        max_tokens, param = self.max_tokens, "max_tokens"
+        if self.max_completion_tokens is not None:
+            max_tokens, param = self.max_completion_tokens, "max_completion_tokens"
+        if max_tokens is not None and max_tokens < 1:
+            raise ApiError(400, f"{param} must be at least 1, got {max_tokens}", param=param)
+        return self.job(self._prompt(limits), settings, max_tokens)
+
+    def _check_forms(self) -> None:
+        if self.modalities not in (None, ["text"], []):
+            raise refused("modalities", "this model writes text only")
+        kind = (self.response_format or {"type": "text"}).get("type")
+        if kind != "text":
+            raise refused("response_format", "grammars are not served yet; leave it out, or ask for text")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise refused("tool_choice", "tools are not served yet")
+
+    def _prompt(self, limits: Limits) -> ChatPrompt:
+        if not 1 <= len(self.messages) <= limits.messages:
+            raise ApiError(
+                400, f"messages must hold 1 to {limits.messages} messages, got {len(self.messages)}", param="messages"
+            )
+        messages = [_message(item, f"messages[{index}]", limits) for index, item in enumerate(self.messages)]
+        goes_on = bool(self.continue_final_message)
+        if goes_on and self.add_generation_prompt:
+            raise ApiError(
+                400,
+                "continue_final_message goes on with the last message; add_generation_prompt begins another",
+                param="continue_final_message",
+            )
+        if goes_on and messages[-1]["role"] != "assistant":
+            raise ApiError(
+                400, "continue_final_message goes on with a message of the assistant", param="continue_final_message"
+            )
+        begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
+        return ChatPrompt(messages, begins, goes_on, _template_kwargs(self.chat_template_kwargs or {}, limits))
+
+
+def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
+    """A message in the template's terms."""
+    if not isinstance(item, dict):
+        raise ApiError(400, f"{place} must be an object with role and content", param=place)
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise ApiError(400, f"{place}.role must be one of {', '.join(ROLES)}; got {role!r:.60}", param=f"{place}.role")
+    if item.get("tool_calls") or item.get("function_call"):
+        raise refused(f"{place}.tool_calls", "tools are not served yet")
+    if item.get("content") is None and role != "assistant":
+        raise ApiError(400, f"{place}.content is missing", param=f"{place}.content")
+    message = {
+        "role": "system" if role == "developer" else role,
+        "content": joined_text(item.get("content"), f"{place}.content", limits.parts),
+    }
+    for name in ("name", "tool_call_id"):
+        if (value := item.get(name)) is not None:
+            if not isinstance(value, str):
+                raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
+            message[name] = value
+    return message
+
+
+def _template_kwargs(kwargs: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    if len(kwargs) > limits.template_kwargs:
+        raise ApiError(
+            400, f"chat_template_kwargs may have {limits.template_kwargs} entries", param="chat_template_kwargs"
+        )
+    for name, value in kwargs.items():
+        param = f"chat_template_kwargs.{name[:60]}"
+        if name in RESERVED or name.startswith("_"):
+            raise ApiError(400, f"{param}: this name is the server's own", param=param)
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            raise ApiError(400, f"{param} must be a string, a number, true, false or null", param=param)
+    return kwargs

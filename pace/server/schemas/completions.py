@@ -1,0 +1,69 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.llm.configs import SamplingConfig
+from pace.server.errors import ApiError
+from pace.server.jobs import Job, TextPrompts
+from pace.server.limits import Limits
+from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest
+
+COMPLETIONS_REFUSED = REFUSED | {
+    "suffix": "this model was not trained to fill a gap",
+    "response_format": "grammars are not served yet",
+}
+COMPLETIONS_INERT = INERT
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for completions."""
+
+
+class CompletionsRequest(GenerationRequest):
+    prompt: Any
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+        """Raises ApiError for what cannot be served."""
+        settings = self.settings(limits, defaults)
+        settings.logprobs(self.logprobs, "logprobs")
+        if self.echo and self.logprobs is not None:
+            settings.set("prompt_logprobs", self.logprobs)
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens: 0 needs echo, or nothing is answered", param="max_tokens")
+        prompts = TextPrompts(_prompts(self.prompt), self.add_special_tokens is not False)
+        job = self.job(prompts, settings, max_tokens)
+        num_rows = len(prompts.items) * max(job.num_choices, settings.config.num_return_sequences)
+        if num_rows > limits.prompts:
+            raise ApiError(
+                400, f"{len(prompts.items)} prompts times n are {num_rows} texts; {limits.prompts} are the most",
+                param="prompt",
+            )  # fmt: skip
+        job.echo = bool(self.echo)
+        job.wants_prompt |= job.echo
+        return job
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    """A text, texts, token ids, or lists of token ids. Raises ApiError for anything else."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(item, str) for item in prompt):
+            return prompt
+        if all(_is_token(item) for item in prompt):
+            return [prompt]
+        if all(isinstance(item, list) and item and all(map(_is_token, item)) for item in prompt):
+            return prompt
+    raise ApiError(
+        400,
+        "prompt must be a string, a list of strings, a list of token ids, or a list of such lists; none of them empty",
+        param="prompt",
+    )
+
+
+def _is_token(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31

@@ -1,0 +1,173 @@
+"""Fields that chat and completions share, and what they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pace.llm.configs import SamplingConfig
+from pace.server.errors import ApiError
+from pace.server.jobs import ChatPrompt, Job, TextPrompts
+from pace.server.limits import Limits
+from pace.server.sampling import Settings
+from pace.server.schemas.fields import Request
+
+INERT = frozenset(
+    "user metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity store request_id "
+    "spaces_between_special_tokens skip_reading_prefix_cache model".split()
+)
+"""Fields that change nothing here, and that nobody need be told of."""
+
+REFUSED = {
+    "use_beam_search": "beam search is not served; use best_of, or LLMModel.generate with num_beams",
+    "prompt_embeds": "embeddings are no input here",
+    "structured_outputs": "grammars are not served yet",
+    "guided_json": "grammars are not served yet",
+    "guided_regex": "grammars are not served yet",
+    "guided_choice": "grammars are not served yet",
+    "guided_grammar": "grammars are not served yet",
+    "grammar": "grammars are not served yet",
+    "json_schema": "grammars are not served yet",
+    "logits_processors": "code of a client is not run",
+    "lora_request": "adapters are not served",
+}
+"""Fields of other servers that this one knows and does not have, and why."""
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+    """A last chunk with the usage."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far on every chunk."""
+    include_obfuscation: bool | None = None
+    """Accepted: there is none."""
+
+
+class GenerationRequest(Request):
+    """OpenAI's fields, then those of vLLM and llama.cpp that the same clients send."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    best_of: int | None = None
+
+    def settings(self, limits: Limits, defaults: SamplingConfig) -> Settings:
+        """How tokens are picked, and when a choice ends. Raises ApiError."""
+        settings = Settings(limits, defaults)
+        settings.temperature(self.temperature)
+        settings.top_k(self.top_k)
+        for name in ("top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size"):
+            settings.set(name, getattr(self, name))
+        for name in ("frequency_penalty", "presence_penalty"):
+            settings.set(name, getattr(self, name))
+        settings.set("min_new_tokens", self.min_tokens, "min_tokens")
+        settings.seed(self.seed)
+        settings.stop(self.stop)
+        settings.end_tokens(self.stop_token_ids, bool(self.ignore_eos))
+        settings.logit_bias(self.logit_bias)
+        settings.allowed_tokens(self.allowed_token_ids)
+        settings.logprobs(self.prompt_logprobs, "prompt_logprobs", "prompt_logprobs")
+        return settings
+
+    def job(self, prompt: ChatPrompt | TextPrompts, settings: Settings, max_tokens: int | None) -> Job:
+        """The job of these fields. Raises ApiError."""
+        n = 1 if self.n is None else self.n
+        num_computed = n if self.best_of is None else self.best_of
+        settings.num_choices(n)
+        if self.best_of is not None:
+            settings.num_choices(num_computed, "best_of")
+            if num_computed < n:
+                raise ApiError(400, f"best_of={num_computed} is less than n={n}", param="best_of")
+            if self.stream and num_computed > n:
+                raise ApiError(400, "best_of cannot be streamed: the best are known at the end", param="best_of")
+            if num_computed > n and settings.config.logprobs is None:
+                settings.set("logprobs", 0)
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
+        _check_range("max_tokens", max_tokens, 0, 2**31)
+        _check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
+        _check_range("priority", self.priority, -(2**31), 2**31)
+        salt, most = self.cache_salt, settings.limits.name_characters
+        if salt is not None and not 1 <= len(salt) <= most:
+            raise ApiError(400, f"cache_salt must have 1 to {most} characters", param="cache_salt")
+        bad_words = self.bad_words or []
+        if len(bad_words) > settings.limits.token_lists or not all(bad_words):
+            raise ApiError(
+                400, f"bad_words may have {settings.limits.token_lists} words, none empty", param="bad_words"
+            )
+        return Job(
+            prompt,
+            settings.config,
+            max_tokens,
+            num_choices=n,
+            stream=bool(self.stream),
+            truncate_prompt=self.truncate_prompt_tokens,
+            priority=self.priority or 0,
+            cache_salt=salt,
+            bad_words=bad_words,
+            wants_prompt=bool(self.return_token_ids) or self.prompt_logprobs is not None,
+            wants_tokens=settings.config.logprobs is not None or bool(self.return_token_ids),
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+        )
+
+
+def _check_range(param: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value < most:
+        raise ApiError(400, f"{param} must be an integer from {least} to {most - 1}, got {value}", param=param)
+
+
+def joined_text(content: Any, param: str, most_parts: int) -> str:
+    """The text of a message's content: a string, or parts of type text, joined. Raises ApiError for other parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or len(content) > most_parts:
+        raise ApiError(400, f"{param} must be a string or at most {most_parts} parts of text", param=param)
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+            raise ApiError(
+                400,
+                f"{param}[{index}]: this model reads text only, and takes parts of the form "
+                f'{{"type": "text", "text": ...}}; nothing is fetched',
+                param=f"{param}[{index}]",
+            )
+        texts.append(part["text"])
+    return "".join(texts)
