@@ -16,7 +16,8 @@ from pace.llm.sequence import Sequence
 from pace.server.errors import ApiError
 from pace.server.jobs import Job
 from pace.server.rows import Row, Wakeups
-from pace.server.token_texts import TokenPiece, TokenTexts
+from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:

@@ -16,7 +16,7 @@ from pace.server import http
 from pace.server.answers import Answer
 from pace.server.body import read_json
 from pace.server.errors import ApiError
-from pace.server.jobs import Job
+from pace.server.metrics import CONTENT_TYPE
 from pace.server.schemas import chat, completions
 from pace.server.schemas.fields import Request as Schema
 from pace.server.schemas.fields import parse
@@ -27,6 +27,8 @@ from pace.server.wire.form import WireForm
 from pace.server.wire.openai import Envelope
 
 logger = logging.getLogger("pace")
+
+LOOK = ["GET", "HEAD"]
 
 
 @dataclass(frozen=True)
@@ -110,26 +112,26 @@ class Generation(Response):
 
         async def tracked(message: dict[str, Any]) -> None:
             nonlocal has_begun
+            if not has_begun:
+                self._service.metrics.answered(self._kind.paths[0], message["status"])
             has_begun = True
             await send(message)
 
         try:
             await self._answer(scope, receive, tracked, client)
         except http.ClientGone:
-            pass
+            self._service.metrics.client_gone()
         except Exception as error:
             known = error if isinstance(error, ApiError) else _internal(scope, error)
-            if has_begun:
+            if has_begun:  # the status line is out: only the end of the connection can tell
                 raise
-            await http.send_error(send, known, self._kind.is_anthropic)
+            await http.send_error(tracked, known, self._kind.is_anthropic)
 
     async def _answer(self, scope: http.Scope, receive: http.Receive, send: http.Send, client: dict[str, Any]) -> None:
         service, kind = self._service, self._kind
         body = await http.read_body(scope, receive, service.limits.body_bytes)
         async with http.cancelled_when_gone(receive):
-            request, ignored = parse(
-                kind.schema, read_json(body, service.limits.json_depth), kind.refused, kind.inert
-            )
+            request, ignored = parse(kind.schema, read_json(body, service.limits.json_depth), kind.refused, kind.inert)
             if ignored and service.options.strict:
                 raise ApiError(400, f"{ignored[0][:60]}: no field of this name is known", param=ignored[0][:60])
             headers = {"x-pace-ignored": ", ".join(map(_printable, ignored[:20]))} if ignored else {}
@@ -141,21 +143,23 @@ class Generation(Response):
                 form = kind.form(request, envelope, service.tokenizer)
                 if job.stream:
                     first = await _first(answer)
-                    await http.send_events(send, _events(form, answer, first), headers)
+                    await http.send_events(send, _events(form, answer, first, scope), headers)
                 else:
                     choices = await answer.whole()
                     await http.send_json(send, form.whole(choices, answer.usage), headers=headers)
 
 
-async def _events(form: WireForm, answer: Answer, pieces: AsyncIterator[list[Any]]) -> AsyncIterator[bytes]:
+async def _events(
+    form: WireForm, answer: Answer, pieces: AsyncIterator[list[Any]], scope: http.Scope
+) -> AsyncIterator[bytes]:
     """The events of a stream. What goes wrong is one of them."""
     yield form.begin(answer.usage)
     try:
         async for news in pieces:
             usage = answer.usage
             yield b"".join(form.piece(piece, usage) for piece in news) or http.KEEP_ALIVE
-    except ApiError as error:
-        yield form.error(error)
+    except Exception as error:
+        yield form.error(error if isinstance(error, ApiError) else _internal(scope, error))
         return
     yield form.end(answer.usage)
 
@@ -192,31 +196,35 @@ def _add_kind(app: FastAPI, service: Service, kind: Kind) -> None:
 def _add_information(app: FastAPI, service: Service) -> None:
     """What there is to know of the server, without any work of the engine's."""
 
-    @app.get("/health")
+    @app.api_route("/health", methods=LOOK)
     async def health() -> Response:
-        if service.status == "failed":
-            return Reply(ApiError(503, "the model could not be loaded"))
+        if (why := service.why_unwell) is not None:
+            return Reply(ApiError(503, why))
         return Reply({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=LOOK)
     async def ready() -> Response:
-        service._open  # noqa: B018  raises what is to be said
+        service.check_ready()
         return Reply({"status": "ready"})
 
-    @app.get("/v1/models")
-    @app.get("/models", include_in_schema=False)
+    @app.api_route("/v1/models", methods=LOOK)
+    @app.api_route("/models", methods=LOOK, include_in_schema=False)
     async def models() -> Response:
         return Reply({"object": "list", "data": [_model(service, name) for name in service.options.names]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=LOOK)
     async def model(name: str) -> Response:
         return Reply(_model(service, service.check_model(name)))
 
-    @app.get("/limits")
+    @app.api_route("/limits", methods=LOOK)
     async def limits() -> Response:
         return Reply(service.limits.shown())
 
-    @app.get("/version")
+    @app.api_route("/metrics", methods=LOOK)
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    @app.api_route("/version", methods=LOOK)
     async def version() -> Response:
         return Reply({"version": __version__})
 
@@ -246,5 +254,3 @@ def _internal(scope: http.Scope, error: Exception) -> ApiError:
     request_id = (scope.get("pace") or {}).get("request_id", "")
     logger.error("request %s failed: %r", request_id, error, exc_info=error)
     return ApiError(500, "the server failed at this request", headers={"x-should-retry": "false"})
-
-

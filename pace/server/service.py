@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pace import __version__, _C
 from pace.llm import loading
 from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
@@ -19,12 +18,16 @@ from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
 from pace.server.errors import ApiError
+from pace.server.fingerprint import fingerprint
 from pace.server.jobs import Job
+from pace.server.metrics import Metrics
 from pace.server.prompts import PromptReader
 from pace.server.rows import Wakeups
 
 logger = logging.getLogger("pace")
 
+STALL_SECONDS = 60.0
+"""A step of this length is no step any more: the machine sleeps, or something hangs."""
 WORKERS = 2
 """Threads that render templates and tokenise."""
 
@@ -45,6 +48,7 @@ class Service:
         self.reader: PromptReader | None = None
         self.admission: Admission | None = None
         self.fingerprint = ""
+        self.metrics = Metrics(options.metrics_prefix, self)
         self._wakeups: Wakeups | None = None
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="pace-prompts")
         self._answers: set[Answer] = set()
@@ -66,8 +70,8 @@ class Service:
         self.reader = PromptReader(
             generator.tokenizer, engine.model.vocab_size, engine.max_length, self.limits.bytes_per_token
         )
-        self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step)
-        self.fingerprint = _fingerprint(self.options, generator)
+        self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
+        self.fingerprint = fingerprint(self.options.load)
         self.generator = generator
         self.status = "ready"
 
@@ -89,6 +93,21 @@ class Service:
         if self.generator is not None:
             self.generator.driver.close()
             self.generator = None
+
+    @property
+    def why_unwell(self) -> str | None:
+        """Why nothing can be answered any more, or has not been for long; None where all is well."""
+        if self.status == "failed":
+            return "the model could not be loaded"
+        if self.generator is None:
+            return None
+        try:
+            self.generator.engine
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+        since = self.generator.driver.stepping_since
+        seconds = 0.0 if since is None else time.perf_counter() - since
+        return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
 
     # -- about the model -----------------------------------------------------------------------------------------------
 
@@ -124,14 +143,16 @@ class Service:
             )
         return name
 
+    def check_ready(self) -> None:
+        """Raises ApiError 503 before the model is loaded, and while the server ends."""
+        self._open  # noqa: B018
+
     @property
     def _open(self) -> Generator:
         """Raises ApiError 503 before the model is loaded, and while the server ends."""
         if self.status != "ready" or self.generator is None:
             why = {"loading": "the model is loading", "draining": "the server is shutting down"}
-            raise ApiError(
-                503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"}
-            )
+            raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
         return self.generator
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -158,6 +179,7 @@ class Service:
                     self._answers.discard(answer)
                     answer.cancel()
                     self._measure(samples)
+                    self.metrics.ended(samples)
 
     async def work(self, function: Any, *arguments: Any) -> Any:
         """What `function` returns, run by a worker."""
@@ -198,11 +220,3 @@ def _joined_salt(of_key: str | None, of_request: str | None) -> str | None:
     if of_request is None:
         return of_key
     return hashlib.sha256(f"{of_key or ''}/{of_request}".encode()).hexdigest()
-
-
-def _fingerprint(options: Any, generator: Generator) -> str:
-    """What the bits of an answer depend on besides the request: version, weights, how they are held, instructions."""
-    load = options.load
-    parts = (__version__, load.model_name_or_path, load.revision, load.dtype, load.quantization, load.kv_cache_dtype,
-             load.backend, _C.isa())  # fmt: skip
-    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -118,9 +118,7 @@ class TextPieces:
     Text that may turn out to be the start of a stop string is held back until it is known.
     """
 
-    def __init__(
-        self, tokenizer: Any, stop_strings: list[str] | None = None, skip_special_tokens: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Any, stop_strings: list[str] | None = None, skip_special_tokens: bool = True) -> None:
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens)
         self.stop_strings = stop_strings or []
         self._held = ""
