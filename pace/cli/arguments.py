@@ -154,8 +154,14 @@ def load_model(arguments: argparse.Namespace, **other: Any):
     `other` says."""
     from pace.llm import LLMModel
 
+    return LLMModel(**load_arguments(arguments, **other))
+
+
+def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:
+    """What `load_model` gives to `LLMModel`, which are fields of `LoadOptions`."""
     given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
-    return LLMModel(given["model"], **{name: given[name] for name in (*MODEL_OPTIONS, "spec_config") if name in given})
+    names = (*MODEL_OPTIONS, "spec_config")
+    return {"model_name_or_path": given["model"], **{name: given[name] for name in names if name in given}}
 
 
 def _spec_config(arguments: argparse.Namespace):
