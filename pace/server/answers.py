@@ -11,12 +11,12 @@ from typing import Any
 
 from pace.llm.clients.streamer import NoPieces
 from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
+from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.sequence import Sequence
 from pace.server.errors import ApiError
 from pace.server.jobs import Job
 from pace.server.rows import Row, Wakeups
-from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
 
 
 @dataclass(frozen=True, slots=True)

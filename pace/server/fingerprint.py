@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pace import __version__, _C
+from pace import _C, __version__
 from pace.llm.loading import LoadOptions
 from pace.llm.models.hf_utils import find_checkpoint
 

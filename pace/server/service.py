@@ -102,7 +102,7 @@ class Service:
         if self.generator is None:
             return None
         try:
-            self.generator.engine
+            _ = self.generator.engine
         except (RuntimeError, ValueError) as error:
             return str(error)
         since = self.generator.driver.stepping_since
@@ -145,7 +145,7 @@ class Service:
 
     def check_ready(self) -> None:
         """Raises ApiError 503 before the model is loaded, and while the server ends."""
-        self._open  # noqa: B018
+        _ = self._open
 
     @property
     def _open(self) -> Generator:

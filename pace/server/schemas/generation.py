@@ -10,8 +10,8 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
-from pace.server.schemas.sampling import Settings
 from pace.server.schemas.fields import Request
+from pace.server.schemas.sampling import Settings
 
 INERT = frozenset(
     "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "

@@ -7,9 +7,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from pace.llm.decoding.token_bytes import TokenBytes
 from pace.server.answers import Usage
 from pace.server.schemas.generation import GenerationRequest
-from pace.llm.decoding.token_bytes import TokenBytes
 
 LEAST_LOGPROB = -9999.0
 """What JSON says of -inf, which it cannot write."""

@@ -9,9 +9,9 @@ import pytest
 from pace.assets import TINY
 from pace.llm.clients.streamer import NoPieces
 from pace.llm.decoding.detokenizer import TextPieces
-from pace.llm.models.hf_utils import load_tokenizer
 from pace.llm.decoding.token_bytes import TokenBytes
 from pace.llm.decoding.token_texts import TokenTexts
+from pace.llm.models.hf_utils import load_tokenizer
 
 TEXTS = ["Hello, world!", "naïve café – 東京 👩‍👩‍👧 end", "a\n\n  b\tc", "x" * 40, "👍👍👍", "É"]
 
