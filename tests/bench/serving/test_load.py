@@ -31,6 +31,19 @@ def measure(load: Load, answer, timeout: float = 10.0, **options):
     return server, result, metrics.summary(result, load, "m", list(metrics.METRICS), [50.0, 99.0], **options)
 
 
+class Near:
+    """Equal to a time and to what is somewhat later: timers wait at least as long as they are told to."""
+
+    def __init__(self, expected: float) -> None:
+        self.least, self.most = 0.95 * expected, 1.5 * expected
+
+    def __eq__(self, found: object) -> bool:
+        return isinstance(found, float) and self.least <= found <= self.most
+
+    def __repr__(self) -> str:
+        return f"{self.least:g} to {self.most:g}"
+
+
 # -- what is sent ------------------------------------------------------------------------------------------------------
 
 
@@ -100,10 +113,10 @@ def test_times_are_those_of_the_server():
     _, _, numbers = measure(load, lambda index, body: stream(5, first=0.1, gap=0.04))
     assert numbers["completed"] == 6 and numbers["failed"] == 0
     assert numbers["total_input_tokens"] == 42 and numbers["total_output_tokens"] == 30
-    assert numbers["median_ttft_ms"] == pytest.approx(100, abs=25)
-    assert numbers["median_itl_ms"] == pytest.approx(40, abs=12)
-    assert numbers["mean_tpot_ms"] == pytest.approx(40, abs=12)
-    assert numbers["median_e2el_ms"] == pytest.approx(260, abs=50)
+    assert numbers["median_ttft_ms"] == Near(100)
+    assert numbers["median_itl_ms"] == Near(40)
+    assert numbers["mean_tpot_ms"] == Near(40)
+    assert numbers["median_e2el_ms"] == Near(260)
     duration = numbers["duration"]
     assert numbers["output_throughput"] == pytest.approx(30 / duration)
     assert numbers["total_token_throughput"] == pytest.approx(72 / duration)
@@ -120,24 +133,24 @@ def test_tokens_are_the_servers_count_and_not_the_pieces_of_text():
     load = Load(num_prompts=1, endpoint="/v1/chat/completions")
     _, result, numbers = measure(load, answer)
     assert numbers["total_output_tokens"] == 10 and len(result.records[0].arrivals) == 2
-    assert numbers["mean_ttft_ms"] == pytest.approx(100, abs=25)  # a role alone is no text
-    assert numbers["mean_tpot_ms"] == pytest.approx(10, abs=3)
-    assert numbers["mean_e2el_ms"] == pytest.approx(190, abs=40)  # the last text, not the end of the stream
+    assert numbers["mean_ttft_ms"] == Near(100)  # a role alone is no text
+    assert numbers["mean_tpot_ms"] == Near(10)
+    assert numbers["mean_e2el_ms"] == Near(190)  # the last text, not the end of the stream
 
 
 def test_an_open_loop_counts_from_when_a_request_was_due():
     """Three requests at once, of which the client sends one after the other: each waits for those before it."""
     load = Load(num_prompts=3, request_rate=1000.0, max_concurrency=1)
     _, result, numbers = measure(load, lambda index, body: stream(1, first=0.1, gap=0))
-    assert [record.ttft for record in result.records] == [pytest.approx(0.1 * i, abs=0.03) for i in (1, 2, 3)]
+    assert [record.ttft for record in result.records] == [Near(0.1 * i) for i in (1, 2, 3)]
     assert numbers["max_concurrent_requests"] == 1
 
 
 def test_a_closed_loop_counts_from_when_a_request_was_sent():
     load = Load(num_prompts=6, max_concurrency=2)
     server, result, numbers = measure(load, lambda index, body: stream(1, first=0.1, gap=0))
-    assert [record.ttft for record in result.records] == [pytest.approx(0.1, abs=0.03)] * 6
-    assert numbers["duration"] == pytest.approx(0.3, abs=0.06) and numbers["max_concurrent_requests"] == 2
+    assert [record.ttft for record in result.records] == [Near(0.1)] * 6
+    assert numbers["duration"] == Near(0.3) and numbers["max_concurrent_requests"] == 2
     assert server.num_connections == 2  # used again
 
 
@@ -204,7 +217,7 @@ def test_failures_are_counted_by_kind_and_kept_out_of_the_numbers():
     _, result, numbers = measure(load, answer, timeout=1.0)
     assert numbers["failures"] == dict.fromkeys(kinds, 1) | {"malformed": 1 + len(bad)}
     assert numbers["completed"] == 1 and numbers["failed"] == len(load.arrivals()) - 1
-    assert numbers["total_output_tokens"] == 2 and numbers["mean_ttft_ms"] == pytest.approx(100, abs=25)
+    assert numbers["total_output_tokens"] == 2 and numbers["mean_ttft_ms"] == Near(100)
     messages = metrics.details(result)["errors"]
     assert "too many" in messages and "the model fell" in messages and messages.count("") == 1
 
