@@ -62,6 +62,8 @@ class Record:
         self.sent = due
         self.arrivals: list[float] = []
         """When each piece of text came; pieces that came together have one time."""
+        self.last = due
+        """When the last event of a choice came: with text, or with why it ended."""
         self.ended = due
         self.input_tokens = 0
         self.output_tokens = 0
@@ -82,11 +84,9 @@ class Record:
             if event == b"[DONE]":
                 continue
             try:
-                has_text = self._take(_read_json(event.decode()))
+                self._take(_read_json(event.decode()), now)
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise RequestFailed("malformed", f"no event of OpenAI's form: {event[:80]!r}") from None
-            if has_text:
-                self.arrivals.append(now)
 
     def finish(self, status: int) -> None:
         """Says that the answer is complete. Raises RequestFailed where it is none."""
@@ -100,21 +100,24 @@ class Record:
                 "stream_options.include_usage",
             )
         if not self.arrivals:  # an answer without text: its end is all there is to see
-            self.arrivals.append(self.ended)
+            self.arrivals.append(self.last)
 
     def fail(self, error: Exception) -> None:
         self.ended = time.perf_counter()
         self.failure = Failure.of(error)
 
-    def _take(self, event: dict[str, Any]) -> bool:
-        """Whether the event has text. Its usage is that of the answer so far: the last one holds."""
+    def _take(self, event: dict[str, Any], now: float) -> None:
+        """Notes what an event has. Its usage is that of the answer so far: the last one holds."""
         if event.get("error"):
             raise RequestFailed("error event", _message_of(event["error"]))
         usage = event.get("usage")
         if usage:
             self._has_usage = True
             self.input_tokens, self.output_tokens = usage["prompt_tokens"], usage.get("completion_tokens", 0)
-        return any(_has_text(choice) for choice in event.get("choices") or ())
+        if choices := event.get("choices"):
+            self.last = now
+            if any(_has_text(choice) for choice in choices):
+                self.arrivals.append(now)
 
     # -- afterwards -------------------------------------------------------------------------------------------------
 
@@ -129,8 +132,8 @@ class Record:
 
     @property
     def e2el(self) -> float:
-        """End-to-end latency: until the last text, since the request was due."""
-        return self.arrivals[-1] - self.due
+        """End-to-end latency: until the answer's end, since the request was due."""
+        return self.last - self.due
 
     @property
     def tpot(self) -> float:

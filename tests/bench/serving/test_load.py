@@ -128,14 +128,16 @@ def test_tokens_are_the_servers_count_and_not_the_pieces_of_text():
         yield 0, HEAD + chunk(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}))
         yield 0.1, chunk(event({"choices": [{"index": 0, "delta": {"content": "four tokens"}}], "usage": None}))
         yield 0.09, chunk(event({"choices": [{"index": 0, "delta": {"content": "six more"}}]}))
-        yield 0.2, chunk(usage(3, 10)) + END
+        yield 0.2, chunk(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}))
+        yield 0.4, chunk(usage(3, 10)) + END
 
     load = Load(num_prompts=1, endpoint="/v1/chat/completions")
     _, result, numbers = measure(load, answer)
     assert numbers["total_output_tokens"] == 10 and len(result.records[0].arrivals) == 2
     assert numbers["mean_ttft_ms"] == Near(100)  # a role alone is no text
-    assert numbers["mean_tpot_ms"] == Near(10)
-    assert numbers["mean_e2el_ms"] == Near(190)  # the last text, not the end of the stream
+    assert numbers["mean_itl_ms"] == Near(90)
+    assert numbers["mean_tpot_ms"] == Near(290 / 9)  # its last tokens had no text
+    assert numbers["mean_e2el_ms"] == Near(390)  # the end of the answer, not of the stream
 
 
 def test_an_open_loop_counts_from_when_a_request_was_due():
@@ -178,7 +180,8 @@ def test_distributions():
     load, records = Load(num_prompts=4), []
     for end in (1.0, 2.0, 3.0, 4.0):
         record = Record(10.0)
-        record.arrivals, record.output_tokens, record.ended = [10.5, 10.0 + end], 6, 10.0 + end
+        record.arrivals, record.output_tokens = [10.5, 10.0 + end], 6
+        record.last = record.ended = 10.0 + end
         records.append(record)
     records[0].output_tokens = 1  # has no time between tokens
     result = metrics.Run(records, 10.0, 4.0, 0.0)
