@@ -42,6 +42,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint, or a .gguf file (default: the small model that comes with pace)",
     )
     add_loading_arguments(group)
+    add_draft_arguments(group)
+
+
+def add_draft_arguments(group: argparse._ActionsContainer) -> None:
+    """What drafts for a model."""
     drafts = group.add_mutually_exclusive_group()
     drafts.add_argument(
         "--draft",

@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pace import env
 from pace.bench.serving.metrics import GOALS, METRICS, details, summary
 from pace.bench.serving.workload import ENDPOINTS, Load
 from pace.cli.arguments import count
@@ -106,7 +106,7 @@ async def _measure(address: Any, load: Load, model: str | None, num_warmups: int
     from pace.bench.serving import run as serving
     from pace.bench.serving.http import Client
 
-    client = Client(address, os.environ.get("OPENAI_API_KEY"))
+    client = Client(address, env.value("OPENAI_API_KEY"))
     try:
         model = model or await serving.find_model(client)
         bodies = load.bodies(model, num_warmups)

@@ -99,6 +99,8 @@ class Record:
                 "the stream ended without a count of its tokens: it was cut off, or the server does not know "
                 "stream_options.include_usage",
             )
+        if self.last == self.due:
+            raise RequestFailed("malformed", "the stream has no choice, only a count of tokens")
         if not self.arrivals:  # an answer without text: its end is all there is to see
             self.arrivals.append(self.last)
 

@@ -207,7 +207,7 @@ FAILING = {
 
 def test_failures_are_counted_by_kind_and_kept_out_of_the_numbers():
     kinds = list(FAILING)
-    bad = [{"usage": 5}, {"choices": [3]}, []]
+    bad = [{"usage": 5}, {"choices": [3]}, [], {"choices": [], "usage": {"prompt_tokens": 1}}]
 
     def answer(index, body):
         if index < len(kinds):
