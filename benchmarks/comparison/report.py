@@ -13,10 +13,11 @@ from benchmarks.comparison.runtimes.base import GGUF_FILES
 BEGIN = "<!-- made by benchmarks/compare.py --render; what is between the markers is written anew each time -->"
 END = "<!-- end of what benchmarks/compare.py makes -->"
 TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.2, "int8": 0.3, "int4": 0.6}
-TOLERANCES |= dict.fromkeys(GGUF_FILES, 0.2)  # beside llama.cpp's of the same file
+TOLERANCES |= dict.fromkeys(GGUF_FILES, 0.5)  # beside llama.cpp's of the same file
 """Relative error of the logits up to which a runtime is believed to run the same model: one with a wrong rotation or
 order of heads is beyond 1. An approximation of the rotary scaling (CTranslate2: 0.008 in fp32) and the rounding of
-weights are within."""
+weights are within; of a file, that two runtimes round the inputs of its products differently: random weights make 0.33
+of it in 16 layers, where both are as far from fp32."""
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -47,7 +48,7 @@ def render(page: str, every: list[Results], pictures: dict[str, list[str]]) -> s
 def disagreements(results: Results) -> list[str]:
     """Subjects whose logits are not those of the same model."""
     return [
-        f"{s.shape}, {s.label}: logits are {s.error:.2g} standard deviations from fp32"
+        f"{s.shape}, {s.label}: logits are {s.error:.2g} standard deviations off"
         for s in results.subjects
         if s.error is not None and not s.error <= TOLERANCES[s.dtype]
     ]

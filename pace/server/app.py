@@ -210,7 +210,7 @@ def _add_information(app: FastAPI, service: Service) -> None:
     @app.api_route("/v1/models", methods=LOOK)
     @app.api_route("/models", methods=LOOK, include_in_schema=False)
     async def models() -> Response:
-        return Reply({"object": "list", "data": [_model(service, name) for name in service.options.names]})
+        return Reply({"object": "list", "data": [_model(service, name) for name in service.options.model_names]})
 
     @app.api_route("/v1/models/{name:path}", methods=LOOK)
     async def model(name: str) -> Response:

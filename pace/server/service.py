@@ -113,7 +113,7 @@ class Service:
 
     @property
     def model_name(self) -> str:
-        return self.options.names[0]
+        return self.options.model_names[0]
 
     @property
     def defaults(self) -> SamplingConfig:
@@ -134,10 +134,10 @@ class Service:
             return self.model_name
         if len(name) > self.limits.name_characters:
             raise ApiError(400, f"model: a name has at most {self.limits.name_characters} characters", param="model")
-        if name not in self.options.names:
+        if name not in self.options.model_names and not self.options.any_model_name:
             raise ApiError(
                 404,
-                f"the model {name!r} is not served here; there is {', '.join(self.options.names)}",
+                f"the model {name!r} is not served here; there is {', '.join(self.options.model_names)}",
                 param="model",
                 code="model_not_found",
             )

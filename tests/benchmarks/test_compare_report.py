@@ -184,7 +184,7 @@ def test_what_failed_half_way_keeps_its_runs(results):
 
 def test_another_model_is_told(results):
     results.subjects[1].error = 1.4
-    assert report.disagreements(results) == [f"{SHAPE}, llama.cpp bf16: logits are 1.4 standard deviations from fp32"]
+    assert report.disagreements(results) == [f"{SHAPE}, llama.cpp bf16: logits are 1.4 standard deviations off"]
     assert "NOT THE SAME MODEL" in report.text(results)
     results.subjects[1].error = float("nan")
     assert report.disagreements(results)

@@ -48,7 +48,7 @@ class Serving:
         """`options` are those of `ServeOptions`; limits by their own names."""
         names = Limits.names()
         limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
-        known = {"strict": False, "allow_priority": False, "names": ["tiny", "alias"], "metrics_prefix": "pace"}
+        known = {"strict": False, "allow_priority": False, "model_names": ("tiny", "alias"), "any_model_name": False, "metrics_prefix": "pace"}
         load = LoadOptions(str(TINY), progress=False)
         self.options = SimpleNamespace(**(known | options), limits=limits, load=load)
         self.generator = generator or shared_generator()

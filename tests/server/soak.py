@@ -1,0 +1,214 @@
+"""Honest clients beside faulty ones, at random, for as long as wanted: no honest text may ever be wrong.
+
+    python -m tests.server.soak --seconds 3600 [--honest 64] [--seed 1]
+
+The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pace.memory import resident_bytes
+from tests.server.serving import Serving, make_generator, request_bytes, text_of
+
+PROMPTS = [
+    "What is the capital of France?",
+    "Tell me a story about a fox.",
+    "Count from one to ten.",
+    "What is 17 plus 25?",
+    "Say hello twice.",
+]
+STYLES: list[dict[str, Any]] = [
+    {"temperature": 0, "max_tokens": 40},
+    {"temperature": 1.2, "seed": 7, "max_tokens": 40},
+    {"temperature": 0, "max_tokens": 60, "stop": ["."]},
+    {"temperature": 0.8, "seed": 3, "top_p": 0.8, "max_tokens": 25},
+]
+
+
+class Soak:
+    """One server, many clients."""
+
+    def __init__(self, serving: Serving, seed: int) -> None:
+        self.serving = serving
+        self.random = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[tuple[Any, str, str]] = []
+        self.references: dict[tuple[int, int], str] = {}
+
+    async def run(self, seconds: float, num_honest: int, num_faulty: int) -> None:
+        for prompt in range(len(PROMPTS)):
+            for style in range(len(STYLES)):
+                self.references[prompt, style] = await self._text(prompt, style, False)
+        deadline = time.monotonic() + seconds
+        honest = [self._repeat(self._honest, deadline) for _ in range(num_honest)]
+        await asyncio.gather(*honest, *(self._repeat(self._faulty, deadline) for _ in range(num_faulty)))
+
+    async def _repeat(self, action: Callable[[], Awaitable[None]], deadline: float) -> None:
+        while time.monotonic() < deadline:
+            await action()
+
+    async def _honest(self) -> None:
+        prompt, style = self.random.randrange(len(PROMPTS)), self.random.randrange(len(STYLES))
+        text = await self._text(prompt, style, self.random.random() < 0.7)
+        self.counts["honest"] += 1
+        if text != self.references[prompt, style]:
+            self.wrong.append(((prompt, style), text, self.references[prompt, style]))
+
+    async def _text(self, prompt: int, style: int, stream: bool) -> str:
+        body = {"messages": [{"role": "user", "content": PROMPTS[prompt]}], "stream": stream, **STYLES[style]}
+        while True:
+            status, data = await self._ask(request_bytes("/v1/chat/completions", body))
+            if status != 429:
+                break
+            self.counts["turned away"] += 1
+            await asyncio.sleep(0.2)
+        if status != 200:
+            return f"status {status}: {data[:200]!r}"
+        if not stream:
+            return json.loads(data)["choices"][0]["message"]["content"]
+        lines = [line[6:] for line in data.decode().split("\n") if line.startswith("data: ")]
+        return text_of([line if line == "[DONE]" else json.loads(line) for line in lines])
+
+    async def _ask(self, request: bytes) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.serving.port)
+        try:
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = b""
+            if b"transfer-encoding: chunked" in head.lower():
+                while size := int(await reader.readuntil(b"\r\n"), 16):
+                    body += await reader.readexactly(size)
+                    await reader.readexactly(2)
+            else:
+                body = await reader.read()
+            return int(head.split()[1]), body
+        finally:
+            writer.close()
+
+    async def _faulty(self) -> None:
+        fault = self.random.choice(FAULTS)
+        self.counts[fault.__name__] += 1
+        try:
+            await asyncio.wait_for(fault(self), 30)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+
+    # -- what goes wrong -----------------------------------------------------------------------------------------------
+
+    async def _open(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.serving.port)
+        writer.write(data)
+        return reader, writer
+
+    def _endless(self, **fields: Any) -> bytes:
+        body = {"messages": [{"role": "user", "content": self.random.choice(PROMPTS)}], "ignore_eos": True, **fields}
+        return request_bytes("/v1/chat/completions", body)
+
+    async def drop_at_once(self) -> None:
+        _, writer = await self._open(b"")
+        writer.close()
+
+    async def leave_while_it_works(self) -> None:
+        _, writer = await self._open(self._endless(stream=self.random.random() < 0.5, n=self.random.choice([1, 2, 8])))
+        await asyncio.sleep(self.random.random() * 0.3)
+        writer.transport.abort() if self.random.random() < 0.5 else writer.close()
+
+    async def read_a_little_and_leave(self) -> None:
+        reader, writer = await self._open(self._endless(stream=True))
+        await reader.read(self.random.randrange(1, 2000))
+        writer.close()
+
+    async def send_half_a_body(self) -> None:
+        data = self._endless()
+        _, writer = await self._open(data[: self.random.randrange(1, len(data))])
+        await asyncio.sleep(self.random.random() * 0.1)
+        writer.close()
+
+    async def send_noise(self) -> None:
+        reader, writer = await self._open(self.random.randbytes(self.random.randrange(1, 300)) + b"\r\n\r\n")
+        writer.write_eof()
+        await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+    async def ask_nonsense(self) -> None:
+        bodies: list[Any] = [
+            b"{",
+            b"[]",
+            {"messages": []},
+            {"messages": [{"role": "user", "content": "x"}], "n": 10**9},
+        ]
+        status, _ = await self._ask(request_bytes("/v1/chat/completions", self.random.choice(bodies)))
+        assert status == 400
+
+    async def ask_too_much(self) -> None:
+        status, _ = await self._ask(request_bytes("/v1/completions", {"prompt": [5] * 5000}))
+        assert status == 400
+
+    async def read_slowly(self) -> None:
+        reader, writer = await self._open(self._endless(stream=True, max_tokens=200))
+        for _ in range(20):
+            if not await reader.read(64):
+                break
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    async def fail_in_a_draw(self) -> None:
+        token_ids = {"allowed_token_ids": [5], "bad_words": [], "logit_bias": {"5": -100}, "max_tokens": 3}
+        status, _ = await self._ask(self._endless(**token_ids))
+        assert status in (400, 429)
+
+
+FAULTS = (
+    Soak.drop_at_once,
+    Soak.leave_while_it_works,
+    Soak.leave_while_it_works,
+    Soak.read_a_little_and_leave,
+    Soak.send_half_a_body,
+    Soak.send_noise,
+    Soak.ask_nonsense,
+    Soak.ask_too_much,
+    Soak.read_slowly,
+    Soak.fail_in_a_draw,
+)
+
+
+def soak(seconds: float, num_honest: int, num_faulty: int, seed: int) -> dict[str, Any]:
+    """What happened. Raises AssertionError for a wrong text, a leak, or a server that is not well afterwards."""
+    generator = make_generator(kv_cache_bytes="48MiB")
+    with Serving(generator) as serving:
+        play = Soak(serving, seed)
+        asyncio.run(play.run(min(3.0, seconds / 4), num_honest, num_faulty))  # what grows once has grown
+        serving.check_idle(10)
+        before = resident_bytes()
+        asyncio.run(play.run(seconds, num_honest, num_faulty))
+        serving.check_idle(10)
+        serving.check_well()
+        grown = resident_bytes() - before
+    generator.driver.close()
+    assert not play.wrong, play.wrong[:3]
+    assert play.counts["honest"] > 0
+    assert grown < 64 << 20, f"{grown >> 20} MiB more than before"
+    return {"seconds": seconds, "grown_bytes": grown, "wrong": len(play.wrong), **play.counts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--honest", type=int, default=64)
+    parser.add_argument("--faulty", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    print(json.dumps(soak(arguments.seconds, arguments.honest, arguments.faulty, arguments.seed)))
+
+
+if __name__ == "__main__":
+    main()
