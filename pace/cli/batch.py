@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        from pace.server.batch.answering import Answering, BatchOptions
+        from pace.server.batch.answering import Answering, batch_options
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "pydantic"):
             raise
@@ -64,12 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"pace: nothing to do: {_requests(num_done)} done before", file=sys.stderr)
             return 0
         load = LoadOptions(**load_arguments(arguments))
-        names = arguments.served_model_name or [_name_of(arguments.model)]
-        service = Service(BatchOptions(load, names))
+        service = Service(batch_options(load, arguments.served_model_name or (), arguments.any_model_name))
         stack.callback(service.close)
         service.load()
         most = arguments.max_concurrency or 2 * service.generator.engine.scheduler.max_sequences_per_step
-        answering = Answering(service, arguments.any_model_name)
+        answering = Answering(service)
         counts = asyncio.run(_run(lines, answering, results, most, num_lines, num_done))
     before = f", {num_done} done before" if num_done else ""
     print(f"pace: {_requests(counts.answered)} answered, {counts.failed} failed{before}", file=sys.stderr)
@@ -94,14 +93,6 @@ def _open_input(arguments: argparse.Namespace) -> Any:
     if os.path.exists(arguments.output) and os.path.samefile(arguments.input, arguments.output):
         arguments.parser.error(f"{arguments.output}: the results cannot go where the requests are")
     return lines
-
-
-def _name_of(model: str) -> str:
-    """The last part of a path, or a Hub id."""
-    path = Path(model)
-    if not path.exists():
-        return model
-    return path.resolve().stem if path.is_file() else path.resolve().name
 
 
 def _requests(number: int) -> str:

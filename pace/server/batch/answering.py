@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pace.llm.loading import LoadOptions
 from pace.server.app import KINDS, Kind
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
+from pace.server.options import ServeOptions
 from pace.server.schemas.fields import parse
 from pace.server.service import Service
 from pace.server.wire.openai import Envelope
@@ -21,28 +20,22 @@ logger = logging.getLogger("pace")
 PATHS = {path: kind for kind in KINDS for path in kind.paths if path.startswith("/v1/") and not kind.is_anthropic}
 
 
-def _limits() -> Limits:
-    """Those of a server, but that nobody else is kept waiting."""
-    return Limits(max_wait=math.inf, max_queue=1 << 30)
+FOREVER = 1e9
+"""Seconds."""
 
 
-@dataclass(frozen=True)
-class BatchOptions:
-    """What a `Service` is told of a batch."""
-
-    load: LoadOptions
-    names: Sequence[str]
-    """Names by which a request may ask for the model."""
-    limits: Limits = field(default_factory=_limits)
-    metrics_prefix: str = "pace"
+def batch_options(load: LoadOptions, names: Sequence[str], any_model_name: bool) -> ServeOptions:
+    """What a `Service` is told of a batch: requests call the model by `names`, or by any. The limits of one request are
+    those of a server; how many wait, and how long, has none."""
+    limits = Limits(max_wait=FOREVER, max_queue=1 << 30)
+    return ServeOptions(load, served_model_names=tuple(names), any_model_name=any_model_name, limits=limits)
 
 
 class Answering:
     """`await answering(url, body)` is the status and the body that the server would answer with."""
 
-    def __init__(self, service: Service, any_model_name: bool = False) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._any_model_name = any_model_name
 
     async def __call__(self, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
@@ -58,10 +51,7 @@ class Answering:
     async def _answer(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         service = self._service
         request, _ = parse(kind.schema, body, kind.refused, kind.inert)
-        if self._any_model_name:
-            model = request.model or service.model_name
-        else:
-            model = service.check_model(request.model)
+        model = service.check_model(request.model)
         job = request.to_job(service.limits, service.defaults)
         if job.stream:
             raise ApiError(400, "stream: a batch's answers are whole ones; leave it out", param="stream")
