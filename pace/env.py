@@ -19,6 +19,14 @@ class Variable:
     default: str
     """What holds where it is not set, in words."""
     meaning: str
+    is_secret: bool = False
+    """Whether its value must not be shown."""
+
+    @property
+    def shown(self) -> str | None:
+        """Its value, as it may be printed; None where it is not set."""
+        text = value(self.name)
+        return "set, and not shown" if text and self.is_secret else text
 
 
 VARIABLES = (
@@ -37,6 +45,13 @@ VARIABLES = (
         "0",
         "1 gives each of these threads a CPU of its own, where a program does not say pin_threads=",
     ),
+    Variable(
+        "PACE_API_KEY",
+        "none",
+        "keys that clients of `pace serve` need, with commas between them",
+        is_secret=True,
+    ),
+    Variable("OPENAI_API_KEY", "none", "the key that `pace bench --serve` sends", is_secret=True),
 )
 
 

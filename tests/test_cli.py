@@ -62,7 +62,9 @@ def process(*arguments: str, **more) -> subprocess.Popen:
 # -- the command itself ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["generate", "--help"], ["serve", "--help"]], ids=" ".join
+)
 def test_help_does_not_import_torch(arguments):
     program = f"import sys\nfrom pace.cli import main\ntry:\n    main({arguments})\nexcept SystemExit as stop:\n    sys.exit(stop.code or 'torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
@@ -97,6 +99,19 @@ def test_help_names_every_command(command):
         (["generate", "x", "--prompt-lookup", "--draft", "y"], "--draft"),
         (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
         (["chat", "--num-beams", "2"], "as it comes"),
+        (["serve", "--port", "70000"], "--port must be from 0 to 65535"),
+        (["serve", "--host", "0.0.0.0"], "--api-key-file"),
+        (["serve", "--api-key", "k"], "--api-key"),
+        (["serve", "--api-key-file", "/no/such/file"], "--api-key-file: cannot read /no/such/file"),
+        (["serve", "--tls-cert", "/no/such/file"], "--tls-cert and --tls-key go together"),
+        (["serve", "--cors-origin", "*"], "--cors-origin=* without a key"),
+        (["serve", "--allowed-host", "a:80"], "--allowed-host: 'a:80'"),
+        (["serve", "--max-body", "4G"], "--max-body"),
+        (["serve", "--max-n", "0"], "--max-n must be at least 1"),
+        (["serve", "--max-wait", "nan"], "--max-wait must be at least 0"),
+        (["serve", "--max-seq-len", "x"], "--max-seq-len"),
+        (["serve", "--dtype", "int3"], "int3"),
+        (["serve", "--draft", "x", "--prompt-lookup"], "--prompt-lookup"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -63,3 +63,11 @@ def test_isa_is_forced_or_refused(name, chosen, monkeypatch):
         assert result.stdout.strip() == chosen
     else:
         assert result.returncode != 0 and "unknown instruction set 'avx9'; available: " in result.stderr
+
+
+def test_secrets_are_not_shown(monkeypatch):
+    key = next(variable for variable in env.VARIABLES if variable.name == "PACE_API_KEY")
+    monkeypatch.delenv("PACE_API_KEY", raising=False)
+    assert key.shown is None
+    monkeypatch.setenv("PACE_API_KEY", "open sesame")
+    assert env.value("PACE_API_KEY") == "open sesame" not in key.shown

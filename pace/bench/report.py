@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from pace.bench.plots import check_plot
 from pace.bench.result import Phase, Result
 
 NO_PROFILE = "no profile: only the native backend runs a program whose instructions can be timed"
@@ -57,24 +57,6 @@ def _profile(title: str, phase: Phase) -> str:
         lines.append(f"  {name:<24}{count or '':>6}{seconds * 1e3:>10.3f}{seconds / phase.seconds:>8.1%}{speed}")
     lines.append(f"  {'all':<24}{'':>6}{phase.seconds * 1e3:>10.3f}{1:>8.1%}")
     return "\n".join(lines)
-
-
-def check_plot(path: Path) -> None:
-    """Raises what `plot` would, before anything is measured: ImportError without matplotlib, FileNotFoundError,
-    IsADirectoryError, PermissionError, ValueError for a file type that it does not write."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"--plot {path}: there is no directory {str(path.parent)!r}")
-    if path.is_dir():
-        raise IsADirectoryError(f"--plot {path}: this is a directory; give the name of a file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(f"--plot {path}: you may not write there")
-    types = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix.lower().removeprefix(".") not in types:
-        raise ValueError(f"--plot {path}: the name must end in a type of picture: {', '.join(types)}")
 
 
 def plot(result: Result, path: Path) -> None:

@@ -23,7 +23,9 @@ from pace.cli.options_in_messages import OptionsInLog, option, rewrite
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue or answer one prompt"),
     "chat": ("pace.cli.chat", "talk with a model, turn by turn"),
-    "bench": ("pace.cli.bench", "how fast a model runs here, beside the machine's limits"),
+    "serve": ("pace.cli.serve", "answer over HTTP, in the forms of OpenAI and Anthropic"),
+    "batch": ("pace.cli.batch", "answer a file of requests in OpenAI's batch form"),
+    "bench": ("pace.cli.bench", "how fast a model runs here, beside the machine's limits, or a server answers"),
     "eval": ("pace.cli.eval", "how well a model predicts a text, and how far it is from another model there"),
     "plan": ("pace.cli.plan", "what a model needs and how fast it would be, before it is loaded"),
     "quantize": ("pace.cli.quantize", "write a checkpoint in int8 or int4, calibrated on a text"),

@@ -42,6 +42,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint, or a .gguf file (default: the small model that comes with pace)",
     )
     add_loading_arguments(group)
+    add_draft_arguments(group)
+
+
+def add_draft_arguments(group: argparse._ActionsContainer) -> None:
+    """What drafts for a model."""
     drafts = group.add_mutually_exclusive_group()
     drafts.add_argument(
         "--draft",
@@ -154,8 +159,14 @@ def load_model(arguments: argparse.Namespace, **other: Any):
     `other` says."""
     from pace.llm import LLMModel
 
+    return LLMModel(**load_arguments(arguments, **other))
+
+
+def load_arguments(arguments: argparse.Namespace, **other: Any) -> dict[str, Any]:
+    """What `load_model` gives to `LLMModel`, which are fields of `LoadOptions`."""
     given = {"spec_config": _spec_config(arguments), **vars(arguments), **other}
-    return LLMModel(given["model"], **{name: given[name] for name in (*MODEL_OPTIONS, "spec_config") if name in given})
+    names = (*MODEL_OPTIONS, "spec_config")
+    return {"model_name_or_path": given["model"], **{name: given[name] for name in names if name in given}}
 
 
 def _spec_config(arguments: argparse.Namespace):

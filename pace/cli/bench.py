@@ -1,5 +1,5 @@
-"""`pace bench`: how fast a model runs here, beside what this machine could do at most. The last line of its output is
-one JSON object."""
+"""`pace bench`: how fast a model runs here, beside what this machine could do at most; with `--serve`, how fast a server
+answers. The last line of its output is one JSON object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pace.cli import bench_serving
 from pace.cli.arguments import add_backend_argument, add_kv_cache_dtype_argument, add_quantization_argument, count
+from pace.cli.options_in_messages import option
+
+OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
+OPTIONS_HERE += ["num_threads", "backend", "profile"]
+"""That a load on a server does not take."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes"
     )
+    bench_serving.add_arguments(parser)
     parser.set_defaults(parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    _check_sides(arguments)
+    if arguments.serve:
+        return bench_serving.run(arguments)
+
     from pace.bench import measure, report
     from pace.bench.shapes import SHAPES
 
@@ -78,6 +89,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         report.plot(result, arguments.plot)
     return 0
+
+
+def _check_sides(arguments: argparse.Namespace) -> None:
+    """Ends with a usage error for options of a model that runs here together with `--serve`, and the other way."""
+    parser = arguments.parser
+    here = [name for name in OPTIONS_HERE if getattr(arguments, name) != parser.get_default(name)]
+    there = [name for name in bench_serving.OPTIONS if name in arguments]
+    if arguments.serve and here:
+        parser.error(f"{option(parser, here[0])} is about a model that runs in this process: leave it out with --serve")
+    if not arguments.serve and there:
+        parser.error(f"{option(parser, there[0])} needs --serve URL: it is about the load on a server")
 
 
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def collect() -> dict[str, Any]:
         "memory": memory(),
         "versions": {name: _version(name) for name in PACKAGES},
         "variables": {
-            variable.name: {"value": env.value(variable.name), "default": variable.default, "meaning": variable.meaning}
+            variable.name: {"value": variable.shown, "default": variable.default, "meaning": variable.meaning}
             for variable in env.VARIABLES
         },
     }

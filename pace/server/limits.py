@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -47,6 +48,22 @@ class Limits:
     bytes_per_token: int = 16
     """A text of more than this for each token of the context is refused unread."""
     drain_seconds: float = 30.0
+    """Time that requests get to finish in when the server is asked to stop."""
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError that names the limit."""
+        for name, value in asdict(self).items():
+            if value is None and name in ("max_queue", "max_per_key"):
+                continue
+            is_time = name.endswith("_seconds") or name == "max_wait"
+            if isinstance(value, bool) or not isinstance(value, (int, float) if is_time else int):
+                raise TypeError(f"{name} must be a {'number' if is_time else 'whole number'}; got {value!r}")
+            least = 0 if name in ("max_queue", "max_wait", "drain_seconds") else 1
+            if is_time and least:
+                if not 0 < value < math.inf:
+                    raise ValueError(f"{name} must be a number of seconds above 0; got {value!r}")
+            elif not least <= value < math.inf:
+                raise ValueError(f"{name} must be at least {least}; got {value!r}")
 
     def shown(self) -> dict[str, Any]:
         """As `GET /limits` has them."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pace.assets import TINY
-from pace.bench import limits, measure, report
+from pace.bench import limits, measure, plots, report
 from pace.bench.prediction import efficiency, predict
 from pace.bench.result import Repeat
 from pace.bench.shapes import SHAPES
@@ -256,7 +256,7 @@ def test_pictures_that_cannot_be_written_are_refused_before_anything_is_loaded(t
         ("folder.png", "is a directory"),
     ]:
         assert main(["bench", str(TINY), "--plot", str(tmp_path / name)]) == 1 and message in capsys.readouterr().err
-    monkeypatch.setattr(report.os, "access", lambda *_: False)
+    monkeypatch.setattr(plots.os, "access", lambda *_: False)
     assert (
         main(["bench", str(TINY), "--plot", str(tmp_path / "a.png")]) == 1
         and "may not write" in capsys.readouterr().err

@@ -27,7 +27,8 @@ LAYERS: list[list[str]] = [
     ["pace.llm", "pace.llm.generator", "pace.llm.llm", "pace.llm.loading"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
-    ["pace.cli", "pace.integrations", "pace.server", "pace.__main__"],
+    ["pace.server"],
+    ["pace.cli", "pace.integrations", "pace.__main__"],
 ]
 STRANGERS = ["pace.llm.engine.scheduler", "pace.llm.engine.drafter", "pace.llm.cache", "pace.llm.decoding"]
 """These do not import each other: the engine composes them."""

@@ -1,0 +1,30 @@
+"""Pictures: whether they can be written, asked before anything is measured."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def check_plot(path: Path) -> None:
+    """Raises what writing a picture would: ImportError without matplotlib, FileNotFoundError, IsADirectoryError,
+    PermissionError, ValueError for a file type that it does not write."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
+    check_writable(path, "--plot")
+    types = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in types:
+        raise ValueError(f"--plot {path}: the name must end in a type of picture: {', '.join(types)}")
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raises FileNotFoundError, IsADirectoryError or PermissionError where the file that an option names cannot be
+    written."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{option} {path}: there is no directory {str(path.parent)!r}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{option} {path}: this is a directory; give the name of a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{option} {path}: you may not write there")

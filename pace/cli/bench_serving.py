@@ -1,0 +1,173 @@
+"""`pace bench --serve URL`: a load on a server that speaks as OpenAI's does, ours or another. The last line of its output
+is one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pace import env
+from pace.bench.serving.metrics import GOALS, METRICS, details, summary
+from pace.bench.serving.workload import ENDPOINTS, Load
+from pace.cli.arguments import count
+
+DEFAULTS: dict[str, Any] = {
+    "num_warmups": 1,
+    "timeout": 600.0,
+    "goodput": None,
+    "percentile_metrics": list(METRICS),
+    "metric_percentiles": [90.0, 99.0],
+    "save_result": None,
+    "save_detailed": False,
+}
+"""Of the options that are no part of a Load."""
+OPTIONS = [*DEFAULTS, *(field.name for field in fields(Load))]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that are not given are left out of the arguments."""
+    group = parser.add_argument_group(
+        "load on a server (--serve)",
+        "MODEL is the name that is asked for (default: the first that the server names), and OPENAI_API_KEY its key; "
+        "of the options above, --plot alone applies",
+    )
+    group.add_argument("--serve", metavar="URL", help="measure the server there, such as http://127.0.0.1:8000")
+
+    def add(name: str, help: str, **reader: Any) -> None:
+        group.add_argument(name, default=argparse.SUPPRESS, help=help, **reader)
+
+    add("--endpoint", f"{' (default) or '.join(ENDPOINTS)}", choices=ENDPOINTS, metavar="PATH")
+    add("--num-prompts", "requests (default: 100)", type=count, metavar="N")
+    add("--input-len", "words of a prompt, about as many tokens (default: 128)", type=count, metavar="N")
+    add("--output-len", "most tokens of an answer (default: 64)", type=count, metavar="N")
+    add("--range-ratio", "lengths are spread from 1 - X to 1 + X times these (default: 0)", type=float, metavar="X")
+    add("--request-rate", "requests a second, at random times (default: inf)", type=float, metavar="X")
+    add("--burstiness", "1 for a Poisson process (default), less for bursts", type=float, metavar="X")
+    add("--max-concurrency", "requests under way at once (default: any number)", type=count, metavar="N")
+    add("--seed", "of prompts, lengths and times; another one for prompts not seen yet", type=int, metavar="N")
+    add("--ignore-eos", "have every answer go on to its length", action="store_true")
+    add("--extra-body", "further members of each request, such as '{\"top_k\": 20}'", type=_json_object, metavar="JSON")
+    add("--num-warmups", "requests before those that are measured (default: 1)", type=_whole, metavar="N")
+    add("--timeout", "a request is given up after this many seconds (default: 600)", type=_positive, metavar="X")
+    add(
+        "--goodput",
+        f"also count requests within these milliseconds: ttft:2000 tpot:100 ({', '.join(GOALS)})",
+        nargs="+",
+        type=_goal,
+        metavar="NAME:MS",
+    )
+    add("--percentile-metrics", f"those reported (default: {','.join(METRICS)})", type=_metrics, metavar="NAMES")
+    add("--metric-percentiles", "percentiles reported (default: 90,99)", type=_percentiles, metavar="NUMBERS")
+    add("--save-result", "write the JSON object there, too", type=Path, metavar="FILE")
+    add("--save-detailed", "with lists of what each request took", action="store_true")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pace.bench.plots import check_plot, check_writable
+    from pace.bench.serving import report
+    from pace.bench.serving.http import Address
+
+    given = DEFAULTS | {name: value for name, value in vars(arguments).items() if name in OPTIONS}
+    goodput = dict(given["goodput"] or ())
+    try:
+        load = Load(**{name: value for name, value in given.items() if name not in DEFAULTS})
+        address = Address.parse(arguments.serve)
+        if given["save_detailed"] and not given["save_result"]:
+            raise ValueError("save_detailed needs --save-result: the lists are for a file")
+    except ValueError as error:
+        arguments.parser.error(str(error))
+    if arguments.plot:
+        check_plot(arguments.plot)
+    if given["save_result"]:
+        check_writable(given["save_result"], "--save-result")
+
+    model, result = asyncio.run(_measure(address, load, arguments.model, given["num_warmups"], given["timeout"]))
+    metrics, percentiles = given["percentile_metrics"], given["metric_percentiles"]
+    numbers = summary(result, load, model, metrics, percentiles, goodput)
+    print(report.table(numbers, result, load, percentiles, goodput))
+    line = json.dumps({key: float(f"{x:.6g}") if isinstance(x, float) else x for key, x in numbers.items()})
+    print(line, flush=True)
+    if given["save_result"]:
+        saved = numbers | details(result) if given["save_detailed"] else numbers
+        given["save_result"].write_text(json.dumps(saved) + "\n", encoding="utf-8")
+    if arguments.plot:
+        report.plot(result, load, arguments.plot)
+    return 0 if numbers["completed"] else 1
+
+
+async def _measure(address: Any, load: Load, model: str | None, num_warmups: int, timeout: float) -> tuple[str, Any]:
+    from tqdm import tqdm
+
+    from pace.bench.serving import run as serving
+    from pace.bench.serving.http import Client
+
+    client = Client(address, env.value("OPENAI_API_KEY"))
+    try:
+        model = model or await serving.find_model(client)
+        bodies = load.bodies(model, num_warmups)
+        await serving.warm_up(client, load, bodies[:num_warmups], timeout)
+        with tqdm(total=load.num_prompts, unit="request", leave=False, disable=not sys.stderr.isatty()) as bar:
+            return model, await serving.run(client, load, bodies[num_warmups:], timeout, bar.update)
+    finally:
+        client.close()
+
+
+# -- how options are read ----------------------------------------------------------------------------------------------
+
+
+def _goal(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition(":")
+    try:
+        if name in GOALS and float(limit) > 0:
+            return name, float(limit)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} must be {', '.join(GOALS)} with milliseconds, such as ttft:2000")
+
+
+def _metrics(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in METRICS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(METRICS)}")
+    return names
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        shares = [float(share) for share in text.split(",")]
+    except ValueError:
+        shares = [-1.0]
+    if not all(0 <= share <= 100 for share in shares):
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers from 0 to 100, such as 50,99,99.9")
+    return shares
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object, such as '{{\"top_k\": 20}}'")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 0; got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be a number more than 0; got {text!r}")
+    return number

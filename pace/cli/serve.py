@@ -1,0 +1,149 @@
+"""`pace serve`: one model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from pace.assets import TINY
+from pace.cli.arguments import (
+    add_draft_arguments,
+    add_loading_arguments,
+    field_explanations,
+    load_arguments,
+)
+from pace.memory import parse_bytes
+from pace.server.limits import Limits
+from pace.server.options import ServeOptions, read_keys
+
+FLAG: dict[str, Any] = {"action": "store_true"}
+SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "host": ("--host", {}),
+    "port": ("--port", {"type": int, "metavar": "N"}),
+    "uds": ("--uds", {"metavar": "PATH"}),
+    "served_model_names": ("--served-model-name", {"action": "append", "metavar": "NAME"}),
+    "any_model_name": ("--any-model-name", FLAG),
+    "tls_certificate": ("--tls-cert", {"metavar": "FILE"}),
+    "tls_key": ("--tls-key", {"metavar": "FILE"}),
+    "cors_origins": ("--cors-origin", {"action": "append", "metavar": "ORIGIN"}),
+    "allowed_hosts": ("--allowed-host", {"action": "append", "metavar": "NAME"}),
+    "allow_priority": ("--allow-priority", FLAG),
+    "strict": ("--strict", FLAG),
+    "metrics_prefix": ("--metrics-prefix", {"metavar": "NAME"}),
+}
+"""Fields of ServeOptions: their options, and how these are read. Keys are not among them: a process list shows them."""
+
+
+def size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
+    "body_bytes": ("--max-body", size, "the longest body of a request, such as 4MiB"),
+    "max_queue": (
+        "--max-queue",
+        int,
+        "requests that may wait for a place (default: four times those that run at once)",
+    ),
+    "max_wait": ("--max-wait", float, "seconds of reading prompts that may wait; what comes then is refused with 429"),
+    "max_per_key": ("--max-per-key", int, "requests of one key at once (default: any number)"),
+    "connections": ("--max-connections", int, "connections at once"),
+    "n": ("--max-n", int, "continuations of one prompt"),
+    "prompts": ("--max-prompts", int, "prompts of one request, times its n"),
+    "top_logprobs": ("--max-logprobs", int, "tokens whose log-probabilities are shown at each place"),
+    "tools": ("--max-tools", int, "tools of one request"),
+    "header_seconds": ("--header-seconds", float, "time for the headers of a request"),
+    "body_seconds": ("--body-seconds", float, "time for its body"),
+    "write_seconds": ("--write-seconds", float, "time without progress after which a reader is given up"),
+    "drain_seconds": ("--drain-seconds", float, "time that requests get to finish in when the server is to stop"),
+}
+"""Fields of Limits: their options, types and explanations."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(parser=parser)
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=str(TINY),
+        help="a checkpoint, path or Hub id, or a .gguf file (default: the small model that comes with pace)",
+    )
+    add_loading_arguments(group)
+    add_draft_arguments(group)
+    _add_serve_arguments(parser.add_argument_group("serving"))
+    _add_limit_arguments(
+        parser.add_argument_group("limits", "what one client may ask for; GET /limits shows these and the others")
+    )
+
+
+def _add_serve_arguments(group: argparse._ArgumentGroup) -> None:
+    explanations = field_explanations(ServeOptions)
+    defaults = {field.name: field.default for field in fields(ServeOptions)}
+    for name, (option, reader) in SERVE_OPTIONS.items():
+        notes = ["may be given several times"] if reader.get("action") == "append" else []
+        notes += [f"default: {defaults[name]}"] if isinstance(defaults[name], (str, int)) and reader is not FLAG else []
+        group.add_argument(
+            option, dest=name, default=argparse.SUPPRESS, help=_help(explanations.get(name, ""), notes), **reader
+        )
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys of clients, one a line; `#` begins a comment. PACE_API_KEY has more, with commas between them",
+    )
+
+
+def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
+    for name, (option, kind, explanation) in LIMIT_OPTIONS.items():
+        default = getattr(Limits, name)
+        shown = f"{default >> 20}MiB" if kind is size else default
+        notes = [] if default is None else [f"default: {shown}"]
+        metavar = {size: "SIZE", int: "N", float: "SECONDS"}[kind]
+        group.add_argument(
+            option, dest=name, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=_help(explanation, notes)
+        )
+
+
+def _help(explanation: str, notes: list[str]) -> str:
+    return (f"{explanation} ({'; '.join(notes)})" if notes else explanation).replace("%", "%%")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        options = serve_options(arguments)
+    except (TypeError, ValueError) as error:
+        arguments.parser.error(str(error))
+    try:
+        from pace.server.app import make_app
+        from pace.server.run import CannotListen, run
+        from pace.server.service import Service
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn", "httptools"):
+            raise
+        raise ImportError(f"pace serve needs {error.name}: pip install pace-llm[serve]") from None
+
+    service = Service(options)
+    try:
+        return run(options, service, make_app(service, options))
+    except CannotListen as error:
+        arguments.parser.error(str(error))
+
+
+def serve_options(arguments: argparse.Namespace) -> ServeOptions:
+    """What the command line and PACE_API_KEY ask for. Raises TypeError or ValueError that names the field."""
+    from pace.llm.loading import LoadOptions
+
+    given = vars(arguments)
+    serve = {name: given[name] for name in SERVE_OPTIONS if name in given}
+    serve = {name: tuple(value) if isinstance(value, list) else value for name, value in serve.items()}
+    return ServeOptions(
+        load=LoadOptions(**load_arguments(arguments)),
+        keys=read_keys(arguments.api_key_file),
+        limits=Limits(**{name: given[name] for name in LIMIT_OPTIONS if name in given}),
+        **serve,
+    )

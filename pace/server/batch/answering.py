@@ -1,0 +1,62 @@
+"""Answers of a batch's requests, by a model in this process: those that the server gives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pace.llm.loading import LoadOptions
+from pace.server.app import KINDS, Kind
+from pace.server.errors import ApiError
+from pace.server.limits import Limits
+from pace.server.options import ServeOptions
+from pace.server.schemas.fields import parse
+from pace.server.service import Service
+from pace.server.wire.openai import Envelope
+
+logger = logging.getLogger("pace")
+
+PATHS = {path: kind for kind in KINDS for path in kind.paths if path.startswith("/v1/") and not kind.is_anthropic}
+
+
+FOREVER = 1e9
+"""Seconds."""
+
+
+def batch_options(load: LoadOptions, names: Sequence[str], any_model_name: bool) -> ServeOptions:
+    """What a `Service` is told of a batch: requests call the model by `names`, or by any. The limits of one request are
+    those of a server; how many wait, and how long, has none."""
+    limits = Limits(max_wait=FOREVER, max_queue=1 << 30)
+    return ServeOptions(load, served_model_names=tuple(names), any_model_name=any_model_name, limits=limits)
+
+
+class Answering:
+    """`await answering(url, body)` is the status and the body that the server would answer with."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        try:
+            if (kind := PATHS.get(url)) is None:
+                raise ApiError(404, f"url: there is no {url[:80]!r}; there are {', '.join(PATHS)}", code="invalid_url")
+            return 200, await self._answer(kind, body)
+        except ApiError as error:
+            return error.status, error.openai()
+        except Exception as error:
+            logger.error("a request failed: %r", error, exc_info=error)
+            return 500, ApiError(500, "pace failed at this request").openai()
+
+    async def _answer(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        service = self._service
+        request, _ = parse(kind.schema, body, kind.refused, kind.inert)
+        model = service.check_model(request.model)
+        job = request.to_job(service.limits, service.defaults)
+        if job.stream:
+            raise ApiError(400, "stream: a batch's answers are whole ones; leave it out", param="stream")
+        job.priority = 0
+        async with service.answer(job, None, None) as answer:
+            form = kind.form(request, Envelope.new(kind.id_prefix, model, service.fingerprint), service.tokenizer)
+            choices = await answer.whole()
+            return form.whole(choices, answer.usage)

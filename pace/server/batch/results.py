@@ -1,0 +1,134 @@
+"""The output of a batch: a result a line, in the order in which they were done. A run that was killed goes on there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pace.server.batch.lines import Line
+from pace.server.wire.form import dumps
+
+BEGINNING = b'{"id":"batch_req_'
+"""How every line begins: what else stands at the end of a file is not ours, and is not cut off."""
+SYNC_SECONDS = 1.0
+"""What a power failure may lose: results that came within this time of the last write to disk. A process that is killed
+loses none."""
+
+
+def answered(line: Line, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """The result of a request: an answer, or the error that it got."""
+    response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
+    return _result(line, response, None)
+
+
+def refused(line: Line) -> dict[str, Any]:
+    """The result of a line that is no request."""
+    error = {"code": line.error.code, "message": line.error.message, "param": None, "line": line.number}
+    return _result(line, None, error)
+
+
+def _result(line: Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> dict[str, Any]:
+    identity = f"batch_req_{uuid.uuid4().hex}"
+    return {"id": identity, "custom_id": line.custom_id, "response": response, "error": error}
+
+
+class Results:
+    """A file that results are appended to, each in one write. One process at a time may have it open."""
+
+    def __init__(self, descriptor: int, is_file: bool) -> None:
+        self._descriptor = descriptor
+        self._is_file = is_file
+        self._synced = time.monotonic()
+        self._done_ids: set[str] = set()
+        self._done_lines: set[int] = set()
+
+    @classmethod
+    def open(cls, path: Path) -> Results:
+        """Opens `path` for the rest of a batch: reads what is done, and cuts off a last line that was not finished.
+
+        Raises OSError, and ValueError where another process has it open or where it holds anything but results; it is
+        left as it is then."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        results = cls(descriptor, stat.S_ISREG(os.fstat(descriptor).st_mode))
+        try:
+            if results._is_file:
+                results._lock(path)
+                results._read_done(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return results
+
+    @classmethod
+    def to(cls, descriptor: int) -> Results:
+        """Of a stream, such as stdout, which is closed with it."""
+        return cls(descriptor, False)
+
+    def has(self, line: Line) -> bool:
+        """Whether an earlier run did this line."""
+        return line.number in self._done_lines if line.custom_id is None else line.custom_id in self._done_ids
+
+    def append(self, result: dict[str, Any]) -> None:
+        """Raises OSError where the disk is full, or the reader of a stream has gone."""
+        rest = memoryview(dumps(result) + b"\n")
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Has the disk hold what was written."""
+        if self._is_file:
+            os.fsync(self._descriptor)
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        self.sync()
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _lock(self, path: Path) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{path}: another process is writing results there") from None
+
+    def _read_done(self, path: Path) -> None:
+        end = 0
+        with open(self._descriptor, "rb", closefd=False) as file:
+            for number, data in enumerate(file, 1):
+                if not data.endswith(b"\n"):
+                    if not (data.startswith(BEGINNING) or BEGINNING.startswith(data)):
+                        raise _foreign(path, number)
+                    os.ftruncate(self._descriptor, end)
+                    return
+                self._read_result(data, path, number)
+                end += len(data)
+
+    def _read_result(self, data: bytes, path: Path, number: int) -> None:
+        try:
+            result = json.loads(data)
+            custom_id, error = result["custom_id"], result["error"]
+            if custom_id is None:
+                self._done_lines.add(error["line"])
+            else:
+                self._done_ids.add(custom_id)
+        except (KeyError, TypeError, ValueError):
+            raise _foreign(path, number) from None
+
+
+def _foreign(path: Path, number: int) -> ValueError:
+    return ValueError(
+        f"{path}: line {number} is no result of a batch; give a file that is not there, or one of results"
+    )

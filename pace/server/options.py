@@ -1,0 +1,197 @@
+"""What `pace serve` is started with. Everything is checked here, before weights are read and before a port is open."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pace import env
+from pace.naming import shown
+from pace.server.limits import Limits
+
+if TYPE_CHECKING:
+    from pace.llm.loading import LoadOptions
+
+KEYS_VARIABLE = "PACE_API_KEY"
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where to serve a model, to whom, and under which limits.
+
+    Raises TypeError or ValueError that names the field.
+    """
+
+    load: LoadOptions
+    """The model, and how it is loaded."""
+    host: str = "127.0.0.1"
+    """Address or name to listen at. Beyond this machine, `keys` are required."""
+    port: int = 8000
+    """0 for any that is free."""
+    uds: str | Path | None = None
+    """Path of a unix socket to listen at instead. Only this user may connect to it."""
+    served_model_names: tuple[str, ...] = ()
+    """Names of the model in requests; the first is its id. None given: the last part of its path, or its Hub id."""
+    any_model_name: bool = False
+    """Whether a request may name any model, and gets this one."""
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys of clients (`read_keys`). None given: whoever reaches the port is served."""
+    tls_certificate: str | Path | None = None
+    """PEM file of the certificate, and of those between it and its root."""
+    tls_key: str | Path | None = None
+    """PEM file of the certificate's private key."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call this server from a browser, such as "https://chat.example.org"; "*" for all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that requests may have in `Host`. Without keys, others than this machine's own are refused."""
+    limits: Limits = field(default_factory=Limits)
+    allow_priority: bool = False
+    """Whether requests may ask to be served before others."""
+    strict: bool = False
+    """Whether a field that is not known is an error. Else it is ignored, and named in the answer's headers."""
+    metrics_prefix: str = "pace"
+    """What names of metrics begin with: "vllm" for dashboards that were made for vLLM."""
+
+    def __post_init__(self) -> None:
+        self._check_address()
+        self._check_names()
+        _check_keys(self.keys)
+        self._check_tls()
+        self._check_browsers()
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
+            raise ValueError(f"metrics_prefix must be letters, digits and _; got {shown(self.metrics_prefix)}")
+
+    # -- as they are understood ----------------------------------------------------------------------------------------
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names by which a request may ask for the model; the first is its id."""
+        return self.served_model_names or (_name_of(self.load.model_name_or_path),)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        return self.uds is not None or _is_loopback(self.host)
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """What `Host` may say, in lower case and without a port; None for anything.
+
+        A page whose name was made to point at this machine (DNS rebinding) says its own name there. That matters where
+        no key is needed. No page reaches a unix socket.
+        """
+        named = frozenset(name.lower() for name in self.allowed_hosts)
+        if self.keys or self.uds is not None:
+            return named or None
+        return named | {*LOCAL_NAMES, self.host.lower()}
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_certificate is None else "https"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The certificate, ready for use; None for plain HTTP. Raises ValueError where it does not fit its key."""
+        if self.tls_certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            # A password is never asked for on the terminal: an encrypted key is refused.
+            context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: "")
+        except ssl.SSLError as error:
+            why = (error.reason or str(error)).replace("_", " ").lower()
+            raise ValueError(
+                f"tls_certificate={self.tls_certificate} and tls_key={self.tls_key} are no PEM certificate and its unencrypted private key ({why})"
+            ) from None
+        return context
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _check_address(self) -> None:
+        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535; got {shown(self.port)}")
+        if not self.host or any(character in self.host for character in "/ []"):
+            raise ValueError(f"host must be an address or a name, as 127.0.0.1 or ::1; got {shown(self.host)}")
+        if not self.is_local and not self.keys:
+            raise ValueError(
+                f"host={self.host} is reached from other machines, and there is no key: set {KEYS_VARIABLE}, or name a file of keys (api_key_file)"
+            )
+
+    def _check_names(self) -> None:
+        most = self.limits.name_characters
+        for name in self.served_model_names:
+            if not 0 < len(name) <= most or not name.isprintable() or name != name.strip():
+                raise ValueError(f"served_model_names: {shown(name)} must be 1 to {most} printable characters")
+
+    def _check_tls(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: give both, or neither for plain HTTP")
+        for name in ("tls_certificate", "tls_key"):
+            if getattr(self, name) is not None:
+                _read(name, getattr(self, name))
+        self.tls_context()
+
+    def _check_browsers(self) -> None:
+        for origin in self.cors_origins:
+            if origin == "*":
+                if not self.keys:
+                    raise ValueError(
+                        "cors_origins=* without a key would let every web page that you open use this server: give a key, or name the origins"
+                    )
+            elif not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,*@]+", origin):
+                raise ValueError(
+                    f"cors_origins: {shown(origin)} is not an origin, scheme://host or scheme://host:port, in lower case and without a path"
+                )
+        for name in self.allowed_hosts:
+            if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]+", name) or re.search(r"^[^:]*:[^:]*$", name):
+                raise ValueError(f"allowed_hosts: {shown(name)} is not a name or an address, without scheme and port")
+
+
+def read_keys(path: str | Path | None = None) -> tuple[str, ...]:
+    """Keys of PACE_API_KEY, with commas between them, and of a file, one a line; `#` begins a comment.
+
+    Raises ValueError for a file without keys, and where it cannot be read.
+    """
+    keys = [key.strip() for key in (env.value(KEYS_VARIABLE) or "").split(",")]
+    if path is not None:
+        in_file = [line.partition("#")[0].strip() for line in _read("api_key_file", path).splitlines()]
+        if not any(in_file):
+            raise ValueError(f"api_key_file: {path} has no key; write one a line")
+        keys += in_file
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _check_keys(keys: tuple[str, ...]) -> None:
+    for number, key in enumerate(keys, 1):
+        if not re.fullmatch(r"[\x21-\x7e]+", key):
+            raise ValueError(
+                f"keys: key {number} of {len(keys)} must be printable ASCII without spaces, to fit in a header"
+            )
+
+
+def _read(name: str, path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise ValueError(f"{name}: cannot read {path} ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{name}: {path} is not a text") from None
+
+
+def _is_loopback(host: str) -> bool:
+    """Of names only `localhost`: what others mean is not ours to say."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _name_of(model: str | Path) -> str:
+    path = Path(model)
+    if not path.exists():
+        return str(model)
+    return path.resolve().stem if path.is_file() else path.resolve().name

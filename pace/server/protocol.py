@@ -1,0 +1,268 @@
+"""One connection: uvicorn's HTTP/1.1, with bounds on what a client may send, and on the time it may take.
+
+uvicorn parses with llhttp, which refuses what proxies could understand differently (two lengths, a length of chunks).
+It has no bound of its own: not on headers, on a body, on the time either takes, nor on a reader that does not read.
+
+    idle --first byte--> head --headers complete--> body --message complete--> idle
+         header_seconds                body_seconds
+
+Whoever oversteps a bound gets an error in JSON, where no answer has begun, and the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from pace.server.errors import ApiError
+from pace.server.limits import Limits
+from pace.server.refusals import answer
+
+SLICE_BYTES = 64 << 10
+"""Given to the parser at once: no more than this is held of what is then refused."""
+LINGER_SECONDS = 1.0
+"""Time in which a refused client may still send. Closing at once would reset the connection under our answer."""
+PROBE_SECONDS, PROBE_INTERVAL, PROBES = 30, 10, 3
+"""A peer that vanished without a word is known to be gone after a minute."""
+
+
+class Connection(HttpToolsProtocol):
+    """What uvicorn makes of an accepted socket. `limits` are those of the server. `refused` holds those of its
+    connections that got their error and are about to close."""
+
+    def __init__(self, *arguments: Any, limits: Limits, refused: set[Connection], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.limits = limits
+        self.refused = refused
+        self.phase = "idle"
+        self.url = b""
+        self.head_bytes = self.body_bytes = 0
+        self.held_bytes = 0
+        """Since the parser last said something: what it holds of a header that does not end."""
+        self.is_heard = False
+        self.ignores_input = False
+        self.read_timer: asyncio.TimerHandle | None = None
+        self.write_timer: asyncio.TimerHandle | None = None
+
+    # -- the connection ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        _detect_dead_peers(transport.get_extra_info("socket"), self.limits.write_seconds)
+        if len(self.connections) > self.limits.connections:
+            self._refuse(ApiError(503, "this server has no connection left: try again", headers={"retry-after": "1"}))
+        else:
+            self._allow_reading(self.limits.header_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.refused.discard(self)
+        self._stop_read_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        for start in range(0, len(data), SLICE_BYTES):
+            if self.ignores_input or self.transport.is_closing():
+                return
+            self._parse(data[start : start + SLICE_BYTES])
+
+    def _parse(self, data: bytes) -> None:
+        self.is_heard = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # answered as if it had not asked
+        except httptools.HttpParserError as error:
+            if not self.ignores_input:
+                cause = error.__context__  # what a callback below has raised
+                self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, "this is not valid HTTP/1.1"))
+            return
+        self.held_bytes = 0 if self.is_heard else self.held_bytes + len(data)
+        if self.held_bytes > self.limits.header_bytes:
+            self._refuse(self._headers_too_large())
+        elif self.phase == "idle" and self.read_timer is None and not self._is_answering():
+            self._allow_reading(self.limits.header_seconds)  # empty lines have ended the wait for the next request
+
+    # -- what the parser finds: an ApiError raised here is answered by `_parse` ----------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._is_answering():
+            # A client may send its next request early, and has to send it again where the connection closes. Waiting
+            # with it would mean not to read, and so not to notice that the client has gone.
+            self.ignores_input = True
+            self.cycle.keep_alive = False
+            raise ApiError(400, "a request came before the last one was answered")
+        self.phase, self.is_heard = "head", True
+        self.head_bytes = self.body_bytes = 0
+        self._allow_reading(self.limits.header_seconds)
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer after a body in chunks. Trailers are counted, and not shown to the application."""
+        self._count_head(len(name) + len(value) + 4)
+        if self.phase == "head":
+            super().on_header(name, value)
+            if len(self.headers) > self.limits.header_lines:
+                raise self._headers_too_large()
+
+    def on_headers_complete(self) -> None:
+        self.is_heard = True
+        self._check_head()
+        super().on_headers_complete()
+        self.phase = "body"
+        self._allow_reading(self.limits.body_seconds)
+
+    def on_body(self, body: bytes) -> None:
+        self.is_heard = True
+        self.body_bytes += len(body)
+        if self.body_bytes > self.limits.body_bytes:
+            raise self._body_too_large()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self.is_heard = True
+        self.phase = "idle"
+        self._stop_read_timer()
+        super().on_message_complete()
+
+    def _count_head(self, size: int) -> None:
+        self.is_heard = True
+        self.head_bytes += size
+        if self.head_bytes > self.limits.header_bytes:
+            raise self._headers_too_large()
+
+    def _check_head(self) -> None:
+        version, fields = self.parser.get_http_version(), dict(self.headers)
+        if version not in ("1.0", "1.1"):
+            raise ApiError(400, "this server speaks HTTP/1.1")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise ApiError(400, "a request has one Host header")
+        length = int(fields.get(b"content-length", 0))
+        has_body = length > 0 or b"transfer-encoding" in fields
+        if self.parser.get_method() == b"CONNECT" or (self.parser.should_upgrade() and has_body):
+            # The parser takes such a body for another protocol's, and would read a request in it.
+            raise ApiError(400, "this server speaks HTTP/1.1 only: have your client send no Upgrade header with a body")
+        if length > self.limits.body_bytes:
+            raise self._body_too_large()
+
+    def _headers_too_large(self) -> ApiError:
+        return ApiError(
+            431, f"headers may have {self.limits.header_bytes} bytes and {self.limits.header_lines} lines, not more"
+        )
+
+    def _body_too_large(self) -> ApiError:
+        return ApiError(413, f"a body may have {self.limits.body_bytes} bytes, not more")
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers with the error, unless an answer has begun, and closes. What still comes is not looked at."""
+        if self.ignores_input or self.transport.is_closing():
+            return
+        self.ignores_input = True
+        self._stop_read_timer()
+        self.connections.discard(self)
+        if self.phase == "body":
+            can_answer = not self.cycle.response_started
+            self.cycle.disconnected = True  # the application hears of it
+            self.cycle.message_event.set()
+        else:
+            can_answer = not self._is_answering()
+        if len(self.refused) >= self.limits.connections:
+            self.transport.abort()
+        elif can_answer:
+            self.refused.add(self)
+            self._write_error(error)
+            self.read_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        else:
+            self.transport.close()
+            self._watch_writes()
+
+    def _write_error(self, error: ApiError) -> None:
+        headers, body = answer(error, self.url.partition(b"?")[0].decode("latin-1"))
+        fields = [*self.server_state.default_headers, *headers, (b"connection", b"close")]
+        status = STATUS_LINE.get(error.status, b"HTTP/1.1 %d \r\n" % error.status)
+        head = b"".join(b"%s: %s\r\n" % (name, value) for name, value in fields)
+        self.transport.write(b"".join([status, head, b"\r\n", body]))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _allow_reading(self, seconds: float) -> None:
+        self._stop_read_timer()
+        self.read_timer = self.loop.call_later(seconds, self._reading_took_too_long)
+
+    def _stop_read_timer(self) -> None:
+        if self.read_timer is not None:
+            self.read_timer.cancel()
+            self.read_timer = None
+
+    def _reading_took_too_long(self) -> None:
+        self.read_timer = None
+        if self.phase == "idle":
+            self.transport.close()  # nothing was asked
+        elif self.phase == "head":
+            self._refuse(ApiError(408, f"the headers did not come within {self.limits.header_seconds:g} seconds"))
+        else:
+            self._refuse(ApiError(408, f"the body did not come within {self.limits.body_seconds:g} seconds"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_writes()
+
+    def _watch_writes(self) -> None:
+        """Gives the reader `write_seconds` to take some of what waits for it, and as long again while it does."""
+        self._stop_write_timer()
+        waiting = self.transport.get_write_buffer_size()
+        if waiting:
+            self.write_timer = self.loop.call_later(self.limits.write_seconds, self._check_reader, waiting)
+
+    def _stop_write_timer(self) -> None:
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
+
+    def _check_reader(self, waiting: int) -> None:
+        if self.transport.get_write_buffer_size() < waiting:
+            self._watch_writes()
+        else:
+            self.transport.abort()
+
+
+def _detect_dead_peers(connection: Any, seconds: float) -> None:
+    """Has the system probe a silent peer, and give up one that acknowledges nothing."""
+    if connection is None or connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    values = {
+        "TCP_KEEPIDLE": PROBE_SECONDS,
+        "TCP_KEEPINTVL": PROBE_INTERVAL,
+        "TCP_KEEPCNT": PROBES,
+        "TCP_USER_TIMEOUT": int(seconds * 1000),
+    }
+    for name, value in values.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

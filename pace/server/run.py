@@ -1,0 +1,286 @@
+"""The life of the server: open the port, load the model, serve, drain, stop.
+
+    run(options, service, app)
+
+The port answers from the first moment, and says that the model is loading. SIGTERM or Ctrl-C: no new requests, those at
+work get `drain_seconds`, and `run` returns 0. A second one ends the process at once. It is one process: an engine and
+its threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvicorn
+
+from pace.server.options import ServeOptions
+from pace.server.protocol import Connection
+from pace.server.security import Application, Gate
+
+SWITCH_SECONDS = 5e-4
+"""Python's threads hand over the interpreter after this time, a tenth of its default. The engine's thread waits that
+long for a busy event loop after every step."""
+KEEP_ALIVE_SECONDS = 65
+"""An idle connection is kept longer than proxies keep theirs (60 s is common): they must not send into a closed one."""
+STOP_SECONDS = 2
+"""After the drain, for last bytes; what still runs then is cancelled."""
+SPARE_FILES = 256
+"""File descriptors besides those of connections: weights, the interpreter's own."""
+
+
+class Service(Protocol):
+    """What loads the model and answers for it."""
+
+    status: str
+    """ "loading", "ready", "draining" or "failed"."""
+
+    def load(self) -> None:
+        """Reads the model, on a thread of its own; returns when it is ready. Raises what is wrong with it."""
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests, and returns when those at work are done, or after `seconds` with them cancelled."""
+
+    def close(self) -> None:
+        """Frees the model."""
+
+
+class CannotListen(ValueError):
+    """The port or the unix socket cannot be opened. The message says why, and what to do."""
+
+
+def run(options: ServeOptions, service: Service, app: Application) -> int:
+    """Serves until a signal comes, and returns 0. Must be called on the main thread, for its signals.
+
+    Raises CannotListen before anything is loaded, and what `service.load` raises, once the port is closed.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _allow_files(2 * options.limits.connections + SPARE_FILES)
+    with listening(options) as listener:
+        return asyncio.run(_serve(options, service, Gate(app, options), listener))
+
+
+async def _serve(options: ServeOptions, service: Service, app: Application, listener: socket.socket) -> int:
+    server = _Server(_uvicorn_config(options, app))
+    url = _url(options, listener)
+    with _first_signal(options) as stop:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await _first_of(server.is_listening.wait(), serving)
+        _say(f"serving {options.model_names[0]} at {url}, and loading it")
+        if not options.is_local and options.tls_certificate is None:
+            _say("keys and prompts cross the network in the clear: use --tls-cert and --tls-key, or a proxy with TLS")
+        try:
+            loading = _in_thread(service.load)
+            await _first_of(loading, stop.wait(), serving)
+            if stop.is_set() and not loading.done():
+                _exit(options, 0)  # a thread that loads cannot be stopped, and nobody waits for an answer
+            await loading
+            _say(f"ready at {url}")
+            await _first_of(stop.wait(), serving)
+            _say(f"stopping: requests have {options.limits.drain_seconds:g} s to finish; a second signal ends them now")
+            await service.drain(options.limits.drain_seconds)
+        finally:
+            server.should_exit = True
+            await serving
+        service.close()
+    return 0
+
+
+# -- uvicorn -----------------------------------------------------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `run`, and tells when the port answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
+
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+
+def _uvicorn_config(options: ServeOptions, app: Application) -> uvicorn.Config:
+    tls = options.tls_context()
+    return uvicorn.Config(
+        app,
+        http=functools.partial(Connection, limits=options.limits, refused=set()),
+        ws="none",
+        interface="asgi3",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
+    )
+
+
+# -- the port ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening(options: ServeOptions) -> Iterator[socket.socket]:
+    """The socket of the options, open, and closed again; a unix socket is also removed. Raises CannotListen."""
+    listener = _open_port(options.host, options.port) if options.uds is None else _open_unix(Path(options.uds))
+    try:
+        yield listener
+    finally:
+        listener.close()
+        _remove_unix(options)
+
+
+def _open_port(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # Clients of `localhost` look at both kinds of address, and all of them at IPv4.
+        family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise CannotListen(f"host={host} is no address of this machine ({error.strerror})") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise CannotListen(
+            f"port={port} at {host} cannot be opened ({error.strerror}); with 0 the system chooses one"
+        ) from None
+    return listener
+
+
+def _open_unix(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)  # this user's alone, from the moment it is there
+    try:
+        _remove_stale(path)
+        listener.bind(str(path))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise CannotListen(f"uds={path} cannot be opened ({error.strerror or error})") from None
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes a socket whose server has died. Raises OSError where one listens, or where it is something else."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise OSError("there is a file of that name")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise OSError("another server listens there")
+
+
+def _remove_unix(options: ServeOptions) -> None:
+    if options.uds is not None:
+        Path(options.uds).unlink(missing_ok=True)
+
+
+def _url(options: ServeOptions, listener: socket.socket) -> str:
+    if options.uds is not None:
+        return f"unix:{options.uds}"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{options.scheme}://{host}:{listener.getsockname()[1]}"
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _first_signal(options: ServeOptions) -> Iterator[asyncio.Event]:
+    """An event that the first SIGTERM or SIGINT sets; the second ends the process, whatever the loop is at."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    count = 0
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            _exit(options, 128 + number)
+        loop.call_soon_threadsafe(stop.set)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(options: ServeOptions, code: int) -> None:
+    """Ends the process without waiting for its threads."""
+    _remove_unix(options)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _in_thread(function: Any) -> asyncio.Future[None]:
+    """What `function()` returns, of a thread that the interpreter does not wait for at its end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(None) if error is None else future.set_exception(error)
+
+    def work() -> None:
+        error = None
+        try:
+            function()
+        except BaseException as raised:
+            error = raised
+        loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=work, name="pace-load", daemon=True).start()
+    return future
+
+
+async def _first_of(*waited: Any) -> None:
+    """Returns when one is done, and raises what it raised; leaves futures and tasks alone."""
+    tasks = [asyncio.ensure_future(one) for one in waited]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task, one in zip(tasks, waited):
+            if task is not one:
+                task.cancel()
+
+
+def _allow_files(wanted: int) -> None:
+    """Raises the soft limit of open files, which is often 1024, as far as it may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _say(line: str) -> None:
+    print(f"pace: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,221 @@
+"""Who may ask: keys, the `Host` of unkeyed requests, and the origins of web pages. It stands in front of the
+application, and no request gets around it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from pace.server.errors import ApiError
+from pace.server.options import ServeOptions
+from pace.server.refusals import Headers, answer
+
+logger = logging.getLogger("pace")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PUBLIC = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/ready": ("GET", "HEAD")}
+"""Paths that need no key: the chat page, which asks for one, and what probes look at."""
+SHOWN_HEADERS = b"retry-after, retry-after-ms, x-pace-ignored, x-request-id"
+"""What a page of another origin may read of an answer's headers, besides the usual ones."""
+PREFLIGHT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a key stands for, with nothing in it that shows the key."""
+
+    digest: bytes
+    """Compared with that of a request's key."""
+    name: str
+    """In logs and counters."""
+    salt: str
+    """Of the prefix cache, so that no key learns by the time it takes what another has asked."""
+
+    @classmethod
+    def of(cls, key: str) -> Client:
+        def derived(purpose: bytes) -> str:
+            return hmac.new(key.encode(), purpose, hashlib.sha256).hexdigest()
+
+        return cls(_digest(key.encode()), derived(b"name")[:8], derived(b"prefix cache"))
+
+
+class Gate:
+    """ASGI middleware. Lets through who may ask, with `scope["pace"]`:
+
+    request_id   the client's own `x-request-id`, or a fresh one; every answer has it
+    key          the name of its key; None where no key is needed
+    salt         of the prefix cache; None likewise
+    """
+
+    def __init__(self, app: Application, options: ServeOptions) -> None:
+        self.app = app
+        self.clients = [Client.of(key) for key in options.keys]
+        self.hosts = options.hosts
+        self.origins = frozenset(origin.encode() for origin in options.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            raise ValueError(f"no {scope['type']} is served")
+
+        headers = scope["headers"]
+        request_id = _request_id(headers)
+        scope["pace"] = {"request_id": request_id, "key": None, "salt": None}
+        more = [(b"x-request-id", request_id.encode()), *self._cors_headers(headers)]
+        started = False
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": _joined(message.get("headers", ()), more)}
+            await send(message)
+
+        try:
+            self._check_host(headers)
+            if _is_preflight(scope):
+                return await self._answer_preflight(scope, send_with_headers)
+            self._check_key(scope)
+            _check_path(scope["path"])
+            await self.app(scope, receive, send_with_headers)
+        except Exception as error:
+            if started:
+                raise
+            if not isinstance(error, ApiError):
+                logger.exception("request %s failed", request_id)
+                error = ApiError(500, f"the server failed at this request; its log has more under {request_id}")
+                error.headers["x-should-retry"] = "false"
+            fields, body = answer(error, scope["path"])
+            await send_with_headers({"type": "http.response.start", "status": error.status, "headers": fields})
+            await send({"type": "http.response.body", "body": body})
+
+    # -- checks: ApiError for who may not ask --------------------------------------------------------------------------
+
+    def _check_host(self, headers: Headers) -> None:
+        if self.hosts is None:
+            return
+        named = _values(headers, b"host")
+        if len(named) != 1 or _without_port(named[0]) not in self.hosts:
+            raise ApiError(
+                403,
+                "this server is not known under the name in Host. Its owner may add it: pace serve --allowed-host NAME",
+                code="unknown_host",
+            )
+
+    def _check_key(self, scope: Scope) -> None:
+        if not self.clients or scope["method"] in PUBLIC.get(scope["path"], ()):
+            return
+        given = _keys(scope["headers"])
+        client = self._find(given)
+        if client is None:
+            raise ApiError(
+                401,
+                "the API key is not one of this server's"
+                if given
+                else "an API key is needed: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        scope["pace"].update(key=client.name, salt=client.salt)
+
+    def _find(self, given: list[bytes]) -> Client | None:
+        """Looks at every key, whichever fits, so that the time it takes tells nothing."""
+        found = None
+        for digest in map(_digest, given):
+            for client in self.clients:
+                if hmac.compare_digest(digest, client.digest):
+                    found = client
+        return found
+
+    # -- pages of other origins ----------------------------------------------------------------------------------------
+
+    def _cors_headers(self, headers: Headers) -> Headers:
+        """Never allows credentials: a key travels in a header that the page itself sets."""
+        origins = _values(headers, b"origin")
+        if not self.origins or len(origins) != 1:
+            return []
+        if b"*" in self.origins:
+            allowed = b"*"
+        elif origins[0] in self.origins:
+            allowed = origins[0]
+        else:
+            return [(b"vary", b"Origin")]
+        return [
+            (b"access-control-allow-origin", allowed),
+            (b"access-control-expose-headers", SHOWN_HEADERS),
+            (b"vary", b"Origin"),
+        ]
+
+    async def _answer_preflight(self, scope: Scope, send: Send) -> None:
+        """What a browser asks before a page's request, without a key."""
+        headers = scope["headers"]
+        if not any(name == b"access-control-allow-origin" for name, _ in self._cors_headers(headers)):
+            raise ApiError(403, "pages of this origin may not call this server", code="unknown_origin")
+        wanted = b", ".join(_values(headers, b"access-control-request-headers"))
+        allowed = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"content-length", b"0")]
+        allowed.append((b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS))
+        if re.fullmatch(rb"[A-Za-z0-9, -]{1,2000}", wanted):
+            allowed.append((b"access-control-allow-headers", wanted))
+        await send({"type": "http.response.start", "status": 200, "headers": allowed})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _is_preflight(scope: Scope) -> bool:
+    names = {name for name, _ in scope["headers"]}
+    return scope["method"] == "OPTIONS" and {b"origin", b"access-control-request-method"} <= names
+
+
+def _check_path(path: str) -> None:
+    """Paths that mean another one to a proxy in front, or to a file system, are nobody's."""
+    parts = path.split("/")
+    if "" in parts[1:-1] or "." in parts or ".." in parts or "\\" in path or not path.isprintable():
+        raise ApiError(404, "there is nothing at this path", code="unknown_path")
+
+
+def _keys(headers: Headers) -> list[bytes]:
+    """Every key of a request: `Authorization: Bearer KEY`, the scheme in either case, and `X-Api-Key: KEY`."""
+    keys = [value.strip() for value in _values(headers, b"x-api-key")]
+    for value in _values(headers, b"authorization"):
+        scheme, _, key = value.strip().partition(b" ")
+        if scheme.lower() == b"bearer":
+            keys.append(key.strip())
+    return [key for key in keys if key]
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own, where it can forge no line of a log or a header."""
+    given = _values(headers, b"x-request-id")
+    if len(given) == 1 and re.fullmatch(rb"[A-Za-z0-9._-]{1,128}", given[0]):
+        return given[0].decode()
+    return f"req_{secrets.token_hex(12)}"
+
+
+def _without_port(host: bytes) -> str:
+    """`localhost` of `LocalHost:8000`, and `::1` of `[::1]:8000`."""
+    match = re.fullmatch(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?", host.decode("latin-1").strip().lower())
+    return (match[1] or match[2] or "").removesuffix(".") if match else ""
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value for other, value in headers if other == name]
+
+
+def _joined(headers: Any, more: Headers) -> Headers:
+    """The application's headers and ours; ours stand alone under their name, but for `vary`."""
+    ours = {name for name, _ in more if name != b"vary"}
+    return [(name, value) for name, value in headers if name.lower() not in ours] + more

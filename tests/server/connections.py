@@ -1,0 +1,172 @@
+"""A server on a thread of the test's own, and clients that say byte by byte what they send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
+
+from pace.server.limits import Limits
+from pace.server.options import ServeOptions
+from pace.server.run import _Server, _uvicorn_config, listening
+
+GET = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LOAD = SimpleNamespace(model_name_or_path="tiny")
+
+
+def serve_options(**more) -> ServeOptions:
+    return ServeOptions(**{"load": LOAD, "port": 0, **more})
+
+
+class ExampleApp:
+    """Paths that echo, wait, flood or break; `calls` has the paths asked for, `gone` those whose client went away."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.gone: list[str] = []
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "lifespan":
+            raise RuntimeError("no lifespan")
+        path = scope["path"]
+        self.calls.append(path)
+        if path == "/wait":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.gone.append(path)
+            return
+        if path == "/flood":
+            await self._flood(receive, send)
+            self.gone.append(path)
+            return
+        body, more = b"", True
+        while more and path != "/early":
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone.append(path)
+                return
+            body, more = body + message["body"], message["more_body"]
+        size = 60_000 if path == "/large" else 0
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+        answer = json.dumps({"path": path, "body": body.decode("latin-1"), "headers": headers, "pad": "x" * size})
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.encode()})
+
+    async def _flood(self, receive, send) -> None:
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        watcher = asyncio.create_task(watch())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not watcher.done():
+            await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
+            await asyncio.sleep(0)
+
+
+class Running:
+    """A server at work: where it is, and what it has seen."""
+
+    def __init__(self, options: ServeOptions, app) -> None:
+        self.options, self.app = options, app
+        self.server: _Server | None = None
+        self.address: tuple | str = ""
+
+    @property
+    def connections(self) -> set:
+        return self.server.server_state.connections
+
+    def connect(self, timeout: float = 5.0, receive_buffer: int | None = None) -> socket.socket:
+        family = socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET
+        client = socket.socket(family, socket.SOCK_STREAM)
+        if receive_buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.settimeout(timeout)
+        client.connect(self.address)
+        return client
+
+    def say(self, *pieces: bytes, pause: float = 0.0) -> bytes:
+        """Sends the pieces, and returns all that comes back until the server closes."""
+        with self.connect() as client:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                for piece in pieces:
+                    client.sendall(piece)
+                    time.sleep(pause)
+            return read_all(client)
+
+
+@contextlib.contextmanager
+def serving(app=None, send_buffer: int | None = None, **more):
+    """A `Running` server of `app`, with limits or fields of ServeOptions."""
+    names = Limits.names()
+    limits = Limits(**{name: value for name, value in more.items() if name in names})
+    options = serve_options(limits=limits, **{name: value for name, value in more.items() if name not in names})
+    running = Running(options, app or ExampleApp())
+    started, loop = threading.Event(), None
+
+    async def run(listener: socket.socket) -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        running.server = _Server(_uvicorn_config(options, running.app))
+        serve = asyncio.create_task(running.server.serve(sockets=[listener]))
+        await running.server.is_listening.wait()
+        started.set()
+        await serve
+
+    with listening(options) as listener:
+        if send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        running.address = listener.getsockname()
+        thread = threading.Thread(target=lambda: asyncio.run(run(listener)))
+        thread.start()
+        try:
+            assert started.wait(10)
+            yield running
+        finally:
+            running.server.should_exit = True
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def read_all(client: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := client.recv(1 << 16):
+            received += piece
+    return received
+
+
+def read_answer(client: socket.socket) -> bytes:
+    """One answer with a Content-Length, of a connection that stays open."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += client.recv(1 << 16)
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+    while len(body) < length:
+        body += client.recv(1 << 16)
+    return head + b"\r\n\r\n" + body
+
+
+def parts(answer: bytes) -> tuple[int, dict[str, str], dict]:
+    """Status, headers and JSON of an answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), json.loads(body)
+
+
+def wait_until(condition, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)

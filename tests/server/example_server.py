@@ -1,0 +1,76 @@
+"""`python -m tests.server.example_server '{"port": 0}' '{"load_seconds": 1}'`: the shell around a service that loads
+nothing, in a process of its own, for tests of its life."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+from pace.server.limits import Limits
+from pace.server.options import ServeOptions
+from pace.server.run import CannotListen, run
+
+
+class ExampleService:
+    """Loads for a time, then answers at /work for a time."""
+
+    def __init__(self, load_seconds: float = 0, fails: bool = False, work_seconds: float = 0, hangs: bool = False):
+        self.status = "loading"
+        self.load_seconds, self.fails, self.work_seconds, self.hangs = load_seconds, fails, work_seconds, hangs
+        self.at_work: set[asyncio.Task] = set()
+
+    def load(self) -> None:
+        time.sleep(self.load_seconds)
+        if self.fails:
+            self.status = "failed"
+            raise FileNotFoundError("there is no such model")
+        self.status = "ready"
+
+    async def drain(self, seconds: float) -> None:
+        self.status = "draining"
+        if self.at_work:
+            _, late = await asyncio.wait(self.at_work, timeout=seconds)
+            for task in late:
+                task.cancel()
+
+    def close(self) -> None:
+        print("closed", file=sys.stderr, flush=True)
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "lifespan":
+            raise RuntimeError("no lifespan")
+        status, text = 200, self.status
+        if scope["path"] == "/work" and self.status == "ready":
+            if self.hangs:
+                time.sleep(60)
+            task = asyncio.ensure_future(asyncio.sleep(self.work_seconds, "done"))
+            self.at_work.add(task)
+            try:
+                text = await task
+            except asyncio.CancelledError:
+                status, text = 500, "cut short"
+            self.at_work.discard(task)
+        elif self.status != "ready":
+            status = 503
+        headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(text))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text.encode()})
+
+
+def main(options: str, service: str = "{}") -> int:
+    fields = json.loads(options)
+    limits = Limits(**fields.pop("limits", {}))
+    example = ExampleService(**json.loads(service))
+    load = SimpleNamespace(model_name_or_path="example")
+    try:
+        return run(ServeOptions(load=load, limits=limits, **fields), example, example)
+    except (CannotListen, FileNotFoundError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, CannotListen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
