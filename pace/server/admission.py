@@ -6,7 +6,7 @@ import asyncio
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -30,8 +30,9 @@ class Waiting:
 class Admission:
     """Lets requests to the engine in order, no more rows than keep it busy. On the event loop alone."""
 
-    def __init__(self, limits: Limits, max_sequences: int) -> None:
-        """`max_sequences` run at once; as many again wait in the engine, the others here."""
+    def __init__(self, limits: Limits, max_sequences: int, rejected: Callable[[str], object]) -> None:
+        """`max_sequences` run at once; as many again wait in the engine, the others here. `rejected` hears of each
+        request that is turned away, and why: "queue", "key" or "wait"."""
         self._max_rows = 2 * max_sequences
         self._max_requests = (4 * max_sequences if limits.max_queue is None else limits.max_queue) + max_sequences
         self._max_wait = limits.max_wait
@@ -42,8 +43,7 @@ class Admission:
         self._waiting: list[Waiting] = []
         self._arrivals = 0
         self._tokens_per_second: float | None = None
-        self.num_rejected: Counter[str] = Counter()
-        """Requests turned away, by reason."""
+        self._rejected = rejected
 
     @property
     def num_waiting(self) -> int:
@@ -76,6 +76,7 @@ class Admission:
         if self._waiting or self._num_rows >= self._max_rows:
             await self._wait(num_tokens, priority)
         self._num_rows += num_rows
+        self._let_in()
         try:
             yield
         finally:
@@ -117,7 +118,7 @@ class Admission:
             self._waiting.pop(0).turn.set_result(None)
 
     def _full(self, why: str, message: str) -> ApiError:
-        self.num_rejected[why] += 1
+        self._rejected(why)
         seconds = max(1, math.ceil(self.seconds_waiting))
         return ApiError(
             429,

@@ -1,24 +1,22 @@
-"""Rows of the engine as a connection sees them: a cursor over what came, in pieces of text.
-
-The engine's thread writes rows (`Row` is a `TokenSink`), the event loop reads them. After a step the loop is woken once
-for all rows, and then at most every REST_SECONDS: a small model makes dozens of tokens in that time.
-"""
+"""What a connection sees of its rows: an answer, in pieces of text as they come, or whole."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pace.llm.clients.streamer import NoPieces
-from pace.llm.decoding.detokenizer import TextPieces
-from pace.llm.sequence import Sequence, TokenLogprob
-from pace.server.token_texts import TokenPiece, TokenTexts
-
-REST_SECONDS = 0.008
-"""As `clients/waiting.py` has it, for the same reason."""
+from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
+from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
+from pace.llm.engine.driver import EngineDriver
+from pace.llm.sequence import Sequence
+from pace.server.errors import ApiError
+from pace.server.jobs import Job
+from pace.server.rows import Row, Wakeups
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,75 +57,23 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-class Wakeups:
-    """Wakes the loop for rows that have something new. `notify` is called on the engine's thread, and never waits."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._dirty: deque[Row] = deque()
-        self._is_due = False
-
-    def notify(self, row: Row) -> None:
-        if not row.is_dirty:
-            row.is_dirty = True
-            self._dirty.append(row)
-        if not self._is_due:
-            self._is_due = True
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody reads any more
-                pass
-
-    def _deliver(self) -> None:
-        """Tells each row's answer once; then the loop rests from rows for a while."""
-        if not self._dirty:
-            self._is_due = False
-            if self._dirty:  # came between the two lines, and was not told
-                self._is_due = True
-                self._loop.call_soon(self._deliver)
-            return
-        while self._dirty:
-            row = self._dirty.popleft()
-            row.is_dirty = False
-            row.changed()
-        self._loop.call_later(REST_SECONDS, self._deliver)
-
-
-class Row:
-    """One sequence's tokens as they came. The engine's thread appends, and ends it; nothing is ever taken back."""
-
-    def __init__(self, sequence: Sequence, notify: Callable[[Row], None]) -> None:
-        self.sequence = sequence
-        self.tokens: list[tuple[int, TokenLogprob | None]] = []
-        self.is_dirty = False
-        self.is_ended = False
-        self.error: BaseException | None = None
-        self.changed: Callable[[], None] = lambda: None
-        """Called on the loop once there is something new."""
-        self._notify = notify
-
-    def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        self.tokens.append((token, logprob))
-        self._notify(self)
-
-    def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
-        self.error = error
-        self.is_ended = True
-        self._notify(self)
-
-
 class Cursor:
     """Reads one row as text. What may become a stop string, or is half a character, is held back with its tokens."""
 
-    def __init__(self, index: int, row: Row, tokenizer: Any, stop_strings: list[str] | None, wants_tokens: bool):
+    def __init__(self, index: int, row: Row, tokenizer: Any, job: Job) -> None:
         """Without a tokenizer texts are empty."""
         self.index = index
         self.row = row
         self.num_read = 0
         self.is_done = False
-        self._pieces: TextPieces | NoPieces = NoPieces() if tokenizer is None else TextPieces(tokenizer, stop_strings)
+        self._job = job
+        self._pieces: TextPieces | NoPieces = (
+            NoPieces()
+            if tokenizer is None
+            else TextPieces(tokenizer, job.sampling.stop_strings, job.skip_special_tokens)
+        )
         self._end_token = getattr(tokenizer, "eos_token_id", None)
-        self._token_texts = TokenTexts(tokenizer) if wants_tokens else None
+        self._token_texts = TokenTexts(tokenizer) if job.wants_tokens else None
 
     def read(self) -> Piece | None:
         """What came since the last call; None where that is nothing to show. Raises the row's error."""
@@ -141,6 +87,8 @@ class Cursor:
         if is_ended:
             text += self._flush()
             self.is_done, finish = True, self._finish()
+            if self._job.include_stop and isinstance(finish.stop, str):
+                text += finish.stop
         tokens = [] if self._token_texts is None else self._token_texts.take(len(text), is_ended)
         if finish is not None and finish.is_end_token and tokens:
             tokens[-1] = tokens[-1].as_end()
@@ -171,3 +119,140 @@ class Cursor:
             return Finish("stop", matched)
         token = self.row.tokens[-1][0]
         return Finish("stop", None if token == self._end_token else token, is_end_token=True)
+
+
+class Answer:
+    """What the engine makes of one job: several choices, which it reads as they come."""
+
+    def __init__(self, driver: EngineDriver, job: Job, samples: list[list[Sequence]], tokenizer: Any, wakeups: Wakeups):
+        """`samples` are the sequences of each prompt; they are submitted here. Raises what ended the driver."""
+        self._driver = driver
+        self._job = job
+        self._tokenizer = tokenizer
+        self._changed = asyncio.Event()
+        self._fresh: dict[Cursor, None] = {}
+        self._sequences = [sequence for group in samples for sequence in group]
+        self._cursors: list[Cursor] = []
+        for group in samples:
+            rows = [Row(sequence, wakeups.notify) for sequence in group]
+            # The likeliest continuation is computed once, however often it is asked for.
+            for row in rows * job.num_choices if len(rows) == 1 else rows:
+                self._cursors.append(Cursor(len(self._cursors), row, tokenizer, job))
+            for row in rows:
+                own = [cursor for cursor in self._cursors if cursor.row is row]
+                row.changed = partial(self._take_note, own)
+                row.sequence.sink = row
+        self._prompts = {cursor: job.wants_prompt for cursor in self._cursors}
+        driver.submit(self._sequences)
+
+    @property
+    def usage(self) -> Usage:
+        """Of the tokens read so far; a prompt counts once, however many choices continue it."""
+        firsts = [cursor.row.sequence for cursor in self._cursors[:: self._per_prompt]]
+        return Usage(
+            prompt_tokens=sum(sequence.num_prompt_tokens for sequence in firsts),
+            completion_tokens=0 if self._job.max_tokens == 0 else sum(cursor.num_read for cursor in self._cursors),
+            cached_tokens=sum(sequence.times.num_reused for sequence in firsts),
+        )
+
+    @property
+    def _per_prompt(self) -> int:
+        return max(self._job.num_choices, self._job.sampling.num_return_sequences)
+
+    async def pieces(self, patience: float) -> AsyncIterator[list[Piece]]:
+        """Yields what came, as it comes, until all choices are done; an empty list where nothing did for `patience`
+        seconds. Raises ApiError for what goes wrong with a row."""
+        left = len(self._cursors)
+        while left:
+            if not self._fresh:
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await self._changed.wait()
+            cursors, self._fresh = self._fresh, {}
+            pieces = []
+            for cursor in cursors:
+                if (piece := self._read(cursor)) is not None:
+                    pieces.append(piece)
+                    left -= piece.finish is not None
+            if pieces or not cursors:
+                yield pieces
+
+    async def whole(self) -> list[Piece]:
+        """Each choice with all of its text. Raises as `pieces`."""
+        choices = [Piece(cursor.index, "") for cursor in self._cursors]
+        async for pieces in self.pieces(3600.0):
+            for piece in pieces:
+                choice = choices[piece.index]
+                choice.text += piece.text
+                choice.tokens += piece.tokens
+                choice.finish = piece.finish
+                choice.prompt = choice.prompt or piece.prompt
+        return self._best(choices)
+
+    def cancel(self) -> None:
+        """Ends what has not ended; harmless afterwards."""
+        self._driver.abort(self._sequences)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _take_note(self, cursors: list[Cursor]) -> None:
+        self._fresh.update(dict.fromkeys(cursors))
+        self._changed.set()
+
+    def _read(self, cursor: Cursor) -> Piece | None:
+        try:
+            piece = cursor.read()
+        except Exception as error:
+            raise as_api_error(error) from error
+        if piece is None:
+            return None
+        if piece.finish is not None and piece.finish.reason == "cancelled":
+            raise ApiError(503, "the server is shutting down", headers={"retry-after": "10"})
+        if self._job.max_tokens == 0:
+            piece.text, piece.tokens = "", []
+        if self._prompts.pop(cursor, False):
+            piece.prompt = self._prompt(cursor.row.sequence)
+        return piece
+
+    def _prompt(self, sequence: Sequence) -> list[TokenPiece]:
+        """The tokens of a prompt with their texts, and log-probabilities where they were computed."""
+        tokens = sequence.tokens[: sequence.num_prompt_tokens]
+        logprobs = sequence.prompt_logprobs or [None] * len(tokens)
+        texts = TokenTexts(self._tokenizer)
+        detokenizer = None if self._tokenizer is None else Detokenizer(self._tokenizer, self._job.skip_special_tokens)
+        length = 0
+        for token, logprob in zip(tokens, logprobs):
+            given = detokenizer.push(token) if detokenizer else ""
+            length += len(given)
+            texts.push(token, logprob, given)
+        rest = detokenizer.flush() if detokenizer else ""
+        texts.close(rest)
+        return texts.take(length + len(rest), is_last=True)
+
+    def _best(self, choices: list[Piece]) -> list[Piece]:
+        """Of each prompt's choices those that are answered: the likeliest by token, where more were computed."""
+        n, per_prompt = self._job.num_choices, self._per_prompt
+        if per_prompt == n:
+            return choices
+        kept: list[Piece] = []
+        for first in range(0, len(choices), per_prompt):
+            group = sorted(choices[first : first + per_prompt], key=mean_logprob, reverse=True)
+            for choice in group[:n]:
+                choice.index = len(kept)
+                kept.append(choice)
+        return kept
+
+
+def mean_logprob(choice: Piece) -> float:
+    values = [piece.logprob.logprob for piece in choice.tokens if piece.logprob is not None]
+    return sum(values) / len(values) if values else 0.0
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client hears of a row that failed: the engine's own words where these are about the request."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValueError):
+        return ApiError(400, str(error))
+    return ApiError(500, "the engine failed at this request; it goes on with others")

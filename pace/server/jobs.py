@@ -49,6 +49,8 @@ class Job:
     """Whether the answer begins with the prompt."""
     wants_tokens: bool = False
     """Whether tokens are answered beside their text."""
+    wants_prompt: bool = False
+    """Whether the prompt's tokens are."""
     include_stop: bool = False
     """Whether the stop string stays in the text."""
     skip_special_tokens: bool = True

@@ -12,19 +12,21 @@ BASE_CLASSES = "transformers.tokenization_utils"
 """Modules of the tokenizers that a model's own may derive from, and change."""
 
 
-def decode(tokenizer: Any, tokens: list[int]) -> str:
-    """The text of tokens, without special tokens and without the cleaning of spaces that would change it afterwards."""
-    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False) if tokens else ""
+def decode(tokenizer: Any, tokens: list[int], skip_special_tokens: bool = True) -> str:
+    """The text of tokens, without the cleaning of spaces that would change it afterwards."""
+    if not tokens:
+        return ""
+    return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
 
-def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
-    """`decode` of one tokenizer. Where transformers does no more than to call the tokenizers package, that is called
+def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[list[int]], str]:
+    """`decode` of one tokenizer, with or without special tokens. Where transformers does no more than to call the tokenizers package, that is called
     itself: a stream decodes twice for every token, and what is around it takes several times as long."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     methods = (getattr(type(tokenizer), name, None) for name in ("decode", "_decode"))
     if backend is not None and all(getattr(method, "__module__", "").startswith(BASE_CLASSES) for method in methods):
-        return lambda tokens: backend.decode(tokens, skip_special_tokens=True)
-    return lambda tokens: decode(tokenizer, tokens)
+        return lambda tokens: backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+    return lambda tokens: decode(tokenizer, tokens, skip_special_tokens)
 
 
 class Detokenizer:
@@ -38,10 +40,10 @@ class Detokenizer:
     part of a character, such tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
-        self._decode = decoder_of(tokenizer)
-        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._decode = decoder_of(tokenizer, skip_special_tokens)
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()) if skip_special_tokens else ())
         self._state = _Followed("", [], 0, 0)  # replaced as a whole: a push that is broken off has not been
 
     @property
@@ -116,8 +118,8 @@ class TextPieces:
     Text that may turn out to be the start of a stop string is held back until it is known.
     """
 
-    def __init__(self, tokenizer: Any, stop_strings: list[str] | None = None) -> None:
-        self.detokenizer = Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Any, stop_strings: list[str] | None = None, skip_special_tokens: bool = True) -> None:
+        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens)
         self.stop_strings = stop_strings or []
         self._held = ""
         self._stopped = False

@@ -14,6 +14,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -57,6 +58,8 @@ class EngineDriver:
         self._is_exiting = False
         self._inbox: deque[tuple[Work, Refusal]] = deque()
         self._current: tuple[Work, Refusal] | None = None
+        self.stepping_since: float | None = None
+        """When the step under way began, on the clock of `time.perf_counter`; None between steps."""
         self._of_the_parent: list[tuple[Work, Refusal]] = []
         """In a child after `fork()`: what was posted before."""
         self._make_locks()
@@ -190,7 +193,9 @@ class EngineDriver:
                 self._finish()
                 return False
             try:
+                self.stepping_since = time.perf_counter()
                 has_stepped = self._engine.step()
+                self.stepping_since = None
                 for error in self._engine.failures:
                     forget_engine_frames(error)
                 if not has_stepped:
@@ -199,6 +204,7 @@ class EngineDriver:
                     continue
                 num_failures = 0
             except BaseException as error:
+                self.stepping_since = None
                 num_failures += 1
                 logger.warning("a step failed, and with it what it worked on: %r", error)
                 forget_engine_frames(error)

@@ -20,7 +20,7 @@ CHAT_REFUSED = REFUSED | {
     "documents": "the template's documents are not served",
     "echo": "chat has no echo; completions do",
 }
-CHAT_INERT = INERT | {"reasoning_effort", "parallel_tool_calls", "function_call", "include_reasoning"}
+CHAT_INERT = INERT | {"parallel_tool_calls", "function_call", "include_reasoning"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
@@ -39,6 +39,8 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """Told to the template, of which some look at it."""
 
     def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
         """Raises ApiError for what cannot be served."""
@@ -83,7 +85,9 @@ class ChatRequest(GenerationRequest):
                 400, "continue_final_message goes on with a message of the assistant", param="continue_final_message"
             )
         begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
-        return ChatPrompt(messages, begins, goes_on, _template_kwargs(self.chat_template_kwargs or {}, limits))
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        kwargs = _template_kwargs(effort | (self.chat_template_kwargs or {}), limits)
+        return ChatPrompt(messages, begins, goes_on, kwargs)
 
 
 def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class CompletionsRequest(GenerationRequest):
                 param="prompt",
             )  # fmt: skip
         job.echo = bool(self.echo)
+        job.wants_prompt |= job.echo
         return job
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -10,11 +10,11 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
-from pace.server.sampling import Settings
 from pace.server.schemas.fields import Request
+from pace.server.schemas.sampling import Settings
 
 INERT = frozenset(
-    "user metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity store request_id "
+    "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
     "spaces_between_special_tokens skip_reading_prefix_cache model".split()
 )
 """Fields that change nothing here, and that nobody need be told of."""
@@ -31,6 +31,7 @@ REFUSED = {
     "json_schema": "grammars are not served yet",
     "logits_processors": "code of a client is not run",
     "lora_request": "adapters are not served",
+    "store": "nothing is stored",
 }
 """Fields of other servers that this one knows and does not have, and why."""
 
@@ -61,6 +62,8 @@ class GenerationRequest(Request):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    """There is one."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -139,6 +142,7 @@ class GenerationRequest(Request):
             priority=self.priority or 0,
             cache_salt=salt,
             bad_words=bad_words,
+            wants_prompt=bool(self.return_token_ids) or self.prompt_logprobs is not None,
             wants_tokens=settings.config.logprobs is not None or bool(self.return_token_ids),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,

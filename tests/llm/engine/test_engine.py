@@ -283,7 +283,7 @@ def test_a_sink_hears_of_every_token_and_once_of_the_end(length: int) -> None:
     sequences = []
     for prompt in ([5, 6], [7], [8]):
         prepared = generator.prepare_for_generate(prompt, SamplingConfig(max_new_tokens=30, logprobs=1))
-        sequences += generator._sequences_of(prepared, 0)
+        sequences += generator.sequences_of(prepared, 0)
     for sequence in sequences:
         sequence.sink = Listener()
     engine.submit(sequences)

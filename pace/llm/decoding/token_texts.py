@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pace.llm.decoding.token_bytes import TokenBytes
 from pace.llm.sequence import TokenLogprob
-from pace.server.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)

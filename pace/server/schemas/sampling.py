@@ -91,7 +91,7 @@ class Settings:
         for key, bias in (value or {}).items():
             if not (key.isascii() and key.isdigit()) or len(key) > 10:
                 raise ApiError(
-                    400, f"logit_bias: keys are token ids, such as \"123\"; got {key[:40]!r}", param="logit_bias"
+                    400, f'logit_bias: keys are token ids, such as "123"; got {key[:40]!r}', param="logit_bias"
                 )
             if not -100 <= bias <= 100:
                 raise ApiError(400, f"logit_bias: biases are from -100 to 100; got {bias:g}", param="logit_bias")
@@ -116,6 +116,4 @@ class Settings:
 
     def _check_count(self, param: str, value: Any) -> None:
         if value is not None and len(value) > self.limits.token_lists:
-            raise ApiError(
-                400, f"{param} may have {self.limits.token_lists} entries, got {len(value)}", param=param
-            )
+            raise ApiError(400, f"{param} may have {self.limits.token_lists} entries, got {len(value)}", param=param)

@@ -1,0 +1,45 @@
+"""`system_fingerprint`: equal fingerprint, body and seed give equal bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pace import _C, __version__
+from pace.llm.loading import LoadOptions
+from pace.llm.models.hf_utils import find_checkpoint
+
+SAMPLED_BYTES = 64 << 10
+"""Read at both ends of each file: two checkpoints differ in their first and last weights, too."""
+KINDS = (".safetensors", ".bin", ".gguf", ".json", ".jinja", ".model")
+
+
+def fingerprint(options: LoadOptions) -> str:
+    """Of everything that the bits of an answer depend on besides the request: the version, the checkpoint's files, how
+    weights and cache are held, and the instruction set."""
+    held = (options.dtype, options.quantization, options.kv_cache_dtype, options.backend, options.max_seq_len)
+    digest = hashlib.sha256(json.dumps([__version__, _C.isa(), *map(repr, held)]).encode())
+    for where in dict.fromkeys((options.model_name_or_path, options.tokenizer_name_or_path)):
+        if where is not None:
+            _add_files(digest, _find(options, where))
+    return f"fp_{digest.hexdigest()[:16]}"
+
+
+def _find(options: LoadOptions, where: str | Path) -> Path:
+    """The files that were just loaded, without asking the Hub once more."""
+    return find_checkpoint(
+        where, options.revision, options.token, options.cache_dir, local_files_only=True, progress=False
+    )
+
+
+def _add_files(digest: Any, checkpoint: Path) -> None:
+    files = [checkpoint] if checkpoint.is_file() else sorted(checkpoint.iterdir())
+    for file in files:
+        if file.suffix in KINDS and file.is_file():
+            size = file.stat().st_size
+            with open(file, "rb") as stream:
+                head = stream.read(SAMPLED_BYTES)
+                stream.seek(max(0, size - SAMPLED_BYTES))
+                digest.update(f"{file.name} {size} ".encode() + head + stream.read(SAMPLED_BYTES))

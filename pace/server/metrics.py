@@ -1,0 +1,133 @@
+"""What `GET /metrics` shows, for Prometheus: vLLM's names under `pace:`, or under the prefix that was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pace.llm.sequence import Sequence
+
+if TYPE_CHECKING:
+    from pace.server.service import Service
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Seconds for a token."""
+LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Seconds for a request, or a part of one."""
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+"""Tokens."""
+
+
+class Metrics:
+    """Counts of one service. Called on the event loop alone."""
+
+    def __init__(self, prefix: str, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._prefix = prefix
+        self._gauges()
+        self._http = self._counter("http_requests", "Requests answered", "route", "status")
+        self._success = self._counter("request_success", "Choices that ended, by reason", "finished_reason")
+        self._rejected = self._counter("rejected", "Requests turned away for lack of room, by reason", "why")
+        self._gone = self._counter("client_gone", "Clients that left before their answer was complete")
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
+        self._generated = self._counter("generation_tokens", "Tokens generated")
+        self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache")
+        self._hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache")
+        self._preemptions = self._counter("num_preemptions", "Times that a sequence gave way to others")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were kept")
+        self._first = self._histogram("time_to_first_token_seconds", "From submission to the first token", LONG)
+        self._each = self._histogram("request_time_per_output_token_seconds", "After the first, on average", SHORT)
+        self._whole = self._histogram("e2e_request_latency_seconds", "From submission to the end", LONG)
+        self._queue = self._histogram("request_queue_time_seconds", "From submission to a place in the steps", LONG)
+        self._prefill = self._histogram("request_prefill_time_seconds", "From there to the first token", LONG)
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end", LONG)
+        self._prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of a prompt", SIZES)
+        self._sizes = self._histogram("request_generation_tokens", "Tokens generated for a choice", SIZES)
+
+    def answered(self, route: str, status: int) -> None:
+        """Hears of the status line of an answer."""
+        self._http.labels(route, str(status)).inc()
+
+    def client_gone(self) -> None:
+        self._gone.inc()
+
+    def rejected(self, why: str) -> None:
+        self._rejected.labels(why).inc()
+
+    def ended(self, samples: Iterable[list[Sequence]]) -> None:
+        """Hears of the sequences of an answer, once they have left the engine or were told to."""
+        for group in samples:
+            self._prompt.inc(group[0].num_prompt_tokens)
+            self._prompt_sizes.observe(group[0].num_prompt_tokens)
+            self._queries.inc(group[0].num_prompt_tokens)
+            self._hits.inc(group[0].times.num_reused)
+            for sequence in group:
+                self._count(sequence)
+
+    def render(self) -> bytes:
+        """The page, in Prometheus's text form."""
+        return generate_latest(self._registry)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _count(self, sequence: Sequence) -> None:
+        times, num_generated = sequence.times, sequence.num_generated
+        self._success.labels(sequence.finish_reason or "cancelled").inc()
+        self._generated.inc(num_generated)
+        self._sizes.observe(num_generated)
+        self._preemptions.inc(times.num_preemptions)
+        self._drafted.inc(times.num_drafted)
+        self._accepted.inc(times.num_accepted)
+        end = times.finished or time.perf_counter()
+        self._whole.observe(end - times.submitted)
+        if times.admitted is not None:
+            self._queue.observe(times.admitted - times.submitted)
+        if times.first_token is None:
+            return
+        self._first.observe(times.first_token - times.submitted)
+        self._prefill.observe(times.first_token - (times.admitted or times.submitted))
+        self._decode.observe(end - times.first_token)
+        if num_generated > 1:
+            self._each.observe((end - times.first_token) / (num_generated - 1))
+
+    def _gauges(self) -> None:
+        service = self._service
+
+        def of_engine(read: Any) -> float:
+            generator = service.generator
+            try:
+                return float(read(generator.engine)) if generator is not None else 0.0
+            except (RuntimeError, ValueError):  # it has ended
+                return 0.0
+
+        scheduler = {
+            "num_requests_running": ("Sequences in the steps", lambda engine: len(engine.scheduler.running)),
+            "kv_cache_usage_perc": (
+                "Part of the cache that sequences hold, 0 to 1",
+                lambda engine: engine.cache.used_bytes / max(1, engine.cache.budget_bytes),
+            ),
+        }
+        for name, (what, read) in scheduler.items():
+            self._gauge(name, what).set_function(lambda read=read: of_engine(read))
+        self._gauge("num_requests_waiting", "Requests and sequences that wait for a place").set_function(
+            lambda: (
+                of_engine(lambda engine: len(engine.scheduler.waiting))
+                + (service.admission.num_waiting if service.admission else 0)
+            )
+        )
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"{self._prefix}:{name}", what, labels, registry=self._registry)
+
+    def _gauge(self, name: str, what: str) -> Gauge:
+        return Gauge(f"{self._prefix}:{name}", what, registry=self._registry)
+
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{self._prefix}:{name}", what, buckets=buckets, registry=self._registry)

@@ -1,0 +1,222 @@
+"""One model behind an event loop: jobs in, answers out. All that the routes know of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pace.llm import loading
+from pace.llm.configs import SamplingConfig
+from pace.llm.generator import Generator
+from pace.llm.sequence import Sequence
+from pace.server.admission import Admission
+from pace.server.answers import Answer
+from pace.server.errors import ApiError
+from pace.server.fingerprint import fingerprint
+from pace.server.jobs import Job
+from pace.server.metrics import Metrics
+from pace.server.prompts import PromptReader
+from pace.server.rows import Wakeups
+
+logger = logging.getLogger("pace")
+
+STALL_SECONDS = 60.0
+"""A step of this length is no step any more: the machine sleeps, or something hangs."""
+WORKERS = 2
+"""Threads that render templates and tokenise."""
+
+
+class Service:
+    """Loads a model, and answers jobs with it until it is drained.
+
+    `load` and `close` are called on any thread, everything else on the event loop.
+    """
+
+    def __init__(self, options: Any) -> None:
+        """`options`: a `ServeOptions`."""
+        self.options = options
+        self.limits = options.limits
+        self.status = "loading"
+        self.started = int(time.time())
+        self.generator: Generator | None = None
+        self.reader: PromptReader | None = None
+        self.admission: Admission | None = None
+        self.fingerprint = ""
+        self.metrics = Metrics(options.metrics_prefix, self)
+        self._wakeups: Wakeups | None = None
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="pace-prompts")
+        self._answers: set[Answer] = set()
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Loads the model. Raises what `loading.open` raises."""
+        try:
+            loaded = loading.open(self.options.load)
+            self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults))
+        except BaseException:
+            self.status = "failed"
+            raise
+
+    def use(self, generator: Generator) -> None:
+        """Serves a model that is loaded."""
+        engine = generator.engine
+        self.reader = PromptReader(
+            generator.tokenizer, engine.model.vocab_size, engine.max_length, self.limits.bytes_per_token
+        )
+        self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
+        self.fingerprint = fingerprint(self.options.load)
+        self.generator = generator
+        self.status = "ready"
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more work, and waits until what is under way has been answered; after `seconds`, ends it."""
+        self.status = "draining"
+        deadline = time.monotonic() + seconds
+        while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for answer in list(self._answers):
+            answer.cancel()
+        deadline = time.monotonic() + 1.0
+        while self.admission is not None and self.admission.num_requests and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)  # for the last words of streams
+
+    def close(self) -> None:
+        """Frees the model. Closing twice is harmless."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        if self.generator is not None:
+            self.generator.driver.close()
+            self.generator = None
+
+    @property
+    def why_unwell(self) -> str | None:
+        """Why nothing can be answered any more, or has not been for long; None where all is well."""
+        if self.status == "failed":
+            return "the model could not be loaded"
+        if self.generator is None:
+            return None
+        try:
+            _ = self.generator.engine
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+        since = self.generator.driver.stepping_since
+        seconds = 0.0 if since is None else time.perf_counter() - since
+        return f"a step has taken {seconds:.0f} s so far" if seconds > STALL_SECONDS else None
+
+    # -- about the model -----------------------------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        return self.options.names[0]
+
+    @property
+    def defaults(self) -> SamplingConfig:
+        return self._open.defaults
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._open.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self._open.engine.max_length
+
+    def check_model(self, name: str | None) -> str:
+        """The name that the answer has. Raises ApiError for a model that is not served."""
+        if name is None:
+            return self.model_name
+        if len(name) > self.limits.name_characters:
+            raise ApiError(400, f"model: a name has at most {self.limits.name_characters} characters", param="model")
+        if name not in self.options.names:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; there is {', '.join(self.options.names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 before the model is loaded, and while the server ends."""
+        _ = self._open
+
+    @property
+    def _open(self) -> Generator:
+        """Raises ApiError 503 before the model is loaded, and while the server ends."""
+        if self.status != "ready" or self.generator is None:
+            why = {"loading": "the model is loading", "draining": "the server is shutting down"}
+            raise ApiError(503, why.get(self.status, "the model could not be loaded"), headers={"retry-after": "5"})
+        return self.generator
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def answer(self, job: Job, salt: str | None, key: str | None) -> AsyncIterator[Answer]:
+        """The answer of a job, which leaving the block ends. `salt` and `key` are the client's. Raises ApiError."""
+        generator = self._open
+        with self.admission.request(key):
+            samples = await self.work(self._prepare, generator, job, salt)
+            sequences = [sequence for group in samples for sequence in group]
+            num_tokens = sum(group[0].num_prompt_tokens for group in samples)
+            async with self.admission.rows(len(sequences), num_tokens, job.priority):
+                if self._wakeups is None:
+                    self._wakeups = Wakeups(asyncio.get_running_loop())
+                try:
+                    answer = Answer(generator.driver, job, samples, generator.tokenizer, self._wakeups)
+                except (RuntimeError, ValueError) as error:
+                    raise ApiError(503, str(error)) from error
+                self._answers.add(answer)
+                try:
+                    yield answer
+                finally:
+                    self._answers.discard(answer)
+                    answer.cancel()
+                    self._measure(samples)
+                    self.metrics.ended(samples)
+
+    async def work(self, function: Any, *arguments: Any) -> Any:
+        """What `function` returns, run by a worker."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    def _prepare(self, generator: Generator, job: Job, salt: str | None) -> list[list[Sequence]]:
+        """Sequences of each prompt, ready to be submitted. Runs in a worker. Raises ApiError."""
+        rows = self.reader.read(job)
+        config = job.sampling.copy()
+        room = generator.engine.max_length - min(map(len, rows))
+        config.max_new_tokens = room if job.max_tokens is None else max(1, min(job.max_tokens, room))
+        config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
+        if job.bad_words:
+            config.bad_words_ids = self.reader.bad_words(job.bad_words)
+        try:
+            prepared = generator.prepare_for_generate(rows, config)
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, str(error)) from None
+        samples = [generator.sequences_of(prepared, index) for index in range(len(rows))]
+        for group in samples:
+            for sequence in group:
+                sequence.priority = job.priority
+                sequence.cache_salt = _joined_salt(salt, job.cache_salt)
+        return samples
+
+    def _measure(self, samples: list[list[Sequence]]) -> None:
+        """Tells the queue how long prompts took to be read."""
+        for group in samples:
+            times = group[0].times
+            if times.first_token is not None and times.admitted is not None:
+                self.admission.measured(
+                    group[0].num_prompt_tokens - times.num_reused, times.first_token - times.admitted
+                )
+
+
+def _joined_salt(of_key: str | None, of_request: str | None) -> str | None:
+    """The salt of a request: no two pairs have the same one."""
+    if of_request is None:
+        return of_key
+    return hashlib.sha256(f"{of_key or ''}/{of_request}".encode()).hexdigest()

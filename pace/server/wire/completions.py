@@ -1,0 +1,90 @@
+"""Answers of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.server.answers import Piece, TokenPiece, Usage
+from pace.server.errors import ApiError
+from pace.server.schemas.completions import CompletionsRequest
+from pace.server.wire.form import DONE, data_event, dumps
+from pace.server.wire.openai import Envelope, TokenNames, finite, prompt_logprobs, usage_object, wants_usage
+
+KIND = "text_completion"
+
+
+class CompletionsForm:
+    """Text, the last of it with the reason why it ended."""
+
+    def __init__(self, request: CompletionsRequest, envelope: Envelope, tokenizer: Any) -> None:
+        self._request = request
+        self._envelope = envelope
+        self._names = TokenNames(tokenizer, bool(request.return_tokens_as_token_ids))
+        self._wants_usage, self._wants_usage_always = wants_usage(request)
+        self._offsets: dict[int, int] = {}
+        """Characters of each choice so far."""
+        self._head = b"data: " + dumps(envelope.members(KIND))[:-1] + b',"choices":['
+
+    def begin(self, usage: Usage) -> bytes:
+        return b""
+
+    def piece(self, piece: Piece, usage: Usage) -> bytes:
+        tail = b',"usage":' + dumps(usage_object(usage)) if self._wants_usage_always else b""
+        return self._head + dumps(self._choice(piece)) + b"]" + tail + b"}\n\n"
+
+    def end(self, usage: Usage) -> bytes:
+        if not self._wants_usage:
+            return DONE
+        return data_event({**self._envelope.members(KIND), "choices": [], "usage": usage_object(usage)}) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return data_event(error.openai()) + DONE
+
+    def whole(self, choices: list[Piece], usage: Usage) -> dict[str, Any]:
+        return {
+            **self._envelope.members(KIND),
+            "choices": [self._choice(choice) for choice in choices],
+            "usage": usage_object(usage),
+        }
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        """A choice, or the part of one that is new."""
+        tokens, text = piece.tokens, piece.text
+        if piece.prompt is not None and self._request.echo:
+            tokens = [*piece.prompt, *tokens]
+            text = "".join(token.text for token in piece.prompt) + text
+        choice = {
+            "index": piece.index,
+            "text": text,
+            "logprobs": None if self._request.logprobs is None else self._logprobs(piece.index, tokens),
+            "finish_reason": None if piece.finish is None else piece.finish.reason,
+            "stop_reason": None if piece.finish is None else piece.finish.stop,
+        }
+        if self._request.return_token_ids:
+            choice["token_ids"] = [token.token for token in piece.tokens]
+        if piece.prompt is not None and self._request.return_token_ids:
+            choice["prompt_token_ids"] = [token.token for token in piece.prompt]
+        if piece.prompt is not None and self._request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(piece.prompt, self._names)
+        return choice
+
+    def _logprobs(self, index: int, tokens: list[TokenPiece]) -> dict[str, Any]:
+        names, values, tops, offsets = [], [], [], []
+        for piece in tokens:
+            names.append(self._names.name(piece.token) if self._request.return_tokens_as_token_ids else piece.text)
+            values.append(None if piece.logprob is None else finite(piece.logprob.logprob))
+            tops.append(self._top(piece))
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(piece.text)
+        return {"tokens": names, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _top(self, piece: TokenPiece) -> dict[str, float] | None:
+        """The likeliest tokens by name, and the chosen one. Of two with one name, the likelier."""
+        if piece.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for token, value in (*piece.logprob.top[: self._request.logprobs], (piece.token, piece.logprob.logprob)):
+            if token >= 0:
+                name = self._names.name(token)
+                top[name] = max(finite(value), top.get(name, -float("inf")))
+        return top

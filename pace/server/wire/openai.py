@@ -1,0 +1,89 @@
+"""What OpenAI's chat and completions have in common."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from pace.llm.decoding.token_bytes import TokenBytes
+from pace.server.answers import Usage
+from pace.server.schemas.generation import GenerationRequest
+
+LEAST_LOGPROB = -9999.0
+"""What JSON says of -inf, which it cannot write."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What every chunk of one answer says."""
+
+    model: str
+    fingerprint: str
+    id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def new(cls, prefix: str, model: str, fingerprint: str) -> Envelope:
+        """With an id of its own."""
+        return cls(model, fingerprint, f"{prefix}-{uuid.uuid4().hex}")
+
+    def members(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+class TokenNames:
+    """What a client asked tokens to be called: their text, or `token_id:N`."""
+
+    def __init__(self, tokenizer: Any, as_ids: bool) -> None:
+        self.bytes = TokenBytes.of(tokenizer)
+        self._as_ids = as_ids
+
+    def name(self, token: int) -> str:
+        return f"token_id:{token}" if self._as_ids else self.bytes.text(token)
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def wants_usage(request: GenerationRequest) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether every chunk has it."""
+    options = request.stream_options
+    at_end = options is not None and bool(options.include_usage)
+    return at_end, at_end and bool(options.continuous_usage_stats)
+
+
+def prompt_logprobs(prompt: list[Any], names: TokenNames) -> list[dict[str, Any] | None]:
+    """vLLM's form: of each token of the prompt, by id, its log-probability and those of the likeliest."""
+    entries: list[dict[str, Any] | None] = []
+    for piece in prompt:
+        if piece.logprob is None:
+            entries.append(None)
+            continue
+        ranked = list(piece.logprob.top)
+        entry = {
+            str(token): {"logprob": finite(value), "rank": rank, "decoded_token": names.name(token)}
+            for rank, (token, value) in enumerate(ranked, 1)
+            if token >= 0
+        }
+        own = {"logprob": finite(piece.logprob.logprob), "rank": None, "decoded_token": names.name(piece.token)}
+        entries.append({str(piece.token): own} | entry)
+    return entries

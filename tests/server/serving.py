@@ -1,0 +1,190 @@
+"""A server of the bundled model in this process, on a real socket, and clients that are not careful."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import socket
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+uvicorn = pytest.importorskip("uvicorn")
+
+from pace.assets import TINY  # noqa: E402
+from pace.llm import loading  # noqa: E402
+from pace.llm.generator import Generator  # noqa: E402
+from pace.llm.loading import LoadOptions  # noqa: E402
+from pace.server.app import make_app  # noqa: E402
+from pace.server.limits import Limits  # noqa: E402
+from pace.server.service import Service  # noqa: E402
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+LONG = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+def make_generator(**options: Any) -> Generator:
+    """An engine of the bundled model."""
+    loaded = loading.open(LoadOptions(str(TINY), progress=False, **options))
+    return Generator(loaded.engine, loaded.tokenizer, loaded.defaults)
+
+
+@functools.cache
+def shared_generator() -> Generator:
+    """One for all tests that leave it as it was."""
+    return make_generator(kv_cache_bytes="64MiB")
+
+
+class Serving:
+    """A running server. In a `with` block, whose end checks that nothing of the engine is left in use."""
+
+    def __init__(self, generator: Generator | None = None, **options: Any) -> None:
+        """`options` are those of `ServeOptions`; limits by their own names."""
+        names = Limits.names()
+        limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
+        known = {"strict": False, "allow_priority": False, "names": ["tiny", "alias"], "metrics_prefix": "pace"}
+        load = LoadOptions(str(TINY), progress=False)
+        self.options = SimpleNamespace(**(known | options), limits=limits, load=load)
+        self.generator = generator or shared_generator()
+        self.service = Service(self.options)
+        self.service.use(self.generator)
+
+    def __enter__(self) -> Serving:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        config = uvicorn.Config(make_app(self.service), log_level="warning", lifespan="off", access_log=False)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        if exception[0] is None:
+            self.check_idle()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def check_idle(self, seconds: float = 3.0) -> None:
+        """Waits until nothing is under way, and checks that no block is leaked."""
+        deadline = time.monotonic() + seconds
+        while self.service.admission.num_requests and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert self.service.admission.num_requests == 0 and self.service.admission.num_waiting == 0
+        while time.monotonic() < deadline:
+            if self.generator.driver.call(lambda engine: not engine.scheduler.running).result(5):
+                break
+            time.sleep(0.005)
+        self.generator.driver.call(lambda engine: engine.check_idle()).result(5)
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), 10)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def ask(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Reply:
+        """One request on a connection of its own; `body` is JSON, or bytes as they are."""
+        connection = self.connect()
+        with connection:
+            connection.sendall(request_bytes(path, body, method, **headers))
+            return read_reply(connection)
+
+    def chat(self, messages: list[dict[str, Any]] = QUESTION, **fields: Any) -> Reply:
+        return self.ask("/v1/chat/completions", {"messages": messages, "temperature": 0, **fields})
+
+    def complete(self, prompt: Any, **fields: Any) -> Reply:
+        return self.ask("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
+
+    def check_well(self) -> None:
+        """A plain request is answered with its exact text."""
+        reply = self.chat(max_tokens=30)
+        assert reply.status == 200, reply.body
+        assert reply.json["choices"][0]["message"]["content"] == ANSWER
+
+
+class Reply:
+    """What came back."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """Data of server-sent events, in order; the last one, [DONE], as it is."""
+        lines = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def request_bytes(path: str, body: Any = None, method: str | None = None, **headers: str) -> bytes:
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"Host": "127.0.0.1", "Connection": "close"}
+    if body is not None:
+        fields |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method or ('GET' if body is None else 'POST')} {path} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in fields.items() if value is not None]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def read_reply(connection: socket.socket) -> Reply:
+    """A whole answer, to the end of the connection."""
+    data = b""
+    while chunk := connection.recv(65536):
+        data += chunk
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = _joined(body)
+    return Reply(int(status.split()[1]), headers, body)
+
+
+def _joined(body: bytes) -> bytes:
+    """The chunks of a chunked body."""
+    whole = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        if not length:
+            break
+        whole, body = whole + body[:length], body[length + 2 :]
+    return whole
+
+
+def text_of(events: list[Any], index: int = 0) -> str:
+    """The text of one choice of a stream, of chat or completions."""
+    text = ""
+    for event in events:
+        for choice in [] if event == "[DONE]" else event.get("choices", ()):
+            if choice["index"] == index:
+                text += choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
+    return text
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(coroutine)

@@ -1,0 +1,173 @@
+"""More than the engine takes at once: a bounded queue, honest waiting times, and failures that stay with their request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from tests.server.serving import ANSWER, LONG, QUESTION, Serving, make_generator, request_bytes
+
+
+async def ask_many(serving: Serving, bodies: list[dict]) -> list[tuple[int, bytes]]:
+    """Status and answer of requests that all come at once."""
+
+    async def one(body: dict) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        writer.write(request_bytes("/v1/chat/completions", body))
+        data = await reader.read()
+        writer.close()
+        return int(data.split()[1]), data
+
+    return await asyncio.gather(*map(one, bodies))
+
+
+def test_a_thousand_at_once_are_all_answered():
+    with Serving() as serving:
+        bodies = [{"messages": QUESTION, "temperature": 0} for _ in range(1000)]
+        replies = asyncio.run(ask_many(serving, bodies))
+        statuses = [status for status, _ in replies]
+        assert set(statuses) <= {200, 429} and statuses.count(200) >= 64
+        assert all(ANSWER.encode() in data for status, data in replies if status == 200)
+        assert all(b"retry-after:" in data.lower() for status, data in replies if status == 429)
+        serving.check_well()
+
+
+def test_a_full_queue_says_when_to_come_again():
+    with Serving(max_queue=0) as serving:
+        most = serving.generator.engine.scheduler.max_sequences_per_step
+        bodies = [{"messages": LONG, "max_tokens": 200, "ignore_eos": True} for _ in range(most + 20)]
+        replies = asyncio.run(ask_many(serving, bodies))
+        refused = [data for status, data in replies if status == 429]
+        assert refused and b"rate_limit_exceeded" in refused[0]
+        page = serving.ask("/metrics").body.decode()
+        assert f'pace:rejected_total{{why="queue"}} {float(len(refused))}' in page
+
+
+def test_health_answers_beside_the_engine():
+    with Serving() as serving:
+        worker = threading.Thread(
+            target=lambda: asyncio.run(
+                ask_many(serving, [{"messages": LONG, "ignore_eos": True, "max_tokens": 300}] * 64)
+            )
+        )
+        worker.start()
+        time.sleep(0.2)
+        times = []
+        while worker.is_alive():
+            begin = time.perf_counter()
+            assert serving.ask("/health").status == 200
+            times.append(time.perf_counter() - begin)
+            time.sleep(0.01)
+        worker.join()
+        assert times and sorted(times)[len(times) // 2] < 0.1
+
+
+@pytest.fixture
+def own():
+    """A server whose engine may be spoilt."""
+    generator = make_generator(kv_cache_bytes="32MiB")
+    serving = Serving(generator)
+    yield serving
+    generator.driver.close()
+
+
+def test_a_step_that_fails_once_fails_its_requests_alone(own):
+    forward, failures = own.generator.engine.model.forward, [1]
+
+    def spoilt(batch):
+        if failures:
+            failures.pop()
+            raise RuntimeError("planted: /secret/path")
+        return forward(batch)
+
+    with own:
+        own.generator.engine.model.forward = spoilt
+        reply = own.chat()
+        assert reply.status == 500 and reply.error["type"] == "server_error" and b"secret" not in reply.body
+        own.check_well()
+
+
+def test_an_engine_that_has_ended_is_unwell(own):
+    def spoilt(batch):
+        raise RuntimeError("planted")
+
+    own.__enter__()
+    own.generator.engine.model.forward = spoilt
+    statuses = [own.chat().status for _ in range(4)]
+    assert statuses[:3] == [500] * 3 and statuses[3] == 503
+    assert own.ask("/health").status == 503
+    assert own.ask("/v1/models").status == 200
+    own.__exit__(RuntimeError)
+
+
+def test_an_error_in_the_middle_of_a_stream_is_an_event(own):
+    forward, calls = own.generator.engine.model.forward, []
+
+    def spoilt(batch):
+        calls.append(1)
+        if len(calls) == 12:
+            raise RuntimeError("planted")
+        time.sleep(0.01)
+        return forward(batch)
+
+    with own:
+        own.generator.engine.model.forward = spoilt
+        events = own.chat(LONG, stream=True, max_tokens=50).events
+        assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+        assert events[-2]["error"]["type"] == "server_error" and events[-1] == "[DONE]"
+        own.check_well()
+
+
+def test_a_step_that_takes_long_is_told(own, monkeypatch):
+    from pace.server import service
+
+    monkeypatch.setattr(service, "STALL_SECONDS", 0.2)
+    forward, release = own.generator.engine.model.forward, threading.Event()
+
+    def hangs(batch):
+        release.wait(10)
+        return forward(batch)
+
+    with own:
+        own.generator.engine.model.forward = hangs
+        worker = threading.Thread(target=own.chat)
+        worker.start()
+        time.sleep(0.4)
+        assert own.ask("/health").status == 503
+        release.set()
+        worker.join()
+        assert own.ask("/health").status == 200
+        own.check_well()
+
+
+def test_sequences_that_do_not_fit_at_once_have_their_exact_texts():
+    generator = make_generator(kv_cache_bytes="2MiB", prefix_cache_bytes=0)
+    with Serving(generator) as serving:
+        body = {"messages": LONG, "temperature": 0, "max_tokens": 80, "ignore_eos": True}
+        alone = serving.chat(LONG, max_tokens=80, ignore_eos=True).json["choices"][0]["message"]["content"]
+        replies = asyncio.run(ask_many(serving, [body] * 24))
+        assert [status for status, _ in replies] == [200] * 24
+        import json
+
+        for _, data in replies:
+            text = json.loads(data.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]
+            assert text == alone
+    generator.driver.close()
+
+
+def test_salts_keep_prompts_apart():
+    generator = make_generator(kv_cache_bytes="32MiB")
+    with Serving(generator) as serving:
+        messages = [{"role": "user", "content": "A secret that is long enough to fill some blocks. " * 4}]
+
+        def cached(**fields):
+            return serving.chat(messages, max_tokens=1, **fields).json["usage"]["prompt_tokens_details"][
+                "cached_tokens"
+            ]
+
+        assert cached(cache_salt="a") == 0 and cached(cache_salt="a") > 0
+        assert cached(cache_salt="b") == 0 and cached() == 0
+    generator.driver.close()
