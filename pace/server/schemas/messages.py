@@ -10,9 +10,9 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
-from pace.server.sampling import Settings
 from pace.server.schemas.fields import Request
 from pace.server.schemas.generation import joined_text
+from pace.server.schemas.sampling import Settings
 from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
 
 MESSAGES_REFUSED = {

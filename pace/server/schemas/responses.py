@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
-from pace.server.sampling import Settings
 from pace.server.schemas.fields import Request
 from pace.server.schemas.generation import joined_text
+from pace.server.schemas.sampling import Settings
 from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
 
 _NOT_STORED = "responses are not stored here; send the whole conversation as input"
@@ -56,6 +56,9 @@ def _as_items(value: Any) -> Any:
     raise PydanticCustomError("input", "must be a string or a list of items")
 
 
+_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+
+
 class TextFormat(Nested):
     type: str
 
@@ -76,7 +79,7 @@ class ResponsesRequest(Request):
     """The body of `POST /v1/responses`, and of `POST /v1/responses/input_tokens`."""
 
     model: str | None = None
-    input: Annotated[list[Item], BeforeValidator(_as_items)]
+    input: Annotated[list[Item], BeforeValidator(_as_items), WithJsonSchema(_INPUT)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)

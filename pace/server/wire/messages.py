@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from pace.server.answers import Finish, Piece, Usage
 from pace.server.errors import ApiError
+from pace.server.schemas.messages import MessagesRequest
 from pace.server.wire.form import dumps, named_event
+from pace.server.wire.openai import Envelope
 
 _DELTA_HEAD = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
@@ -17,9 +18,9 @@ _DELTA_HEAD = (
 class MessagesForm:
     """A message with one block of text."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._id = f"msg_{uuid.uuid4().hex}"
+    def __init__(self, request: MessagesRequest, envelope: Envelope, tokenizer: Any) -> None:
+        """As all forms are made; this one asks neither the request nor the tokenizer."""
+        self._envelope = envelope
         self._finish: Finish | None = None
 
     def begin(self, usage: Usage) -> bytes:
@@ -49,10 +50,10 @@ class MessagesForm:
 
     def _message(self, content: list[dict[str, Any]], finish: Finish | None, usage: Usage) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": self._envelope.id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self._envelope.model,
             "content": content,
             **_stop(finish),
             "usage": _usage_object(usage),

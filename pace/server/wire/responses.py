@@ -6,16 +6,13 @@ import time
 import uuid
 from typing import Any
 
-from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.token_bytes import TokenBytes
+from pace.llm.decoding.token_texts import TokenPiece
 from pace.server.answers import Piece, Usage
 from pace.server.errors import ApiError
 from pace.server.schemas.responses import ResponsesRequest
-from pace.server.token_bytes import TokenBytes
-from pace.server.token_texts import TokenPiece
 from pace.server.wire.form import dumps, named_event
-
-LEAST_LOGPROB = -9999.0
-"""What JSON says of -inf, which it cannot write."""
+from pace.server.wire.openai import Envelope, finite
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """Those that the error of a response may have; "server_error" for all others."""
@@ -26,16 +23,12 @@ _PLACE = {"output_index": 0, "content_index": 0}
 class ResponsesForm:
     """A response with one message, which has one part of text. Its events are numbered."""
 
-    def __init__(self, request: ResponsesRequest, model: str, sampling: SamplingConfig, tokenizer: Any) -> None:
-        """`sampling` is what holds, where the request leaves it open; `tokenizer` names tokens, where they are
-        asked for."""
+    def __init__(self, request: ResponsesRequest, envelope: Envelope, tokenizer: Any) -> None:
+        """`tokenizer` names tokens, where they are asked for."""
         self._request = request
-        self._model = model
-        self._sampling = sampling
+        self._envelope = envelope
         self._bytes = TokenBytes.of(tokenizer)
-        self._id = f"resp_{uuid.uuid4().hex}"
         self._item_id = f"msg_{uuid.uuid4().hex}"
-        self._created = int(time.time())
         self._num_events = 0
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
@@ -92,12 +85,12 @@ class ResponsesForm:
         return {
             "token": piece.text,
             "bytes": list(piece.data),
-            "logprob": max(piece.logprob.logprob, LEAST_LOGPROB),
+            "logprob": finite(piece.logprob.logprob),
             "top_logprobs": [
                 {
                     "token": self._bytes.text(token),
                     "bytes": list(self._bytes[token]),
-                    "logprob": max(value, LEAST_LOGPROB),
+                    "logprob": finite(value),
                 }
                 for token, value in piece.logprob.top[:most]
                 if token >= 0
@@ -135,23 +128,23 @@ class ResponsesForm:
         usage: Usage | None = None,
         error: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        request, sampling = self._request, self._sampling
+        request = self._request
         return {
-            "id": self._id,
+            "id": self._envelope.id,
             "object": "response",
-            "created_at": self._created,
+            "created_at": self._envelope.created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "model": self._model,
+            "model": self._envelope.model,
             "output": output,
             "usage": None if usage is None else _usage_object(usage),
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
-            "temperature": sampling.temperature if sampling.do_sample else 0.0,
-            "top_p": sampling.top_p,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
             "top_logprobs": request.top_logprobs or 0,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "text": {"format": {"type": "text"}},

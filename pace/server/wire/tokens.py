@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pace.llm.decoding.token_bytes import TokenBytes
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt
 from pace.server.limits import Limits
 from pace.server.prompts import PromptReader
 from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from pace.server.token_bytes import TokenBytes
 
 
 def tokenize(request: TokenizeRequest, reader: PromptReader, limits: Limits, max_model_len: int) -> dict[str, Any]:

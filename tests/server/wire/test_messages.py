@@ -22,6 +22,7 @@ from pace.server.schemas.fields import parse
 from pace.server.schemas.messages import MESSAGES_INERT, MESSAGES_REFUSED, CountTokensRequest, MessagesRequest
 from pace.server.wire.form import dumps
 from pace.server.wire.messages import MessagesForm
+from pace.server.wire.openai import Envelope
 from tests.server.wire.scripted import answer, cut, events, serving, stream, usage, whole
 
 TEXT = "Grüße,\n🦊 “quoted” \u2029 \\ and more"
@@ -41,6 +42,11 @@ TYPES = {
     "message_delta": types.RawMessageDeltaEvent,
     "message_stop": types.RawMessageStopEvent,
 }
+
+
+def form() -> MessagesForm:
+    request = MessagesRequest.model_validate(ASKED)
+    return MessagesForm(request, Envelope.new("msg_", "tiny", "fp_0"), None)
 
 
 class Server:
@@ -63,7 +69,7 @@ class Server:
             job = request.to_job(Limits(), SamplingConfig())
         except ApiError as error:
             return error.status, dumps(error.anthropic())
-        return 200, answer(MessagesForm("tiny"), self.pieces, job.stream, self.error)
+        return 200, answer(form(), self.pieces, job.stream, self.error)
 
     @property
     def client(self) -> Any:
@@ -118,9 +124,9 @@ def test_events_of_a_stream_come_in_order(server: Server) -> None:
     ]
     assert received[0].message.usage.input_tokens == 11 and received[0].message.stop_reason is None
     assert {event.index for event in received[1:7]} == {0}
-    names = [name for name, _ in events(stream(MessagesForm("tiny"), server.pieces))]
+    names = [name for name, _ in events(stream(form(), server.pieces))]
     assert names[:3] == ["message_start", "content_block_start", "ping"]
-    assert b"[DONE]" not in stream(MessagesForm("tiny"), server.pieces)
+    assert b"[DONE]" not in stream(form(), server.pieces)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(500, "api_error"), (503, "overloaded_error"), (429, "rate_limit_error")])
@@ -148,8 +154,8 @@ def test_tokens_are_counted(server: Server) -> None:
 @given(st.text(), st.lists(st.integers(0, 40), max_size=6), st.sampled_from(FINISHES))
 def test_a_stream_is_the_whole_in_pieces(text: str, places: list[int], ending: tuple[Finish, str, str | None]) -> None:
     pieces = cut(text, places, ending[0])
-    received = events(stream(MessagesForm("tiny"), pieces))
-    single = MessagesForm("tiny").whole([whole(pieces)], usage(len(pieces)))
+    received = events(stream(form(), pieces))
+    single = form().whole([whole(pieces)], usage(len(pieces)))
     assert all(name == event["type"] for name, event in received)
     deltas = [event["delta"]["text"] for name, event in received if name == "content_block_delta"]
     assert "".join(deltas) == single["content"][0]["text"] == text and all(deltas)

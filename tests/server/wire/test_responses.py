@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from openai.types import responses as types
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.token_texts import TokenPiece
 from pace.llm.sequence import TokenLogprob
 from pace.server.answers import Finish, Piece
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.schemas.fields import parse
 from pace.server.schemas.responses import RESPONSES_INERT, RESPONSES_REFUSED, ResponsesRequest
-from pace.server.token_texts import TokenPiece
+from pace.server.wire.openai import Envelope
 from pace.server.wire.responses import ResponsesForm
 from tests.server.wire.scripted import answer, cut, events, serving, stream, usage, whole
 
@@ -48,7 +49,7 @@ def form_of(body: dict[str, Any]) -> tuple[ResponsesForm, bool]:
     request, unknown = parse(ResponsesRequest, body, RESPONSES_REFUSED, RESPONSES_INERT)
     assert not unknown, "the client sends what the schema does not know"
     job = request.to_job(Limits(), SamplingConfig())
-    return ResponsesForm(request, "tiny", job.sampling, None), job.stream
+    return ResponsesForm(request, Envelope.new("resp_", "tiny", "fp_0"), None), job.stream
 
 
 class Server:
@@ -84,7 +85,7 @@ def test_a_whole_response(server: Server) -> None:
     assert response.output_text == TEXT and response.status == "completed" and response.error is None
     assert response.id.startswith("resp_") and response.output[0].id.startswith("msg_")
     assert response.instructions == "be brief" and response.metadata == {"a": "b"}
-    assert response.temperature == 0 and response.top_p == 1 and response.max_output_tokens == 9
+    assert response.temperature == 0 and response.top_p is None and response.max_output_tokens == 9
     assert response.incomplete_details is None and response.completed_at >= response.created_at
     counts = response.usage
     assert (counts.input_tokens, counts.output_tokens, counts.total_tokens) == (11, 4, 15)
