@@ -51,7 +51,7 @@ KINDS = (
         chat.CHAT_REFUSED,
         chat.CHAT_INERT,
         ChatForm,
-        "chatcmpl",
+        "chatcmpl-",
     ),
     Kind(
         ("/v1/completions", "/completions"),
@@ -59,7 +59,7 @@ KINDS = (
         completions.COMPLETIONS_REFUSED,
         completions.COMPLETIONS_INERT,
         CompletionsForm,
-        "cmpl",
+        "cmpl-",
     ),
 )
 

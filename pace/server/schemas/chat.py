@@ -55,7 +55,7 @@ class ChatRequest(GenerationRequest):
             max_tokens, param = self.max_completion_tokens, "max_completion_tokens"
         if max_tokens is not None and max_tokens < 1:
             raise ApiError(400, f"{param} must be at least 1, got {max_tokens}", param=param)
-        return self.job(self._prompt(limits), settings, max_tokens, param)
+        return self.job(self.to_prompt(limits), settings, max_tokens, param)
 
     def _check_forms(self) -> None:
         if self.modalities not in (None, ["text"], []):
@@ -66,7 +66,8 @@ class ChatRequest(GenerationRequest):
         if self.tool_choice not in (None, "none", "auto"):
             raise refused("tool_choice", "tools are not served yet")
 
-    def _prompt(self, limits: Limits) -> ChatPrompt:
+    def to_prompt(self, limits: Limits) -> ChatPrompt:
+        """The messages, for the chat template. Raises ApiError for what cannot be read."""
         if not 1 <= len(self.messages) <= limits.messages:
             raise ApiError(
                 400, f"messages must hold 1 to {limits.messages} messages, got {len(self.messages)}", param="messages"

@@ -32,10 +32,19 @@ class WireForm(Protocol):
         ...
 
 
+LINE_ENDS = ("\x85", "\u2028", "\u2029")
+"""Ends of lines for many a reader of events (`str.splitlines`), though not for JSON: to be escaped."""
+
+
 def dumps(value: Any) -> bytes:
-    """JSON as it goes over the wire: UTF-8, without spaces. Half surrogate pairs, which no UTF-8 has, are escaped."""
+    """JSON as it goes over the wire: UTF-8 in one line, without spaces. Half surrogate pairs, which no UTF-8 has, are
+    escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for end in LINE_ENDS:
+        if end in text:
+            text = text.replace(end, f"\\u{ord(end):04x}")
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return text.encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 

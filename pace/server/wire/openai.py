@@ -26,8 +26,8 @@ class Envelope:
 
     @classmethod
     def new(cls, prefix: str, model: str, fingerprint: str) -> Envelope:
-        """With an id of its own."""
-        return cls(model, fingerprint, f"{prefix}-{uuid.uuid4().hex}")
+        """With an id of its own, which begins with `prefix`."""
+        return cls(model, fingerprint, f"{prefix}{uuid.uuid4().hex}")
 
     def members(self, kind: str) -> dict[str, Any]:
         return {

@@ -1,0 +1,135 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's requests, text only."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pace.llm.configs import SamplingConfig
+from pace.server.errors import ApiError, refused
+from pace.server.jobs import ChatPrompt, Job
+from pace.server.limits import Limits
+from pace.server.schemas.fields import Request
+from pace.server.schemas.generation import joined_text
+from pace.server.schemas.sampling import Settings
+from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
+
+MESSAGES_REFUSED = {
+    "tools": NOT_YET,
+    "mcp_servers": NOT_YET,
+    "container": "there are no containers here",
+    "context_management": "conversations are not edited",
+}
+
+MESSAGES_INERT = frozenset(
+    "cache_control diagnostics inference_geo metadata service_tier speed user_profile_id workspace_id".split()
+)
+"""Fields without effect on a text that one machine writes. What can be reused of a prompt is, without being marked."""
+
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+class Turn(Nested):
+    role: Literal["user", "assistant", "system"]
+    content: Any
+
+    def text(self, place: str, limits: Limits) -> str:
+        """Its text, without the assistant's thoughts. Raises ApiError for what is no text."""
+        content = self.content
+        if content is None:
+            raise ApiError(400, f"{place} is missing", param=place)
+        if self.role == "assistant" and isinstance(content, list):
+            content = [part for part in content if not (isinstance(part, dict) and part.get("type") in _THOUGHTS)]
+        return joined_text(content, place, limits.parts)
+
+
+class Kind(Nested):
+    """An object of which the type alone is looked at."""
+
+    type: str
+
+
+class OutputConfig(Nested):
+    """`effort` is for the chat template."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: dict[str, Any] | None = None
+
+
+class CountTokensRequest(Request):
+    """What a prompt is made of."""
+
+    model: str | None = None
+    messages: list[Turn]
+    system: Any = None
+    thinking: Kind | None = None
+    tool_choice: Kind | None = None
+    output_config: OutputConfig | None = None
+
+    def to_prompt(self, limits: Limits) -> ChatPrompt:
+        """The system prompt and the turns, for the chat template. An answer goes on with a last turn of the
+        assistant's. Raises ApiError for what cannot be served."""
+        self._check_served()
+        check_count("messages", self.messages, limits.messages)
+        system = joined_text(self.system, "system", limits.parts)
+        turns: list[dict[str, Any]] = []
+        for i, turn in enumerate(self.messages):
+            text = turn.text(f"messages[{i}].content", limits)
+            if turns and turns[-1]["role"] == turn.role:  # neighbours of one role are one turn
+                turns[-1]["content"] += "\n" + text
+            else:
+                turns.append({"role": turn.role, "content": text})
+        if turns[-1] == {"role": "assistant", "content": ""}:
+            turns.pop()  # begins nothing
+        goes_on = bool(turns) and turns[-1]["role"] == "assistant"
+        return ChatPrompt(with_system(system, turns), not goes_on, goes_on, self._template_kwargs())
+
+    def _check_served(self) -> None:
+        """Raises for values that are known and not served, of fields that are."""
+        if self.thinking and self.thinking.type != "disabled":
+            raise refused("thinking", f'{NOT_YET}, other than {{"type": "disabled"}}')
+        if self.tool_choice and self.tool_choice.type not in ("none", "auto"):
+            raise refused("tool_choice", f"{NOT_YET}, other than none and auto")
+        if self.output_config and self.output_config.format:
+            raise refused("output_config.format", NOT_YET)
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = {}
+        if self.thinking:
+            kwargs["enable_thinking"] = False
+        if self.output_config and self.output_config.effort:
+            kwargs["reasoning_effort"] = self.output_config.effort
+        return kwargs
+
+
+class MessagesRequest(CountTokensRequest):
+    """A prompt, and how to answer it."""
+
+    max_tokens: int = Field(ge=1)
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+
+    seed: int | None = None
+    """From here on: what Anthropic does not have."""
+    cache_salt: str | None = None
+
+    def to_job(self, limits: Limits, defaults: SamplingConfig) -> Job:
+        """What is wanted. `defaults` are the checkpoint's. Raises ApiError for what cannot be served."""
+        check_salt(self.cache_salt, limits)
+        settings = Settings(limits, defaults)
+        settings.temperature(self.temperature)
+        settings.set("top_p", self.top_p)
+        settings.top_k(self.top_k)
+        settings.seed(self.seed)
+        settings.stop(self.stop_sequences, "stop_sequences")
+        return Job(
+            self.to_prompt(limits),
+            settings.config,
+            self.max_tokens,
+            stream=bool(self.stream),
+            cache_salt=self.cache_salt,
+        )

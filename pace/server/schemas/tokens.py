@@ -1,0 +1,65 @@
+"""`POST /tokenize` and `POST /detokenize`, as vLLM has them, and with llama.cpp's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.server.errors import ApiError
+from pace.server.jobs import ChatPrompt
+from pace.server.limits import Limits
+from pace.server.schemas.chat import ChatRequest
+from pace.server.schemas.fields import Request
+
+TOKENS_REFUSED = {
+    "tools": "tools are not served yet",
+    "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
+}
+
+
+class TokenizeRequest(Request):
+    """Exactly one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[Any] | None = None
+    add_special_tokens: bool | None = None
+    """By default as vLLM and llama.cpp do: true for `prompt`, false for the others."""
+    add_special: bool | None = None
+    """llama.cpp's name for it."""
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
+    """llama.cpp's: tokens as objects, with their texts."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def input(self, limits: Limits) -> str | ChatPrompt:
+        """What is to be tokenised. Raises ApiError."""
+        given = [name for name in ("prompt", "content", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            names = ", ".join(given) or "none"
+            raise ApiError(
+                400, f"give one of prompt, content and messages; got {names}", param=(given or ["prompt"])[-1]
+            )
+        if self.messages is None:
+            return self.content if self.prompt is None else self.prompt
+        chat = ChatRequest(
+            messages=self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        return chat.to_prompt(limits)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        for asked in (self.add_special_tokens, self.add_special):
+            if asked is not None:
+                return asked
+        return self.prompt is not None
+
+
+class DetokenizeRequest(Request):
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,39 @@
+"""What Responses and Messages have in common: turns of a conversation, and what goes around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from pace.server.errors import ApiError
+from pace.server.limits import Limits
+from pace.server.schemas.fields import Request
+
+NOT_YET = "not served yet"
+
+
+class Nested(BaseModel):
+    """An object within a request, as strict as the request. Members that no field knows are not looked at."""
+
+    model_config = Request.model_config
+
+
+def with_system(system: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with `system` and the system messages they begin with as one: many templates know no second."""
+    first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    texts = [text for text in (system, *(message["content"] for message in messages[:first])) if text]
+    if not texts:
+        return messages[first:]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[first:]]
+
+
+def check_count(param: str, values: list[Any], most: int) -> None:
+    if not 1 <= len(values) <= most:
+        raise ApiError(400, f"{param} must hold 1 to {most} entries, got {len(values)}", param=param)
+
+
+def check_salt(cache_salt: str | None, limits: Limits) -> None:
+    most = limits.name_characters
+    if cache_salt is not None and not 1 <= len(cache_salt) <= most:
+        raise ApiError(400, f"cache_salt must have 1 to {most} characters", param="cache_salt")

@@ -1,0 +1,72 @@
+"""Answers about tokens: what vLLM, llama.cpp and lm-eval's remote tokenizer ask a server for. Run in workers, as
+everything that tokenises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.llm.decoding.token_bytes import TokenBytes
+from pace.server.errors import ApiError
+from pace.server.jobs import ChatPrompt
+from pace.server.limits import Limits
+from pace.server.prompts import PromptReader
+from pace.server.schemas.chat import ChatRequest
+from pace.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+
+
+def tokenize(request: TokenizeRequest, reader: PromptReader, limits: Limits, max_model_len: int) -> dict[str, Any]:
+    """Answers `POST /tokenize`."""
+    given = request.input(limits)
+    text = reader.render(given) if isinstance(given, ChatPrompt) else given
+    tokens = reader.encode(text, request.adds_special_tokens)
+    names = reader.tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
+    return {
+        "tokens": _pieces(tokens, reader.tokenizer) if request.with_pieces else tokens,
+        "count": len(tokens),
+        "max_model_len": max_model_len,
+        "token_strs": names,
+    }
+
+
+def detokenize(request: DetokenizeRequest, reader: PromptReader) -> dict[str, str]:
+    """Answers `POST /detokenize`: the text by vLLM's name and by llama.cpp's."""
+    size = len(reader.tokenizer)
+    wrong = next((token for token in request.tokens if not 0 <= token < size), None)
+    if wrong is not None:
+        raise ApiError(400, f"tokens: ids are 0 to {size - 1}; got {wrong}", param="tokens")
+    text = reader.tokenizer.decode(request.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return {"prompt": text, "content": text}
+
+
+def tokenizer_info(reader: PromptReader, max_model_len: int) -> dict[str, Any]:
+    """Answers `GET /tokenizer_info`."""
+    tokenizer = reader.tokenizer
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "vocab_size": len(tokenizer),
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "pad_token": tokenizer.pad_token,
+        "unk_token": tokenizer.unk_token,
+        "chat_template": tokenizer.chat_template,
+        "model_max_length": max_model_len,
+        "max_model_len": max_model_len,
+    }
+
+
+def apply_template(request: ChatRequest, reader: PromptReader, limits: Limits) -> dict[str, str]:
+    """Answers llama.cpp's `POST /apply-template`: the prompt that a chat request would be answered to."""
+    return {"prompt": reader.render(request.to_prompt(limits))}
+
+
+def _pieces(tokens: list[int], tokenizer: Any) -> list[dict[str, Any]]:
+    """llama.cpp's form: a piece is a text, or bytes where they are no whole characters."""
+    table = TokenBytes.of(tokenizer)
+    pieces = []
+    for token in tokens:
+        data = table[token]
+        try:
+            pieces.append({"id": token, "piece": data.decode()})
+        except UnicodeDecodeError:
+            pieces.append({"id": token, "piece": list(data)})
+    return pieces

@@ -1,0 +1,202 @@
+"""What a request of OpenAI's Responses becomes, and what is refused by name."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from pace.llm.configs import SamplingConfig
+from pace.server.errors import ApiError
+from pace.server.jobs import Job
+from pace.server.limits import Limits
+
+pytest.importorskip("pydantic")
+from pace.server.schemas.fields import parse
+from pace.server.schemas.responses import RESPONSES_INERT, RESPONSES_REFUSED, ResponsesRequest
+
+
+def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | None = None) -> Job:
+    request, unknown = parse(ResponsesRequest, body, RESPONSES_REFUSED, RESPONSES_INERT)
+    assert unknown == []
+    return request.to_job(limits or Limits(), defaults or SamplingConfig())
+
+
+def messages_of(**body: Any) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in job_of(body).prompt.messages]
+
+
+def refusal_of(body: Any, limits: Limits | None = None) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        job_of(body, limits=limits)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def part(text: str, kind: str = "input_text") -> dict[str, Any]:
+    return {"type": kind, "text": text}
+
+
+def test_a_string_is_a_question_of_the_user() -> None:
+    job = job_of({"model": "tiny", "input": "hi"})
+    assert job.prompt.messages == [{"role": "user", "content": "hi"}]
+    assert job.prompt.add_generation_prompt and not job.prompt.continue_final_message
+    assert job.max_tokens is None and not job.stream and not job.wants_tokens and job.num_choices == 1
+
+
+def test_items_are_messages() -> None:
+    items = [
+        {"type": "message", "role": "user", "content": [part("a"), part("b")]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "x"},
+        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [
+            part("c", "output_text") | {"annotations": [], "logprobs": []}]},
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": ""},
+    ]  # fmt: skip
+    assert messages_of(input=items) == [("user", "ab"), ("assistant", "c"), ("system", "d"), ("user", "")]
+
+
+def test_instructions_and_leading_system_messages_are_one() -> None:
+    items = [
+        {"role": "developer", "content": "b"},
+        {"role": "system", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    assert messages_of(input=items, instructions="a") == [("system", "a\n\nb\n\nc"), ("user", "d")]
+    assert messages_of(input="d", instructions="a") == [("system", "a"), ("user", "d")]
+    assert messages_of(input=items[1:]) == [("system", "c"), ("user", "d")]
+    assert messages_of(input="d", instructions="") == [("user", "d")]
+
+
+def test_sampling_is_what_was_asked(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"input": "hi", "temperature": 0.5, "top_p": 0.9, "seed": -1, "stop": "x", "max_output_tokens": 7}
+    job = job_of(body | {"min_p": 0.1, "top_k": 3, "stream": True, "cache_salt": "s"})
+    config = job.sampling
+    assert (config.do_sample, config.temperature, config.top_p, config.min_p) == (True, 0.5, 0.9, 0.1)
+    assert (config.top_k, config.seed, config.stop_strings) == (3, 2**64 - 1, ["x"])
+    assert (job.max_tokens, job.stream, job.cache_salt) == (7, True, "s")
+    with caplog.at_level(logging.WARNING, "pace"):
+        config.check_consistent()
+    assert not caplog.records
+
+
+def test_what_is_left_open_is_the_checkpoints() -> None:
+    config = job_of({"input": "hi"}).sampling
+    assert (config.do_sample, config.temperature, config.top_k) == (True, 1.0, 0)
+    config = job_of({"input": "hi"}, SamplingConfig(temperature=0.6, top_k=20)).sampling
+    assert (config.temperature, config.top_k) == (0.6, 20)
+    assert job_of({"input": "hi", "temperature": 0}).sampling.do_sample is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, None),
+        ({"top_logprobs": 0}, None),
+        ({"top_logprobs": 3}, 3),
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"include": ["reasoning.encrypted_content"]}, None),
+    ],
+)
+def test_log_probabilities_are_for_those_who_ask(fields: dict[str, Any], logprobs: int | None) -> None:
+    job = job_of({"input": "hi"} | fields)
+    assert job.sampling.logprobs == logprobs and job.wants_tokens == (logprobs is not None)
+
+
+def test_effort_is_for_the_template() -> None:
+    assert job_of({"input": "hi", "reasoning": {"effort": "low", "summary": "auto"}}).prompt.template_kwargs == {
+        "reasoning_effort": "low"
+    }
+    kwargs = job_of({"input": "hi", "reasoning": {"effort": "none"}}).prompt.template_kwargs
+    assert kwargs == {"reasoning_effort": "none", "enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"store": True},
+        {"store": False, "user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "metadata": {"a": "b"}},
+        {"parallel_tool_calls": False, "max_tool_calls": 3, "tool_choice": "none", "tools": []},
+        {"text": {"format": {"type": "text"}, "verbosity": "low"}, "truncation": "disabled", "service_tier": "auto"},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
+        {"previous_response_id": None, "background": False, "conversation": None, "prompt": None},
+        {"prompt_cache_options": {"mode": "implicit"}, "tool_choice": "auto"},
+    ],
+)
+def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
+    assert job_of({"input": "hi"} | fields).prompt.messages == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}, "text.format"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "1"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": "a"}, {"type": "web_search_call"}]}, "input[1]"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal_of({"input": "hi"} | fields)
+    assert error.param == param and error.code == "unsupported_parameter" and error.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": ["hi"]}, "input[0]"),
+        ({"input": [{}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [part("a"), {"type": "input_text"}]}]}, "input[0].content[1]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [part("a")] * 17}]}, "input[0].content"),
+        ({"instructions": 5}, "instructions"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": "5"}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": "5"}, "top_logprobs"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "s" * 129}, "cache_salt"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    error = refusal_of({"input": "hi"} | fields)
+    assert error.param == param and param in error.message
+
+
+def test_limits_are_those_of_the_table() -> None:
+    items = [{"role": "user", "content": "a"}] * 3
+    assert refusal_of({"input": items}, Limits(messages=2)).param == "input"
+    assert job_of({"input": items}, limits=Limits(messages=3)).prompt.messages == items
+    assert refusal_of({}).message == "input: is missing"
