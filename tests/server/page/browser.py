@@ -85,8 +85,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def forget(self) -> None:
-        """Leaves the page, with an ordinary window and no preferences. What the page stored stays with its origin."""
-        self.open("about:blank")
+        """An ordinary window, no preferences, and nothing noted. What pages stored stays with their origins."""
         self.resize(1100, 800)
         self.prefer()
         for notes in (self.dialogs, self.errors, self.violations):
