@@ -1,4 +1,4 @@
-"""What an installation holds beyond the modules: the bundled models."""
+"""What an installation holds beyond the modules: the bundled models, and the chat page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_bundled_models_are_installed(tmp_path):
-    """Every file of pace/assets is part of what a wheel is made of."""
+def test_the_bundled_models_and_the_page_are_installed(tmp_path):
+    """Every file of pace/assets, and the page, is part of what a wheel is made of."""
     pytest.importorskip("setuptools")
     command = [
         sys.executable,
@@ -32,4 +32,5 @@ def test_the_bundled_models_are_installed(tmp_path):
         if path.is_file() and "__pycache__" not in path.parts
     ]
     assert Path("pace/assets/tiny/model.safetensors") in files
+    files.append(Path("pace/server/page/index.html"))
     assert not [path for path in files if not (tmp_path / "lib" / path).is_file()]
