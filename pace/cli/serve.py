@@ -120,16 +120,16 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error(str(error))
     try:
         from pace.server.app import make_app
-        from pace.server.run import CannotListen, run
+        from pace.server.network.run import CannotListen, run
         from pace.server.service import Service
     except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "uvicorn", "httptools"):
+        if error.name not in ("fastapi", "pydantic", "uvicorn", "httptools", "prometheus_client"):
             raise
         raise ImportError(f"pace serve needs {error.name}: pip install pace-llm[serve]") from None
 
     service = Service(options)
     try:
-        return run(options, service, make_app(service, options))
+        return run(options, service, make_app(service))
     except CannotListen as error:
         arguments.parser.error(str(error))
 

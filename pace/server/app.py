@@ -1,10 +1,9 @@
-"""The routes. Each kind of request is a `Kind`: a schema, what it refuses, and the form of its answer."""
+"""The routes: what is asked of which path, and answered how."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,17 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pace import __version__
-from pace.server import http
 from pace.server.answers import Answer
 from pace.server.body import read_json
 from pace.server.errors import ApiError
+from pace.server.kinds import ASKING, GENERATING, Asking, Generating, Kind
 from pace.server.metrics import CONTENT_TYPE
-from pace.server.schemas import chat, completions
-from pace.server.schemas.fields import Request as Schema
+from pace.server.network import http
+from pace.server.page import page
 from pace.server.schemas.fields import parse
 from pace.server.service import Service
-from pace.server.wire.chat import ChatForm
-from pace.server.wire.completions import CompletionsForm
+from pace.server.wire import tokens
 from pace.server.wire.form import WireForm
 from pace.server.wire.openai import Envelope
 
@@ -31,44 +29,13 @@ logger = logging.getLogger("pace")
 LOOK = ["GET", "HEAD"]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of request that generates."""
-
-    paths: tuple[str, ...]
-    schema: type[Schema]
-    refused: dict[str, str]
-    inert: frozenset[str]
-    form: Callable[[Any, Envelope, Any], WireForm]
-    id_prefix: str
-    is_anthropic: bool = False
-
-
-KINDS = (
-    Kind(
-        ("/v1/chat/completions", "/chat/completions"),
-        chat.ChatRequest,
-        chat.CHAT_REFUSED,
-        chat.CHAT_INERT,
-        ChatForm,
-        "chatcmpl-",
-    ),
-    Kind(
-        ("/v1/completions", "/completions"),
-        completions.CompletionsRequest,
-        completions.COMPLETIONS_REFUSED,
-        completions.COMPLETIONS_INERT,
-        CompletionsForm,
-        "cmpl-",
-    ),
-)
-
-
 def make_app(service: Service) -> FastAPI:
-    """The ASGI application of a service: routes, and errors in the form that clients read."""
+    """The ASGI application of a service."""
     app = FastAPI(title="pace", version=__version__, docs_url=None, redoc_url=None)
-    for kind in KINDS:
-        _add_kind(app, service, kind)
+    for kind in GENERATING:
+        _add_kind(app, kind, Generation(service, kind))
+    for kind in ASKING:
+        _add_kind(app, kind, Question(service, kind))
     _add_information(app, service)
 
     @app.exception_handler(HTTPException)
@@ -77,6 +44,10 @@ def make_app(service: Service) -> FastAPI:
         headers = dict(error.headers or {})
         return Reply(ApiError(error.status_code, what.get(error.status_code, str(error.detail)), headers=headers))
 
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> Response:
+        return Reply(error)
+
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         return Reply(_internal(request.scope, error))
@@ -84,69 +55,99 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-class Reply(Response):
-    """An answer in JSON, or an error."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self.background = None
-
-    async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
-        if isinstance(self._value, ApiError):
-            await http.send_error(send, self._value)
-        else:
-            await http.send_json(send, self._value)
+# -- requests with a body ----------------------------------------------------------------------------------------------
 
 
-class Generation(Response):
-    """The answer of a request that generates. Reads the body itself, so that nothing of it is held twice."""
+class Posted(Response):
+    """The answer of one kind of request, to any number of them. Reads the body itself, so that nothing of it is held
+    twice. A child says what follows."""
 
     def __init__(self, service: Service, kind: Kind) -> None:
-        self._service = service
-        self._kind = kind
+        self.service = service
+        self.kind = kind
         self.background = None
 
+    async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
+        """Answers a request whose fields are known; `headers` go with it. Raises ApiError."""
+        raise NotImplementedError
+
     async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
-        client = scope.get("pace") or {}
         has_begun = False
 
         async def tracked(message: dict[str, Any]) -> None:
             nonlocal has_begun
             if not has_begun:
-                self._service.metrics.answered(self._kind.paths[0], message["status"])
+                self.service.metrics.answered(self.kind.name, message["status"])
             has_begun = True
             await send(message)
 
         try:
-            await self._answer(scope, receive, tracked, client)
+            body = await http.read_body(scope, receive, self.service.limits.body_bytes)
+            async with http.cancelled_when_gone(receive):
+                request, headers = self._read(body)
+                await self.answer(request, headers, scope, tracked)
         except http.ClientGone:
-            self._service.metrics.client_gone()
+            self.service.metrics.client_gone()
         except Exception as error:
             known = error if isinstance(error, ApiError) else _internal(scope, error)
             if has_begun:  # the status line is out: only the end of the connection can tell
                 raise
-            await http.send_error(tracked, known, self._kind.is_anthropic)
+            await http.send_error(tracked, known, self.kind.is_anthropic)
 
-    async def _answer(self, scope: http.Scope, receive: http.Receive, send: http.Send, client: dict[str, Any]) -> None:
-        service, kind = self._service, self._kind
-        body = await http.read_body(scope, receive, service.limits.body_bytes)
-        async with http.cancelled_when_gone(receive):
-            request, ignored = parse(kind.schema, read_json(body, service.limits.json_depth), kind.refused, kind.inert)
-            if ignored and service.options.strict:
-                raise ApiError(400, f"{ignored[0][:60]}: no field of this name is known", param=ignored[0][:60])
-            headers = {"x-pace-ignored": ", ".join(map(_printable, ignored[:20]))} if ignored else {}
-            model = service.check_model(request.model)
-            job = request.to_job(service.limits, service.defaults)
-            job.priority = _priority(job.priority, service.options.allow_priority)
-            async with service.answer(job, client.get("salt"), client.get("key")) as answer:
-                envelope = Envelope.new(kind.id_prefix, model, service.fingerprint)
-                form = kind.form(request, envelope, service.tokenizer)
-                if job.stream:
-                    first = await _first(answer)
-                    await http.send_events(send, _events(form, answer, first, scope), headers)
-                else:
-                    choices = await answer.whole()
-                    await http.send_json(send, form.whole(choices, answer.usage), headers=headers)
+    def _read(self, body: bytes) -> tuple[Any, dict[str, str]]:
+        """The request, and headers that name what of it nobody knows."""
+        kind, options = self.kind, self.service.options
+        request, ignored = parse(kind.schema, read_json(body, self.service.limits.json_depth), kind.refused, kind.inert)
+        if ignored and options.strict:
+            raise ApiError(400, f"{ignored[0][:60]}: no field of this name is known", param=ignored[0][:60])
+        return request, {"x-pace-ignored": ", ".join(map(_printable, ignored[:20]))} if ignored else {}
+
+
+class Question(Posted):
+    """What the tokenizer knows."""
+
+    kind: Asking
+
+    async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
+        service = self.service
+        service.check_model(request.model)
+        service.check_ready()
+        value = await service.work(self.kind.answer, request, service.reader, service.limits)
+        await http.send_json(send, value, headers=headers)
+
+
+class Generation(Posted):
+    """What the engine makes."""
+
+    kind: Generating
+
+    async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
+        service, kind, client = self.service, self.kind, scope.get("pace") or {}
+        model = service.check_model(request.model)
+        job = request.to_job(service.limits, service.defaults)
+        job.priority = _priority(job.priority, service.options.allow_priority)
+        async with service.answer(job, client.get("salt"), client.get("key")) as answer:
+            envelope = Envelope.new(kind.id_prefix, model, service.fingerprint)
+            form = kind.form(request, envelope, service.tokenizer)
+            if job.stream:
+                pieces = await _begun(answer)
+                await http.send_events(send, _events(form, answer, pieces, scope), headers)
+            else:
+                choices = await answer.whole()
+                await http.send_json(send, form.whole(choices, answer.usage), headers=headers)
+
+
+async def _begun(answer: Answer) -> AsyncIterator[list[Any]]:
+    """The pieces of an answer, once the first are there or a while has passed: what fails at once is a plain error."""
+    pieces = answer.pieces(http.KEEP_ALIVE_SECONDS)
+    first = await anext(pieces)
+
+    async def all_of_them() -> AsyncIterator[list[Any]]:
+        yield first
+        async for more in pieces:
+            yield more
+
+    return all_of_them()
 
 
 async def _events(
@@ -164,37 +165,53 @@ async def _events(
     yield form.end(answer.usage)
 
 
-async def _first(answer: Answer) -> AsyncIterator[list[Any]]:
-    """The pieces of an answer, once the first are there or a while has passed: what fails at once is a plain error."""
-    pieces = answer.pieces(http.KEEP_ALIVE_SECONDS)
-    try:
-        first = await anext(pieces)
-    except StopAsyncIteration:
-        first = []
+def _add_kind(app: FastAPI, kind: Kind, answer: Posted) -> None:
+    described = {"content": {"application/json": {"schema": kind.schema.model_json_schema()}}, "required": True}
 
-    async def all_of_them() -> AsyncIterator[list[Any]]:
-        yield first
-        async for more in pieces:
-            yield more
-
-    return all_of_them()
-
-
-def _add_kind(app: FastAPI, service: Service, kind: Kind) -> None:
-    schema = kind.schema.model_json_schema()
-    described = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-    async def generate(request: Request) -> Response:
-        return Generation(service, kind)
+    async def give() -> Response:
+        return answer
 
     for path in kind.paths:
-        app.add_api_route(
-            path, generate, methods=["POST"], openapi_extra=described, include_in_schema=path == kind.paths[0]
-        )
+        is_documented = path == kind.paths[0]
+        extra = {"requestBody": described}
+        app.add_api_route(path, give, methods=["POST"], openapi_extra=extra, include_in_schema=is_documented)
+
+
+def _priority(wanted: int, is_allowed: bool) -> int:
+    """The engine's: higher is earlier there, lower on the wire. Without leave all are alike."""
+    return max(-100, min(100, -wanted)) if is_allowed else 0
+
+
+def _printable(name: str) -> str:
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name[:60])
+
+
+# -- information -------------------------------------------------------------------------------------------------------
+
+
+class Reply(Response):
+    """An answer in JSON, or an error."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.background = None
+
+    async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
+        if isinstance(self._value, ApiError):
+            await http.send_error(send, self._value)
+        else:
+            await http.send_json(send, self._value)
 
 
 def _add_information(app: FastAPI, service: Service) -> None:
     """What there is to know of the server, without any work of the engine's."""
+
+    @app.api_route("/", methods=LOOK, include_in_schema=False)
+    async def chat_page(request: Request) -> Response:
+        found = page()
+        if found.is_known(request.headers.get("if-none-match")):
+            return Response(status_code=304, headers=found.headers)
+        return Response(found.body, headers=found.headers)
 
     @app.api_route("/health", methods=LOOK)
     async def health() -> Response:
@@ -216,6 +233,11 @@ def _add_information(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> Response:
         return Reply(_model(service, service.check_model(name)))
 
+    @app.api_route("/tokenizer_info", methods=LOOK)
+    async def tokenizer_info() -> Response:
+        service.check_ready()
+        return Reply(await service.work(tokens.tokenizer_info, service.reader))
+
     @app.api_route("/limits", methods=LOOK)
     async def limits() -> Response:
         return Reply(service.limits.shown())
@@ -228,25 +250,12 @@ def _add_information(app: FastAPI, service: Service) -> None:
     async def version() -> Response:
         return Reply({"version": __version__})
 
-    @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> Response:
-        return Reply(error)
-
 
 def _model(service: Service, name: str) -> dict[str, Any]:
     described = {"id": name, "object": "model", "created": service.started, "owned_by": "pace", "root": name}
-    if service.status == "ready":
+    if service.max_length is not None:
         described["max_model_len"] = service.max_length
     return described
-
-
-def _priority(wanted: int, is_allowed: bool) -> int:
-    """The engine's: higher is earlier there, lower on the wire. Without leave all are alike."""
-    return max(-100, min(100, -wanted)) if is_allowed else 0
-
-
-def _printable(name: str) -> str:
-    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name[:60])
 
 
 def _internal(scope: http.Scope, error: Exception) -> ApiError:

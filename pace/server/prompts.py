@@ -18,7 +18,7 @@ class PromptReader:
         these is refused before it is tokenised."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._max_length = max_length
+        self.max_length = max_length
         self._most_bytes = bytes_per_token * max_length
         self._local = threading.local()
 
@@ -45,7 +45,7 @@ class PromptReader:
         for row in rows:
             if not row:
                 raise ApiError(400, f"{param} has no tokens", param=param)
-            if len(row) >= self._max_length:
+            if len(row) >= self.max_length:
                 raise self._too_long(len(row), param)
         return rows
 
@@ -83,7 +83,7 @@ class PromptReader:
             if isinstance(item, str):
                 rows.append(self.encode(item, prompts.add_special_tokens))
                 continue
-            if len(item) >= self._max_length:
+            if len(item) >= self.max_length:
                 raise self._too_long(len(item), "prompt")
             self._check_tokens(item, "prompt")
             rows.append(item)
@@ -97,18 +97,18 @@ class PromptReader:
         if num_bytes > self._most_bytes:
             raise ApiError(
                 400,
-                f"{param} has {num_bytes} bytes of text, more than a context of {self._max_length} tokens can hold",
+                f"{param} has {num_bytes} bytes of text, more than a context of {self.max_length} tokens can hold",
                 param=param,
                 code="context_length_exceeded",
-                n_ctx=self._max_length,
+                n_ctx=self.max_length,
             )
 
     def _too_long(self, num_tokens: int, param: str) -> ApiError:
         return ApiError(
             400,
-            f"{param} has {num_tokens} tokens, and this model's context holds {self._max_length}, the answer included",
+            f"{param} has {num_tokens} tokens, and this model's context holds {self.max_length}, the answer included",
             param=param,
             code="context_length_exceeded",
             n_prompt_tokens=num_tokens,
-            n_ctx=self._max_length,
+            n_ctx=self.max_length,
         )

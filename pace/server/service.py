@@ -21,6 +21,7 @@ from pace.server.errors import ApiError
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import Job
 from pace.server.metrics import Metrics
+from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
 from pace.server.rows import Wakeups
 
@@ -38,8 +39,7 @@ class Service:
     `load` and `close` are called on any thread, everything else on the event loop.
     """
 
-    def __init__(self, options: Any) -> None:
-        """`options`: a `ServeOptions`."""
+    def __init__(self, options: ServeOptions) -> None:
         self.options = options
         self.limits = options.limits
         self.status = "loading"
@@ -124,9 +124,9 @@ class Service:
         return self._open.tokenizer
 
     @property
-    def max_length(self) -> int:
-        """Tokens of prompt and answer together."""
-        return self._open.engine.max_length
+    def max_length(self) -> int | None:
+        """Tokens of prompt and answer together; None until the model is loaded."""
+        return None if self.reader is None else self.reader.max_length
 
     def check_model(self, name: str | None) -> str:
         """The name that the answer has. Raises ApiError for a model that is not served."""

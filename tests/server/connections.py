@@ -16,8 +16,8 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
 from pace.server.limits import Limits
+from pace.server.network.run import _Server, _uvicorn_config, listening
 from pace.server.options import ServeOptions
-from pace.server.run import _Server, _uvicorn_config, listening
 
 GET = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LOAD = SimpleNamespace(model_name_or_path="tiny")

@@ -10,8 +10,8 @@ import time
 from types import SimpleNamespace
 
 from pace.server.limits import Limits
+from pace.server.network.run import CannotListen, run
 from pace.server.options import ServeOptions
-from pace.server.run import CannotListen, run
 
 
 class ExampleService:

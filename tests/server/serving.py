@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,9 @@ from pace.llm.generator import Generator  # noqa: E402
 from pace.llm.loading import LoadOptions  # noqa: E402
 from pace.server.app import make_app  # noqa: E402
 from pace.server.limits import Limits  # noqa: E402
+from pace.server.network.run import uvicorn_config  # noqa: E402
+from pace.server.network.security import Gate  # noqa: E402
+from pace.server.options import ServeOptions  # noqa: E402
 from pace.server.service import Service  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -48,15 +50,8 @@ class Serving:
         """`options` are those of `ServeOptions`; limits by their own names."""
         names = Limits.names()
         limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
-        known = {
-            "strict": False,
-            "allow_priority": False,
-            "model_names": ("tiny", "alias"),
-            "any_model_name": False,
-            "metrics_prefix": "pace",
-        }
         load = LoadOptions(str(TINY), progress=False)
-        self.options = SimpleNamespace(**(known | options), limits=limits, load=load)
+        self.options = ServeOptions(load, served_model_names=("tiny", "alias"), limits=limits, **options)
         self.generator = generator or shared_generator()
         self.service = Service(self.options)
         self.service.use(self.generator)
@@ -65,8 +60,8 @@ class Serving:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(make_app(self.service), log_level="warning", lifespan="off", access_log=False)
-        self._server = uvicorn.Server(config)
+        app = Gate(make_app(self.service), self.options)
+        self._server = uvicorn.Server(uvicorn_config(self.options, app))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._thread.start()
         while not self._server.started:

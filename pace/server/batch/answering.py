@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pace.llm.loading import LoadOptions
-from pace.server.app import KINDS, Kind
 from pace.server.errors import ApiError
+from pace.server.kinds import GENERATING, Generating
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions
 from pace.server.schemas.fields import parse
@@ -17,7 +17,7 @@ from pace.server.wire.openai import Envelope
 
 logger = logging.getLogger("pace")
 
-PATHS = {path: kind for kind in KINDS for path in kind.paths if path.startswith("/v1/") and not kind.is_anthropic}
+PATHS = {path: kind for kind in GENERATING for path in kind.paths if path.startswith("/v1/") and not kind.is_anthropic}
 
 
 FOREVER = 1e9
@@ -48,7 +48,7 @@ class Answering:
             logger.error("a request failed: %r", error, exc_info=error)
             return 500, ApiError(500, "pace failed at this request").openai()
 
-    async def _answer(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, kind: Generating, body: dict[str, Any]) -> dict[str, Any]:
         service = self._service
         request, _ = parse(kind.schema, body, kind.refused, kind.inert)
         model = service.check_model(request.model)

@@ -14,7 +14,7 @@ from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 
-def tokenize(request: TokenizeRequest, reader: PromptReader, limits: Limits, max_model_len: int) -> dict[str, Any]:
+def tokenize(request: TokenizeRequest, reader: PromptReader, limits: Limits) -> dict[str, Any]:
     """Answers `POST /tokenize`."""
     given = request.input(limits)
     text = reader.render(given) if isinstance(given, ChatPrompt) else given
@@ -23,12 +23,12 @@ def tokenize(request: TokenizeRequest, reader: PromptReader, limits: Limits, max
     return {
         "tokens": _pieces(tokens, reader.tokenizer) if request.with_pieces else tokens,
         "count": len(tokens),
-        "max_model_len": max_model_len,
+        "max_model_len": reader.max_length,
         "token_strs": names,
     }
 
 
-def detokenize(request: DetokenizeRequest, reader: PromptReader) -> dict[str, str]:
+def detokenize(request: DetokenizeRequest, reader: PromptReader, limits: Limits) -> dict[str, str]:
     """Answers `POST /detokenize`: the text by vLLM's name and by llama.cpp's."""
     size = len(reader.tokenizer)
     wrong = next((token for token in request.tokens if not 0 <= token < size), None)
@@ -38,7 +38,7 @@ def detokenize(request: DetokenizeRequest, reader: PromptReader) -> dict[str, st
     return {"prompt": text, "content": text}
 
 
-def tokenizer_info(reader: PromptReader, max_model_len: int) -> dict[str, Any]:
+def tokenizer_info(reader: PromptReader) -> dict[str, Any]:
     """Answers `GET /tokenizer_info`."""
     tokenizer = reader.tokenizer
     return {
@@ -49,8 +49,8 @@ def tokenizer_info(reader: PromptReader, max_model_len: int) -> dict[str, Any]:
         "pad_token": tokenizer.pad_token,
         "unk_token": tokenizer.unk_token,
         "chat_template": tokenizer.chat_template,
-        "model_max_length": max_model_len,
-        "max_model_len": max_model_len,
+        "model_max_length": reader.max_length,
+        "max_model_len": reader.max_length,
     }
 
 

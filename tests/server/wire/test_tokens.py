@@ -36,11 +36,11 @@ def reader(tokenizer: Any) -> PromptReader:
 def tokenize(reader: PromptReader, **body: Any) -> dict[str, Any]:
     request, unknown = parse(TokenizeRequest, body, TOKENS_REFUSED)
     assert unknown == []
-    return wire.tokenize(request, reader, Limits(), LENGTH)
+    return wire.tokenize(request, reader, Limits())
 
 
 def detokenize(reader: PromptReader, **body: Any) -> dict[str, str]:
-    return wire.detokenize(parse(DetokenizeRequest, body, {})[0], reader)
+    return wire.detokenize(parse(DetokenizeRequest, body, {})[0], reader, Limits())
 
 
 def test_a_text_comes_back(reader: PromptReader) -> None:
@@ -80,7 +80,7 @@ def test_tokens_have_names_and_pieces(reader: PromptReader) -> None:
 
 
 def test_the_tokenizer_is_described(reader: PromptReader, tokenizer: Any) -> None:
-    info = wire.tokenizer_info(reader, LENGTH)
+    info = wire.tokenizer_info(reader)
     assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<|bos|>", "<|end|>", "<|pad|>")
     assert info["chat_template"] == tokenizer.chat_template and info["max_model_len"] == LENGTH
 

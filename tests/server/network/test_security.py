@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from pace.server.errors import ApiError
+from pace.server.network.security import Gate
 from pace.server.options import ServeOptions
-from pace.server.security import Gate
 from tests.server.test_options import LOAD
 
 LOCAL = ("host", "localhost:8000")

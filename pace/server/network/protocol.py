@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
-from pace.server.refusals import answer
+from pace.server.network.refusals import answer
 
 SLICE_BYTES = 64 << 10
 """Given to the parser at once: no more than this is held of what is then refused."""

@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from pace.server.network.protocol import Connection
+from pace.server.network.security import Application, Gate
 from pace.server.options import ServeOptions
-from pace.server.protocol import Connection
-from pace.server.security import Application, Gate
 
 SWITCH_SECONDS = 5e-4
 """Python's threads hand over the interpreter after this time, a tenth of its default. The engine's thread waits that
@@ -72,7 +72,7 @@ def run(options: ServeOptions, service: Service, app: Application) -> int:
 
 
 async def _serve(options: ServeOptions, service: Service, app: Application, listener: socket.socket) -> int:
-    server = _Server(_uvicorn_config(options, app))
+    server = _Server(uvicorn_config(options, app))
     url = _url(options, listener)
     with _first_signal(options) as stop:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -115,7 +115,7 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-def _uvicorn_config(options: ServeOptions, app: Application) -> uvicorn.Config:
+def uvicorn_config(options: ServeOptions, app: Application) -> uvicorn.Config:
     tls = options.tls_context()
     return uvicorn.Config(
         app,

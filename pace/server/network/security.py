@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.server.errors import ApiError
+from pace.server.network.refusals import Headers, answer
 from pace.server.options import ServeOptions
-from pace.server.refusals import Headers, answer
 
 logger = logging.getLogger("pace")
 

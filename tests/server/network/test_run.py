@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
-from pace.server.run import CannotListen, listening
+from pace.server.network.run import CannotListen, listening
 from tests.server.connections import serve_options
 from tests.server.test_options import certificates  # noqa: F401
 
