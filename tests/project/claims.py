@@ -67,6 +67,10 @@ CLAIMS = {
         "prefix_cache_bytes": """
             assert output.metrics.num_reused_tokens >= 16 and output.metrics.num_reused_tokens % 16 == 0""",
     },
+    "docs/serving.md": {
+        "client.chat.completions.create": """
+            assert chunk.choices[0].finish_reason in ("stop", "length")""",
+    },
     "docs/quantization.md": {
         "careful": """
             layouts = {part: matrix.plan.layouts.get(part) for matrix in model._model.matrices() for part in matrix.parts}

@@ -9,12 +9,14 @@ looked up with `make -n`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,8 @@ README = PAGES["README.md"]
 LOGS = {"docs/benchmarks.md"}
 """Pages whose commands name paths of the machine that ran them."""
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SERVED = "127.0.0.1:8000"
+"""Where blocks expect `pace serve`."""
 MAKE = re.compile(r"make ([a-z-]+)")
 
 
@@ -76,8 +80,10 @@ def test_python_blocks_run_and_do_what_is_said(page, tmp_path):
         asserted += 1
     assert asserted == len(CLAIMS[page])
     file = tmp_path / "page.py"  # a file, so that a traceback shows the line
-    file.write_text("\n".join(program), encoding="utf-8")
-    result = subprocess.run([sys.executable, file], env=environment(), capture_output=True, text=True, timeout=250)
+    text = "\n".join(program)
+    with server() if SERVED in text else contextlib.nullcontext(SERVED) as address:
+        file.write_text(text.replace(SERVED, address), encoding="utf-8")
+        result = subprocess.run([sys.executable, file], env=environment(), capture_output=True, text=True, timeout=250)
     assert result.returncode == 0 and result.stderr == "", result.stderr
     assert result.stdout
 
@@ -209,6 +215,19 @@ def make(*arguments: str) -> subprocess.CompletedProcess:
         if not name.startswith("MAKE") and name not in ("MFLAGS", "ARGS")
     }
     return subprocess.run(["make", *arguments], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=250)
+
+
+@contextlib.contextmanager
+def server() -> Iterator[str]:
+    """`pace serve` at a free port, ready to answer."""
+    command = [sys.executable, "-m", "pace", "serve", "--port", "0", "--served-model-name", "tiny"]
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        line = next(line for line in process.stderr if "ready at http://" in line)
+        yield line.rpartition("http://")[2].strip()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
 
 
 def environment(commands: Path | None = None) -> dict[str, str]:

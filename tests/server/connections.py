@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
 from pace.server.limits import Limits
-from pace.server.network.run import _Server, _uvicorn_config, listening
+from pace.server.network.run import _Server, uvicorn_config, listening
 from pace.server.options import ServeOptions
 
 GET = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -117,7 +117,7 @@ def serving(app=None, send_buffer: int | None = None, **more):
     async def run(listener: socket.socket) -> None:
         nonlocal loop
         loop = asyncio.get_running_loop()
-        running.server = _Server(_uvicorn_config(options, running.app))
+        running.server = _Server(uvicorn_config(options, running.app))
         serve = asyncio.create_task(running.server.serve(sockets=[listener]))
         await running.server.is_listening.wait()
         started.set()

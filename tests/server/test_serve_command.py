@@ -61,7 +61,7 @@ def test_every_field_has_an_option():
 def test_a_failure_to_listen_is_one_line_and_2(monkeypatch, capsys):
     run = pytest.importorskip("pace.server.network.run", exc_type=ImportError)
     app, service = ModuleType("pace.server.app"), ModuleType("pace.server.service")
-    app.make_app = lambda service, options: None
+    app.make_app = lambda service: None
     service.Service = lambda options: SimpleNamespace()
     monkeypatch.setitem(sys.modules, app.__name__, app)
     monkeypatch.setitem(sys.modules, service.__name__, service)
