@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
 from pace.server.limits import Limits
-from pace.server.network.run import _Server, uvicorn_config, listening
+from pace.server.network.run import _Server, listening, uvicorn_config
 from pace.server.options import ServeOptions
 
 GET = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"

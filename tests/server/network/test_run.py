@@ -25,7 +25,7 @@ from pace.server.network.run import CannotListen, listening
 from tests.server.connections import serve_options
 from tests.server.test_options import certificates  # noqa: F401
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Process:
