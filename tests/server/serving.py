@@ -62,11 +62,18 @@ class Serving:
         self.port = listener.getsockname()[1]
         app = Gate(make_app(self.service), self.options)
         self._server = uvicorn.Server(uvicorn_config(self.options, app))
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
         while not self._server.started:
             time.sleep(0.005)
         return self
+
+    def _run(self, listener: socket.socket) -> None:
+        async def serve() -> None:
+            self.loop = asyncio.get_running_loop()
+            await self._server.serve(sockets=[listener])
+
+        asyncio.run(serve())
 
     def __exit__(self, *exception: object) -> None:
         self._server.should_exit = True
