@@ -49,7 +49,11 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
         int,
         "requests that may wait for a place (default: four times those that run at once)",
     ),
-    "max_wait": ("--max-wait", float, "seconds of reading prompts that may wait; what comes then is refused with 429"),
+    "max_wait": (
+        "--max-wait",
+        float,
+        "seconds that a request may have to wait for its turn; one that would wait longer is refused with 429",
+    ),
     "max_per_key": ("--max-per-key", int, "requests of one key at once (default: any number)"),
     "connections": ("--max-connections", int, "connections at once"),
     "n": ("--max-n", int, "continuations of one prompt"),

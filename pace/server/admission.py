@@ -15,7 +15,9 @@ from pace.server.errors import ApiError
 from pace.server.limits import Limits
 
 SMOOTHING = 0.2
-"""Weight of the newest measurement of speed."""
+"""Weight of the newest measurement of how fast prompts are read."""
+ROW_SMOOTHING = 0.02
+"""Of how fast rows leave: they leave many at once, and then none for long."""
 
 
 @dataclass(order=True)
@@ -23,6 +25,7 @@ class Waiting:
     """One request's turn, in the order of the engine's scheduler."""
 
     place: tuple[int, int]
+    num_rows: int = field(compare=False)
     num_tokens: int = field(compare=False)
     turn: asyncio.Future[None] = field(compare=False)
 
@@ -40,6 +43,10 @@ class Admission:
         self._num_requests = 0
         self._per_key: Counter[str] = Counter()
         self._num_rows = 0
+        self._max_sequences = max_sequences
+        self._seconds_per_row: float | None = None
+        self._last_leave: float | None = None
+        """When a row left while others waited, on the loop's clock."""
         self._waiting: list[Waiting] = []
         self._arrivals = 0
         self._tokens_per_second: float | None = None
@@ -71,16 +78,17 @@ class Admission:
 
     @asynccontextmanager
     async def rows(self, num_rows: int, num_tokens: int, priority: int) -> AsyncIterator[None]:
-        """Waits for the turn of a request of so many rows and prompt tokens. Raises ApiError 429 where those before it
-        have more to read than may wait."""
+        """Waits for the turn of a request of so many rows and prompt tokens. Raises ApiError 429 where that would take
+        longer than anybody may wait."""
         if self._waiting or self._num_rows >= self._max_rows:
-            await self._wait(num_tokens, priority)
+            await self._wait(num_rows, num_tokens, priority)
         self._num_rows += num_rows
         self._let_in()
         try:
             yield
         finally:
             self._num_rows -= num_rows
+            self._measure_leave(num_rows)
             self._let_in()
 
     def measured(self, num_tokens: int, seconds: float) -> None:
@@ -91,16 +99,27 @@ class Admission:
 
     @property
     def seconds_waiting(self) -> float:
-        """Estimate of the time that the engine takes to read what waits."""
+        """Estimate of the time until a request that comes now begins: as long as it takes to read the prompts that wait,
+        or until as many rows have left as are before it."""
         num_tokens = sum(waiting.num_tokens for waiting in self._waiting)
-        return num_tokens / self._tokens_per_second if self._tokens_per_second else 0.0
+        num_rows = max(0, self._num_rows - self._max_sequences) + sum(waiting.num_rows for waiting in self._waiting)
+        reading = num_tokens / self._tokens_per_second if self._tokens_per_second else 0.0
+        return max(reading, num_rows * (self._seconds_per_row or 0.0))
 
-    async def _wait(self, num_tokens: int, priority: int) -> None:
-        if self._waiting and self.seconds_waiting > self._max_wait:
-            raise self._full("wait", "the prompts that wait take longer to read than anybody may wait")
+    def _measure_leave(self, num_rows: int) -> None:
+        """Notes how fast rows leave while others wait for their places."""
+        now = asyncio.get_running_loop().time()
+        if self._last_leave is not None and self._waiting:
+            seconds, known = (now - self._last_leave) / num_rows, self._seconds_per_row
+            self._seconds_per_row = seconds if known is None else known + ROW_SMOOTHING * (seconds - known)
+        self._last_leave = now if self._waiting else None
+
+    async def _wait(self, num_rows: int, num_tokens: int, priority: int) -> None:
+        if self.seconds_waiting > self._max_wait:
+            raise self._full("wait", "those that wait already take longer than anybody may wait")
         self._arrivals += 1
         turn = asyncio.get_running_loop().create_future()
-        waiting = Waiting((self._arrivals - HEAD_START * priority, self._arrivals), num_tokens, turn)
+        waiting = Waiting((self._arrivals - HEAD_START * priority, self._arrivals), num_rows, num_tokens, turn)
         insort(self._waiting, waiting)
         try:
             await turn

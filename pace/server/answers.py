@@ -95,14 +95,17 @@ class Cursor:
         return Piece(self.index, text, tokens, finish) if text or tokens or finish is not None else None
 
     def _read_tokens(self) -> str:
-        text, tokens = "", self.row.tokens
-        while self.num_read < len(tokens):
-            token, logprob = tokens[self.num_read]
-            self.num_read += 1
-            given = self._pieces.detokenize(token)
+        fresh = self.row.tokens[self.num_read :]
+        self.num_read += len(fresh)
+        if not fresh:
+            return ""
+        if self._token_texts is None:
+            return self._pieces.release(self._pieces.detokenize([token for token, _ in fresh]))
+        text = ""
+        for token, logprob in fresh:
+            given = self._pieces.detokenize([token])
             text += self._pieces.release(given)
-            if self._token_texts is not None:
-                self._token_texts.push(token, logprob, given)
+            self._token_texts.push(token, logprob, given)
         return text
 
     def _flush(self) -> str:

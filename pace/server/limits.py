@@ -25,7 +25,7 @@ class Limits:
     max_queue: int | None = None
     """Requests that wait for a place; None for four times the sequences that run at once."""
     max_wait: float = 60.0
-    """Seconds of reading prompts that may wait, by the speed measured so far."""
+    """Seconds that a request may have to wait for its turn, by the speed measured so far."""
     max_per_key: int | None = None
     """Requests of one key at once; None for any number."""
     json_depth: int = 128

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +74,21 @@ class Service:
         self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
         self.fingerprint = fingerprint(self.options.load)
         self.generator = generator
+        self._warm_workers()
         self.status = "ready"
+
+    def _warm_workers(self) -> None:
+        """Has each worker make its copy of the tokenizer, so that no client waits for it."""
+        if self.generator.tokenizer is None:
+            return
+        together = threading.Barrier(WORKERS)
+
+        def warm() -> None:
+            together.wait()
+            self.reader.encode("a")
+
+        for future in [self._workers.submit(warm) for _ in range(WORKERS)]:
+            future.result()
 
     async def drain(self, seconds: float) -> None:
         """Takes no more work, and waits until what is under way has been answered; after `seconds`, ends it."""

@@ -137,7 +137,7 @@ class NoPieces:
     def flush(self) -> str:
         return ""
 
-    def detokenize(self, token: int) -> str:
+    def detokenize(self, tokens: list[int]) -> str:
         return ""
 
     def detokenize_rest(self) -> str:

@@ -62,10 +62,14 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Takes a token and returns the text that is now certain, maybe "". An error or Ctrl-C leaves it as it was."""
-        state = self._state
-        held = _Followed(state.text, [*state.tokens, token], state.num_given, state.num_pushed + 1)
+        return self.extend([token])
+
+    def extend(self, tokens: list[int]) -> str:
+        """Takes several tokens, of which there is at least one, at the cost of one; what they return joined."""
+        state, last = self._state, tokens[-1]
+        held = _Followed(state.text, [*state.tokens, *tokens], state.num_given, state.num_pushed + len(tokens))
         piece = ""
-        if token not in self._special and not self._is_byte(token):
+        if last not in self._special and not self._is_byte(last):
             piece = self._pending_of(held)
         certain = bool(piece) and not piece.endswith(REPLACEMENT)
         self._state = held.given(piece) if certain else held
@@ -126,15 +130,15 @@ class TextPieces:
 
     def push(self, token: int) -> str:
         """The text that this token makes certain, maybe ""."""
-        return self.release(self.detokenize(token))
+        return self.release(self.detokenize([token]))
 
     def flush(self) -> str:
         """The rest, at the end of the sequence."""
         return self.release(self.detokenize_rest(), ended=True)
 
-    def detokenize(self, token: int) -> str:
-        """Text of this token and those before it that is certain but for stop strings: the first half of `push`."""
-        return self.detokenizer.push(token)
+    def detokenize(self, tokens: list[int]) -> str:
+        """Text of these tokens and those before them that is certain but for stop strings: the first half of `push`."""
+        return self.detokenizer.extend(tokens)
 
     def detokenize_rest(self) -> str:
         """The first half of `flush`."""

@@ -26,7 +26,7 @@ def follow(tokenizer, tokens, stop_strings, generator):
     pieces, texts = TextPieces(tokenizer, stop_strings), TokenTexts(tokenizer)
     shown, given, unread = "", [], 0
     for token in tokens:
-        part = pieces.detokenize(token)
+        part = pieces.detokenize([token])
         released = pieces.release(part)
         texts.push(token, None, part)
         shown, unread = shown + released, unread + len(released)
@@ -92,6 +92,6 @@ def test_sentencepiece_names(monkeypatch):
 
 def test_without_a_tokenizer_there_is_no_text():
     pieces, texts = NoPieces(), TokenTexts(None)
-    texts.push(5, None, pieces.detokenize(5))
+    texts.push(5, None, pieces.detokenize([5]))
     texts.close(pieces.detokenize_rest())
     assert [piece.token for piece in texts.take(0, True)] == [5]
