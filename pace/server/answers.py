@@ -90,7 +90,7 @@ class Cursor:
             if self._job.include_stop and isinstance(finish.stop, str):
                 text += finish.stop
         tokens = [] if self._token_texts is None else self._token_texts.take(len(text), is_ended)
-        if finish is not None and finish.is_end_token and tokens:
+        if finish is not None and finish.is_end_token and tokens and not tokens[-1].text:
             tokens[-1] = tokens[-1].as_end()
         return Piece(self.index, text, tokens, finish) if text or tokens or finish is not None else None
 

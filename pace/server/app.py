@@ -31,7 +31,7 @@ LOOK = ["GET", "HEAD"]
 
 def make_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
-    app = FastAPI(title="pace", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="pace", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     for kind in GENERATING:
         _add_kind(app, kind, Generation(service, kind))
     for kind in ASKING:
@@ -131,7 +131,7 @@ class Generation(Posted):
             form = kind.form(request, envelope, service.tokenizer)
             if job.stream:
                 pieces = await _begun(answer)
-                await http.send_events(send, _events(form, answer, pieces, scope), headers)
+                await http.send_events(scope, send, _events(form, answer, pieces, scope), headers)
             else:
                 choices = await answer.whole()
                 await http.send_json(send, form.whole(choices, answer.usage), headers=headers)

@@ -17,6 +17,10 @@ class ChatPrompt:
     continue_final_message: bool = False
     """True where the answer goes on with the last message, which is the assistant's."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False
+    """Whether those that begin a text come before the template's own."""
+    param: str = "messages"
+    """What the client calls the messages."""
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,7 @@ def _count(member: str, **more: str) -> Callable[[Any, PromptReader, Limits], di
     """Answers how many tokens the prompt of a conversation has."""
 
     def answer(request: Any, reader: PromptReader, limits: Limits) -> dict[str, Any]:
-        text = reader.render(request.to_prompt(limits))
-        return {**more, member: len(reader.encode(text, add_special_tokens=False, param="messages"))}
+        return {**more, member: len(reader.encode_chat(request.to_prompt(limits)))}
 
     return answer
 

@@ -37,7 +37,7 @@ class PromptReader:
         for param, tokens in job.tokens_named.items():
             self._check_tokens(tokens, param)
         if isinstance(job.prompt, ChatPrompt):
-            rows, param = [self.encode(self.render(job.prompt), add_special_tokens=False)], "messages"
+            rows, param = [self.encode_chat(job.prompt)], job.prompt.param
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
@@ -56,7 +56,7 @@ class PromptReader:
             raise ApiError(
                 400, "this model has no chat template: it was not made for conversations; use /v1/completions"
             )
-        self._check_bytes(sum(len(message["content"].encode()) for message in prompt.messages), "messages")
+        self._check_bytes(sum(len(message["content"].encode()) for message in prompt.messages), prompt.param)
         try:
             return tokenizer.apply_chat_template(
                 prompt.messages,
@@ -66,7 +66,11 @@ class PromptReader:
                 **prompt.template_kwargs,
             )
         except Exception as error:  # the template's own complaint: roles that must alternate, say
-            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param=prompt.param) from None
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """The token ids of a conversation."""
+        return self.encode(self.render(prompt), prompt.add_special_tokens, prompt.param)
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         self._check_bytes(len(text.encode()), param)
@@ -83,8 +87,6 @@ class PromptReader:
             if isinstance(item, str):
                 rows.append(self.encode(item, prompts.add_special_tokens))
                 continue
-            if len(item) >= self.max_length:
-                raise self._too_long(len(item), "prompt")
             self._check_tokens(item, "prompt")
             rows.append(item)
         return rows

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.server.serving import ANSWER, LONG, QUESTION, Serving, text_of
+from tests.server.serving import ANSWER, LONG, QUESTION, Serving, read_reply, request_bytes, text_of
 
 openai = pytest.importorskip("openai")
 
@@ -174,3 +174,29 @@ def test_a_second_turn_reads_the_first_from_the_cache(serving):
     turns += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}, *QUESTION]
     second = serving.chat(turns, max_tokens=5).json
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+
+
+def test_special_tokens_before_the_template_where_asked(serving):
+    plain, more = (
+        serving.chat(max_tokens=1, return_token_ids=True, add_special_tokens=adds).json["prompt_token_ids"]
+        for adds in (False, True)
+    )
+    assert len(more) > len(plain) and more[-len(plain) :] == plain
+
+
+def test_logprobs_of_an_end_that_is_shown(serving):
+    capital = serving.ask("/tokenize", {"content": " capital"}).json["tokens"]
+    for fields in ({"skip_special_tokens": False}, {"stop_token_ids": capital}):
+        choice = serving.chat(logprobs=True, max_tokens=30, **fields).json["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == choice["message"]["content"]
+
+
+def test_a_stream_to_a_client_of_http_1_0_has_no_chunks(serving):
+    request = request_bytes("/v1/chat/completions", {"messages": QUESTION, "temperature": 0, "stream": True})
+    with serving.connect() as connection:
+        connection.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        reply = read_reply(connection)
+    assert "transfer-encoding" not in reply.headers and reply.headers["content-length"] == str(len(reply.body))
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert text_of(reply.events) == ANSWER and reply.events[-1] == "[DONE]"

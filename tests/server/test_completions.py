@@ -136,3 +136,17 @@ def test_a_context_that_is_just_full(serving):
     most = serving.service.max_length
     reply = serving.complete([5] * (most - 1), max_tokens=5).json
     assert reply["usage"]["completion_tokens"] == 1 and reply["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_last_of_more_token_ids_than_the_context_holds(serving):
+    ids = [5] * (2 * serving.service.max_length) + [6, 7]
+    reply = serving.complete(ids, truncate_prompt_tokens=3, max_tokens=1, return_token_ids=True)
+    assert reply.json["choices"][0]["prompt_token_ids"] == [5, 6, 7]
+
+
+def test_an_echo_with_fewer_logprobs_than_its_prompt(serving):
+    fields = {"echo": True, "prompt_logprobs": 3, "max_tokens": 1}
+    choice = serving.complete("1, 2, 3", logprobs=1, **fields).json["choices"][0]
+    ranks = {entry["rank"] for token in choice["prompt_logprobs"][1:] for entry in token.values()}
+    assert ranks >= {1, 2, 3} and all(len(top) <= 2 for top in choice["logprobs"]["top_logprobs"][1:])
+    assert choice["prompt_logprobs"] == serving.complete("1, 2, 3", **fields).json["choices"][0]["prompt_logprobs"]

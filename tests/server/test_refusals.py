@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.server.serving import QUESTION, Serving
@@ -103,6 +105,48 @@ def test_prompts_that_are_too_long(serving):
 )  # fmt: skip
 def test_a_body_that_is_no_json_object(serving, body):
     refuse(serving, CHAT, body)
+
+
+MANY = b"[" + b"1," * 1_000_000 + b"1]"
+PAIRS = b",".join(b'"%d":""' % number for number in range(200_000))
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [(CHAT, b'{"messages": [], "stop": %b}' % MANY), ("/v1/responses", b'{"input": %b}' % MANY),
+     ("/v1/responses", b'{"input": %b}' % MANY.replace(b"1", b"{}")), ("/detokenize", b'{"tokens": %b}' % MANY.replace(b"1", b"[]")),
+     ("/v1/messages", b'{"max_tokens": 1, "messages": %b}' % MANY)],
+    ids=["stop", "input", "items", "tokens", "turns"],
+)  # fmt: skip
+def test_a_million_entries_are_not_looked_at_one_by_one(serving, path, body):
+    begun = time.perf_counter()
+    assert serving.ask(path, body).status == 400
+    assert time.perf_counter() - begun < 2.0
+
+
+def test_an_object_of_too_many_members_is_not_looked_at(serving):
+    for path, name, more in ((CHAT, "logit_bias", '"messages": []'), ("/v1/responses", "metadata", '"input": "a"')):
+        error = refuse(serving, path, b'{%b, "%b": {%b}}' % (more.encode(), name.encode(), PAIRS))
+        assert error["param"] == name and "entries, has 200000" in error["message"]
+
+
+def test_a_prompt_that_is_too_long_is_named_as_the_client_names_it(serving):
+    most = serving.service.max_length
+    assert refuse(serving, CHAT, {"messages": [{"role": "user", "content": "a " * 2000}]})["param"] == "messages"
+    assert refuse(serving, CHAT, {"messages": QUESTION * most})["param"] == "messages"
+    assert refuse(serving, "/v1/responses", {"input": "a " * 2000})["param"] == "input"
+    assert refuse(serving, "/v1/responses/input_tokens", {"input": "a" * 3_000_000})["param"] == "input"
+
+
+@pytest.mark.parametrize("name", ["self", "conversations", "tokenizer_kwargs", "return_assistant_tokens_mask"])
+def test_names_of_the_template_that_are_not_a_clients(serving, name):
+    error = refuse(serving, CHAT, {"messages": QUESTION, "chat_template_kwargs": {name: True}})
+    assert error["param"] == f"chat_template_kwargs.{name}"
+
+
+def test_a_path_with_a_slash_at_its_end_is_not_redirected(serving):
+    for reply in (serving.ask(CHAT + "/", {"messages": QUESTION}), serving.ask("/health/")):
+        assert reply.status == 404 and reply.error["message"]
 
 
 def test_bodies_of_other_kinds(serving):

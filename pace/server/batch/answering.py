@@ -19,9 +19,10 @@ logger = logging.getLogger("pace")
 
 PATHS = {path: kind for kind in GENERATING for path in kind.paths if path.startswith("/v1/") and not kind.is_anthropic}
 
-
 FOREVER = 1e9
 """Seconds."""
+MOST_NAMED = 20
+"""Fields that are named in the log where nobody knows them."""
 
 
 def batch_options(load: LoadOptions, names: Sequence[str], any_model_name: bool) -> ServeOptions:
@@ -36,6 +37,7 @@ class Answering:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._ignored: set[str] = set()
 
     async def __call__(self, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
@@ -50,7 +52,8 @@ class Answering:
 
     async def _answer(self, kind: Generating, body: dict[str, Any]) -> dict[str, Any]:
         service = self._service
-        request, _ = parse(kind.schema, body, kind.refused, kind.inert)
+        request, ignored = parse(kind.schema, body, kind.refused, kind.inert)
+        self._name(ignored[:20])
         model = service.check_model(request.model)
         job = request.to_job(service.limits, service.defaults)
         if job.stream:
@@ -60,3 +63,10 @@ class Answering:
             form = kind.form(request, Envelope.new(kind.id_prefix, model, service.fingerprint), service.tokenizer)
             choices = await answer.whole()
             return form.whole(choices, answer.usage)
+
+    def _name(self, ignored: list[str]) -> None:
+        """Logs fields that nobody knows, each once."""
+        for name in ignored:
+            if name not in self._ignored and len(self._ignored) < MOST_NAMED:
+                self._ignored.add(name)
+                logger.warning("the field %r is known to nobody, and ignored", name[:60])

@@ -83,23 +83,27 @@ async def cancelled_when_gone(receive: Receive) -> AsyncIterator[None]:
 
 
 async def send_json(send: Send, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-    await send_bytes(send, dumps(value), "application/json", status, headers)
+    await send_bytes(send, dumps(value), status, {"content-type": "application/json", **(headers or {})})
 
 
-async def send_bytes(
-    send: Send, body: bytes, content_type: str, status: int = 200, headers: dict[str, str] | None = None
-) -> None:
-    await send(_start(status, {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}))
+async def send_bytes(send: Send, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    await send(_start(status, {"content-length": str(len(body)), **(headers or {})}))
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_events(send: Send, events: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> None:
-    """Sends server-sent events as they come. What is b"" is not sent: an empty body would end the stream."""
+async def send_events(
+    scope: Scope, send: Send, events: AsyncIterator[bytes], headers: dict[str, str] | None = None
+) -> None:
+    """Sends server-sent events as they come. What is b"" is not sent: an empty body would end the stream. HTTP/1.0 has
+    no chunks: there they come all at the end."""
     fixed = {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",
         "x-accel-buffering": "no",
     }
+    if scope["http_version"] == "1.0":
+        body = b"".join([event async for event in events])
+        return await send_bytes(send, body, headers={**fixed, **(headers or {})})
     await send(_start(200, {**fixed, **(headers or {})}))
     async for event in events:
         if event:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.server.errors import ApiError
-from pace.server.network.refusals import Headers, answer
+from pace.server.network.refusals import Headers, answer, is_anthropic
 from pace.server.options import ServeOptions
 
 logger = logging.getLogger("pace")
@@ -73,6 +73,8 @@ class Gate:
         request_id = _request_id(headers)
         scope["pace"] = {"request_id": request_id, "key": None, "salt": None}
         more = [(b"x-request-id", request_id.encode()), *self._cors_headers(headers)]
+        if is_anthropic(scope["path"]):
+            more.append((b"request-id", request_id.encode()))  # by its name there
         started = False
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:

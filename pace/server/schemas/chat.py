@@ -8,6 +8,7 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
+from pace.server.schemas.fields import Strings
 from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
 
 CHAT_REFUSED = REFUSED | {
@@ -24,7 +25,8 @@ CHAT_INERT = INERT | {"parallel_tool_calls", "function_call", "include_reasoning
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
-                     "return_dict return_tensors padding truncation max_length conversation".split())  # fmt: skip
+                     "return_dict return_tensors padding truncation max_length conversation conversations self "
+                     "tokenizer_kwargs return_assistant_tokens_mask".split())  # fmt: skip
 """Names that the template is given by us."""
 
 
@@ -35,7 +37,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     tool_choice: Any = None
-    modalities: list[str] | None = None
+    modalities: Strings | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -87,7 +89,7 @@ class ChatRequest(GenerationRequest):
         begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         kwargs = _template_kwargs(effort | (self.chat_template_kwargs or {}), limits)
-        return ChatPrompt(messages, begins, goes_on, kwargs)
+        return ChatPrompt(messages, begins, goes_on, kwargs, bool(self.add_special_tokens))
 
 
 def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class CompletionsRequest(GenerationRequest):
         settings = self.settings(limits, defaults)
         settings.logprobs(self.logprobs, "logprobs")
         if self.echo and self.logprobs is not None:
-            settings.set("prompt_logprobs", self.logprobs)
+            settings.set("prompt_logprobs", max(self.logprobs, self.prompt_logprobs or 0))
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         if max_tokens == 0 and not self.echo:
             raise ApiError(400, "max_tokens: 0 needs echo, or nothing is answered", param="max_tokens")

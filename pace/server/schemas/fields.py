@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from pace.server.errors import ApiError, refused
+
+MOST_OBJECTS = 1 << 14
+"""Members of a list or an object that are looked at one by one, whatever the limits. A body has room for millions, and
+the event loop would stand still over them."""
+
+
+def _not_too_many(value: Any) -> Any:
+    if isinstance(value, (list, dict)) and len(value) > MOST_OBJECTS:
+        raise PydanticCustomError("too_many", f"may have {MOST_OBJECTS} entries, has {len(value)}")
+    return value
+
+
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Integers = Annotated[list[int], Field(fail_fast=True)]
+"""Lists that are given up at the first entry that is wrong."""
+Bounded = BeforeValidator(_not_too_many)
+"""For `Annotated`: a list or an object of at most MOST_OBJECTS."""
 
 
 class Request(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -10,7 +10,7 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
-from pace.server.schemas.fields import Request
+from pace.server.schemas.fields import Bounded, Integers, Request, Strings
 from pace.server.schemas.sampling import Settings
 
 INERT = frozenset(
@@ -55,13 +55,13 @@ class GenerationRequest(Request):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Bounded] | None = None
     service_tier: Literal["auto", "default"] | None = None
     """There is one."""
 
@@ -72,9 +72,9 @@ class GenerationRequest(Request):
     no_repeat_ngram_size: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    stop_token_ids: Integers | None = None
+    allowed_token_ids: Integers | None = None
+    bad_words: Strings | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,7 +10,7 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
-from pace.server.schemas.fields import Request
+from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
@@ -61,7 +61,7 @@ class CountTokensRequest(Request):
     """What a prompt is made of."""
 
     model: str | None = None
-    messages: list[Turn]
+    messages: Annotated[list[Turn], Bounded]
     system: Any = None
     thinking: Kind | None = None
     tool_choice: Kind | None = None
@@ -110,7 +110,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Strings | None = None
     stream: bool | None = None
 
     seed: int | None = None

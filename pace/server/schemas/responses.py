@@ -11,7 +11,7 @@ from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
-from pace.server.schemas.fields import Request
+from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
@@ -79,18 +79,18 @@ class ResponsesRequest(Request):
     """The body of `POST /v1/responses`, and of `POST /v1/responses/input_tokens`."""
 
     model: str | None = None
-    input: Annotated[list[Item], BeforeValidator(_as_items), WithJsonSchema(_INPUT)]
+    input: Annotated[list[Item], BeforeValidator(_as_items), Bounded, WithJsonSchema(_INPUT)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: Strings | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Bounded] | None = None
     store: bool | None = None
     """Accepted, and answered with false."""
     truncation: Literal["auto", "disabled"] | None = None
@@ -103,7 +103,7 @@ class ResponsesRequest(Request):
     """From here on: what OpenAI does not have."""
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = None
-    stop: list[str] | str | None = None
+    stop: str | Strings | None = None
     cache_salt: str | None = None
 
     @property
@@ -143,7 +143,7 @@ class ResponsesRequest(Request):
         kwargs: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         if effort == "none":
             kwargs["enable_thinking"] = False
-        return ChatPrompt(with_system(self.instructions, messages), template_kwargs=kwargs)
+        return ChatPrompt(with_system(self.instructions, messages), template_kwargs=kwargs, param="input")
 
     def _check_served(self) -> None:
         """Raises for values that are known and not served, of fields that are."""

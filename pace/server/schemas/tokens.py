@@ -8,7 +8,7 @@ from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt
 from pace.server.limits import Limits
 from pace.server.schemas.chat import ChatRequest
-from pace.server.schemas.fields import Request
+from pace.server.schemas.fields import Integers, Request
 
 TOKENS_REFUSED = {
     "tools": "tools are not served yet",
@@ -62,4 +62,4 @@ class TokenizeRequest(Request):
 
 class DetokenizeRequest(Request):
     model: str | None = None
-    tokens: list[int]
+    tokens: Integers

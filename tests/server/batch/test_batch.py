@@ -93,3 +93,11 @@ def test_what_cannot_be_run_is_refused_before_the_model_is_loaded(tmp_path, caps
     target.write_text("my diary\n")
     assert main(["batch", str(source), str(target), *model]) == 1
     assert "is no result of a batch" in capsys.readouterr().err and target.read_text() == "my diary\n"
+
+
+def test_fields_that_nobody_knows_are_named_once(tmp_path, caplog):
+    source = tmp_path / "in.jsonl"
+    source.write_text(question("1", "France", max_tokens=1, wat=1) + question("2", "Italy", max_tokens=1, wat=2))
+    assert main(["batch", str(source), str(tmp_path / "out.jsonl"), "--kv-cache-bytes", "64MiB"]) == 0
+    named = [record.getMessage() for record in caplog.records if "'wat'" in record.getMessage()]
+    assert named == ["the field 'wat' is known to nobody, and ignored"]

@@ -241,6 +241,13 @@ def test_a_request_id_is_echoed():
     for name in ("a", "A.b_c-9" * 10, "x" * 128):
         asked = Asked(gate(), "GET", "/health", LOCAL, ("x-request-id", name))
         assert asked.header("x-request-id") == asked.seen["request_id"] == name
+    assert Asked(gate(), "GET", "/health", LOCAL).header("request-id") is None
+
+
+def test_a_request_id_has_anthropics_name_on_its_paths():
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        asked = Asked(gate(), "POST", path, LOCAL)
+        assert asked.header("request-id") == asked.header("x-request-id") == asked.seen["request_id"]
 
 
 def test_a_request_id_that_could_forge_a_line_is_not_echoed():
