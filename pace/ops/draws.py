@@ -67,7 +67,7 @@ class Edits:
         """Changes `logits [V]` in place, as the op does it. Edits of one token are alike, or there is one."""
         records = self.records[self.records["token"] < len(logits)]
         values = logits[records["token"]]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             values = np.where(values < 0, values * records["factor"], values / records["factor"]) + records["addend"]
         logits[records["token"]] = values
 

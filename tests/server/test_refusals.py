@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from pace.server.body import read_json
 from tests.server.serving import QUESTION, Serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -36,7 +37,7 @@ FIELDS = {
     "stop": [5, [""], "", ["x"] * 65, "x" * 257, [1]],
     "stream": ["true", 1],
     "stream_options": [{"include_usage": True}, 1],
-    "logit_bias": [{"x": 1}, {"5": 1e308}, {"5": "1"}, {"99999": 1}, {str(i): 1 for i in range(1025)}, [1]],
+    "logit_bias": [{"x": 1}, {"5": 1e308}, {"5": "1"}, {"99999": 1}, {"05": 1, "5": -1}, {str(i): 1 for i in range(1025)}, [1]],
     "stop_token_ids": [[-1], [99999], ["1"], 5],
     "allowed_token_ids": [[], [-1], [99999]],
     "bad_words": [[""], 5],
@@ -120,8 +121,10 @@ PAIRS = b",".join(b'"%d":""' % number for number in range(200_000))
 )  # fmt: skip
 def test_a_million_entries_are_not_looked_at_one_by_one(serving, path, body):
     begun = time.perf_counter()
+    read_json(body, 128)
+    parsed = time.perf_counter()
     assert serving.ask(path, body).status == 400
-    assert time.perf_counter() - begun < 2.0
+    assert time.perf_counter() - parsed < 1.0 + 8 * (parsed - begun), "errors of all entries take 30 times as long"
 
 
 def test_an_object_of_too_many_members_is_not_looked_at(serving):

@@ -98,6 +98,8 @@ class Settings:
                 )
             if not -100 <= bias <= 100:
                 raise ApiError(400, f"logit_bias: biases are from -100 to 100; got {bias:g}", param="logit_bias")
+            if int(key) in biases:
+                raise ApiError(400, f"logit_bias names the token {int(key)} twice", param="logit_bias")
             self.tokens_named.setdefault("logit_bias", []).append(int(key))
             biases[int(key)] = -math.inf if bias <= BAN else float(bias)
         self.set("logit_bias", biases or None)
