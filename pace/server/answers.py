@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -127,8 +128,18 @@ class Cursor:
 class Answer:
     """What the engine makes of one job: several choices, which it reads as they come."""
 
-    def __init__(self, driver: EngineDriver, job: Job, samples: list[list[Sequence]], tokenizer: Any, wakeups: Wakeups):
-        """`samples` are the sequences of each prompt; they are submitted here. Raises what ended the driver."""
+    def __init__(
+        self,
+        driver: EngineDriver,
+        job: Job,
+        samples: list[list[Sequence]],
+        tokenizer: Any,
+        wakeups: Wakeups,
+        most_running: int,
+    ) -> None:
+        """`samples` are the sequences of each prompt. The first ones are submitted here, others as these end: no more
+        than `most_running` at once, so that the prompts of other requests come in between. Raises what ended the
+        driver."""
         self._driver = driver
         self._job = job
         self._tokenizer = tokenizer
@@ -136,17 +147,14 @@ class Answer:
         self._fresh: dict[Cursor, None] = {}
         self._sequences = [sequence for group in samples for sequence in group]
         self._cursors: list[Cursor] = []
+        self._waiting: deque[list[Row]] = deque()
+        self._running: set[Row] = set()
+        self._most_running = most_running
+        self._failure: ApiError | None = None
         for group in samples:
-            rows = [Row(sequence, wakeups.notify) for sequence in group]
-            # The likeliest continuation is computed once, however often it is asked for.
-            for row in rows * job.num_choices if len(rows) == 1 else rows:
-                self._cursors.append(Cursor(len(self._cursors), row, tokenizer, job))
-            for row in rows:
-                own = [cursor for cursor in self._cursors if cursor.row is row]
-                row.changed = partial(self._take_note, own)
-                row.sequence.sink = row
+            self._waiting.append([self._add_row(sequence, len(group), wakeups) for sequence in group])
         self._prompts = {cursor: job.wants_prompt for cursor in self._cursors}
-        driver.submit(self._sequences)
+        self._submit()
 
     @property
     def usage(self) -> Usage:
@@ -172,6 +180,8 @@ class Answer:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(patience):
                         await self._changed.wait()
+            if self._failure is not None:
+                raise self._failure
             cursors, self._fresh = self._fresh, {}
             pieces = []
             for cursor in cursors:
@@ -195,13 +205,44 @@ class Answer:
 
     def cancel(self) -> None:
         """Ends what has not ended; harmless afterwards."""
+        self._waiting.clear()
         self._driver.abort(self._sequences)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _take_note(self, cursors: list[Cursor]) -> None:
+    def _add_row(self, sequence: Sequence, num_samples: int, wakeups: Wakeups) -> Row:
+        """A row, and a cursor for each choice that it answers: the likeliest continuation is computed once, however
+        often it is asked for."""
+        row = Row(sequence, wakeups.notify)
+        first = len(self._cursors)
+        own = [
+            Cursor(first + number, row, self._tokenizer, self._job)
+            for number in range(self._job.num_choices if num_samples == 1 else 1)
+        ]
+        self._cursors += own
+        row.changed = partial(self._take_note, row, own)
+        sequence.sink = row
+        return row
+
+    def _submit(self) -> None:
+        """Submits the rows of prompts while few enough are in the engine. Raises what ended the driver."""
+        while self._waiting and len(self._running) + len(self._waiting[0]) <= max(
+            self._most_running, len(self._waiting[0])
+        ):
+            rows = self._waiting.popleft()
+            self._running.update(rows)
+            self._driver.submit([row.sequence for row in rows])
+
+    def _take_note(self, row: Row, cursors: list[Cursor]) -> None:
+        """Hears that a row has something new."""
         self._fresh.update(dict.fromkeys(cursors))
         self._changed.set()
+        if row.is_ended and row in self._running:
+            self._running.discard(row)
+            try:
+                self._submit()
+            except (RuntimeError, ValueError) as error:
+                self._failure = ApiError(503, str(error))
 
     def _read(self, cursor: Cursor) -> Piece | None:
         try:

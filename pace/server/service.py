@@ -182,13 +182,14 @@ class Service:
         generator = self._open
         with self.admission.request(key):
             samples = await self.work(self._prepare, generator, job, salt)
-            sequences = [sequence for group in samples for sequence in group]
+            most = generator.engine.scheduler.max_sequences_per_step
+            num_rows = min(most, sum(map(len, samples)))  # at once
             num_tokens = sum(group[0].num_prompt_tokens for group in samples)
-            async with self.admission.rows(len(sequences), num_tokens, job.priority):
+            async with self.admission.rows(num_rows, num_tokens, job.priority):
                 if self._wakeups is None:
                     self._wakeups = Wakeups(asyncio.get_running_loop())
                 try:
-                    answer = Answer(generator.driver, job, samples, generator.tokenizer, self._wakeups)
+                    answer = Answer(generator.driver, job, samples, generator.tokenizer, self._wakeups, most)
                 except (RuntimeError, ValueError) as error:
                     raise ApiError(503, str(error)) from error
                 self._answers.add(answer)
