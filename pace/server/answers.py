@@ -138,8 +138,8 @@ class Answer:
         most_running: int,
     ) -> None:
         """`samples` are the sequences of each prompt. The first ones are submitted here, others as these end: no more
-        than `most_running` at once, so that the prompts of other requests come in between. Raises what ended the
-        driver."""
+        than `most_running` at once, so that the prompts of other requests come in between; as many as a prompt has
+        samples, at least. Raises what ended the driver."""
         self._driver = driver
         self._job = job
         self._tokenizer = tokenizer
@@ -226,9 +226,7 @@ class Answer:
 
     def _submit(self) -> None:
         """Submits the rows of prompts while few enough are in the engine. Raises what ended the driver."""
-        while self._waiting and len(self._running) + len(self._waiting[0]) <= max(
-            self._most_running, len(self._waiting[0])
-        ):
+        while self._waiting and len(self._running) + len(self._waiting[0]) <= self._most_running:
             rows = self._waiting.popleft()
             self._running.update(rows)
             self._driver.submit([row.sequence for row in rows])

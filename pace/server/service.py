@@ -182,7 +182,7 @@ class Service:
         generator = self._open
         with self.admission.request(key):
             samples = await self.work(self._prepare, generator, job, salt)
-            most = generator.engine.scheduler.max_sequences_per_step
+            most = max(generator.engine.scheduler.max_sequences_per_step, *map(len, samples))
             num_rows = min(most, sum(map(len, samples)))  # at once
             num_tokens = sum(group[0].num_prompt_tokens for group in samples)
             async with self.admission.rows(num_rows, num_tokens, job.priority):
