@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -25,8 +25,6 @@ from pace.server.wire.form import WireForm
 from pace.server.wire.openai import Envelope
 
 logger = logging.getLogger("pace")
-
-LOOK = ["GET", "HEAD"]
 
 
 def make_app(service: Service) -> FastAPI:
@@ -206,47 +204,57 @@ class Reply(Response):
 def _add_information(app: FastAPI, service: Service) -> None:
     """What there is to know of the server, without any work of the engine's."""
 
-    @app.api_route("/", methods=LOOK, include_in_schema=False)
+    def look(path: str, is_documented: bool = True) -> Callable[[Any], Any]:
+        """Answers GET, and HEAD likewise."""
+
+        def add(function: Any) -> Any:
+            app.add_api_route(path, function, methods=["GET"], include_in_schema=is_documented)
+            app.add_api_route(path, function, methods=["HEAD"], include_in_schema=False)
+            return function
+
+        return add
+
+    @look("/", False)
     async def chat_page(request: Request) -> Response:
         found = page()
         if found.is_known(request.headers.get("if-none-match")):
             return Response(status_code=304, headers=found.headers)
         return Response(found.body, headers=found.headers)
 
-    @app.api_route("/health", methods=LOOK)
+    @look("/health")
     async def health() -> Response:
         if (why := service.why_unwell) is not None:
             return Reply(ApiError(503, why))
         return Reply({"status": "ok"})
 
-    @app.api_route("/ready", methods=LOOK)
+    @look("/ready")
     async def ready() -> Response:
         service.check_ready()
         return Reply({"status": "ready"})
 
-    @app.api_route("/v1/models", methods=LOOK)
-    @app.api_route("/models", methods=LOOK, include_in_schema=False)
+    @look("/v1/models")
+    @look("/models", False)
     async def models() -> Response:
         return Reply({"object": "list", "data": [_model(service, name) for name in service.options.model_names]})
 
-    @app.api_route("/v1/models/{name:path}", methods=LOOK)
+    @look("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return Reply(_model(service, service.check_model(name)))
 
-    @app.api_route("/tokenizer_info", methods=LOOK)
+    @look("/tokenizer_info")
     async def tokenizer_info() -> Response:
         service.check_ready()
         return Reply(await service.work(tokens.tokenizer_info, service.reader))
 
-    @app.api_route("/limits", methods=LOOK)
+    @look("/limits")
     async def limits() -> Response:
         return Reply(service.limits.shown())
 
-    @app.api_route("/metrics", methods=LOOK)
+    @look("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
-    @app.api_route("/version", methods=LOOK)
+    @look("/version")
     async def version() -> Response:
         return Reply({"version": __version__})
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.server.connections import GET, parts, read_all, read_answer, serving, wait_until
+from tests.server.network.connections import GET, parts, read_all, read_answer, serving, wait_until
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

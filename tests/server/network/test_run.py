@@ -22,7 +22,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
 from pace.server.network.run import CannotListen, listening
-from tests.server.connections import serve_options
+from tests.server.network.connections import serve_options
 from tests.server.test_options import certificates  # noqa: F401
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ class Process:
     """An example server: `lines` has what it has said on stderr."""
 
     def __init__(self, options: dict | None = None, **service) -> None:
-        command = [sys.executable, "-m", "tests.server.example_server"]
+        command = [sys.executable, "-m", "tests.server.network.example_server"]
         arguments = [json.dumps({"port": 0, **(options or {})}), json.dumps(service)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`python -m tests.server.example_server '{"port": 0}' '{"load_seconds": 1}'`: the shell around a service that loads
+"""`python -m tests.server.network.example_server '{"port": 0}' '{"load_seconds": 1}'`: the shell around a service that loads
 nothing, in a process of its own, for tests of its life."""
 
 from __future__ import annotations
