@@ -59,7 +59,6 @@ LIMIT_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "n": ("--max-n", int, "continuations of one prompt"),
     "prompts": ("--max-prompts", int, "prompts of one request, times its n"),
     "top_logprobs": ("--max-logprobs", int, "tokens whose log-probabilities are shown at each place"),
-    "tools": ("--max-tools", int, "tools of one request"),
     "header_seconds": ("--header-seconds", float, "time for the headers of a request"),
     "body_seconds": ("--body-seconds", float, "time for its body"),
     "write_seconds": ("--write-seconds", float, "time without progress after which a reader is given up"),

@@ -123,7 +123,9 @@ class Generation(Posted):
         service, kind, client = self.service, self.kind, scope.get("pace") or {}
         model = service.check_model(request.model)
         job = request.to_job(service.limits, service.defaults)
-        job.priority = _priority(job.priority, service.options.allow_priority)
+        if job.priority and not service.options.allow_priority:
+            raise ApiError(400, "priority: this server gives none; leave it out, or 0", param="priority")
+        job.priority = -job.priority  # lower is earlier on the wire, later in the engine
         async with service.answer(job, client.get("salt"), client.get("key")) as answer:
             envelope = Envelope.new(kind.id_prefix, model, service.fingerprint)
             form = kind.form(request, envelope, service.tokenizer)
@@ -173,11 +175,6 @@ def _add_kind(app: FastAPI, kind: Kind, answer: Posted) -> None:
         is_documented = path == kind.paths[0]
         extra = {"requestBody": described}
         app.add_api_route(path, give, methods=["POST"], openapi_extra=extra, include_in_schema=is_documented)
-
-
-def _priority(wanted: int, is_allowed: bool) -> int:
-    """The engine's: higher is earlier there, lower on the wire. Without leave all are alike."""
-    return max(-100, min(100, -wanted)) if is_allowed else 0
 
 
 def _printable(name: str) -> str:

@@ -42,9 +42,8 @@ class Limits:
     top_logprobs: int = 20
     token_lists: int = 1024
     """Entries of `logit_bias`, `bad_words`, `stop_token_ids` and `allowed_token_ids`."""
-    tools: int = 128
     name_characters: int = 128
-    """Of a request id, a model's name, and a salt."""
+    """Longest request id, name of a model, and salt."""
     bytes_per_token: int = 16
     """A text of more than this for each token of the context is refused unread."""
     drain_seconds: float = 30.0

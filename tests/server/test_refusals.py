@@ -41,10 +41,10 @@ FIELDS = {
     "stop_token_ids": [[-1], [99999], ["1"], 5],
     "allowed_token_ids": [[], [-1], [99999]],
     "bad_words": [[""], 5],
-    "min_tokens": [-1],
+    "min_tokens": [-1, 10**6],
     "truncate_prompt_tokens": [0, -1],
     "cache_salt": ["", "x" * 129, 5],
-    "priority": [10**10, "high", 1.5],
+    "priority": [10**10, "high", 1.5, 101, 1],
     "prompt_logprobs": [21, -1],
     "best_of": [0, 129],
     "messages": [None, [], 5, [123], [{}], [{"role": 123, "content": "x"}], [{"role": "user", "content": 123}],
@@ -67,7 +67,7 @@ FIELDS = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_of_chat(serving, name):
     for value in FIELDS[name]:
-        error = refuse(serving, CHAT, {"messages": QUESTION, name: value})
+        error = refuse(serving, CHAT, {"messages": QUESTION, "max_tokens": 8, name: value})
         assert error["param"] is not None and name in f"{error['param']} {error['message']}", (value, error)
 
 

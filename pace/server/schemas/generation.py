@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pace.llm.configs import SamplingConfig
+from pace.llm.engine.engine import MOST_PRIORITY
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
@@ -129,7 +130,11 @@ class GenerationRequest(Request):
             raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
         _check_range(max_tokens_param, max_tokens, 0, 2**31)
         _check_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
-        _check_range("priority", self.priority, -(2**31), 2**31)
+        _check_range("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY + 1)
+        if self.min_tokens is not None and max_tokens is not None and self.min_tokens > max_tokens:
+            raise ApiError(
+                400, f"min_tokens={self.min_tokens} is more than {max_tokens_param}={max_tokens}", param="min_tokens"
+            )
         salt, most = self.cache_salt, settings.limits.name_characters
         if salt is not None and not 1 <= len(salt) <= most:
             raise ApiError(400, f"cache_salt must have 1 to {most} characters", param="cache_salt")
