@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pace.grammar import Grammar
     from pace.llm.cache.manager import CacheManager
     from pace.llm.clients.requests import Request
     from pace.llm.clients.session import Session
@@ -42,6 +43,7 @@ _HOMES = {
     "Engine": "engine",
     "GenerateOutput": "outputs",
     "Generator": "generator",
+    "Grammar": ".grammar",
     "KVCacheType": "configs",
     "LLMModel": "llm",
     "LoadOptions": "loading",

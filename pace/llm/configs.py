@@ -9,11 +9,14 @@ import inspect
 import json
 import logging
 import math
-import numbers
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+from pace.grammar import Grammar
+from pace.grammar.response_format import read_response_format
+from pace.llm import checks
 
 logger = logging.getLogger("pace")
 
@@ -28,156 +31,40 @@ class KVCacheType(str, enum.Enum):
     PAGED = "paged"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Checks: each takes (what messages call the field, value) and returns the value in its canonical form, or raises an
-# error that teaches.
-
-
-def _integer(minimum: int, maximum: int | None = None, hint: str = "") -> Callable[[str, Any], int]:
-    allowed = f"an int >= {minimum}" if maximum is None else f"an int in [{minimum}, {maximum}]"
-
-    def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}){hint}")
-        if value < minimum or (maximum is not None and value > maximum):
-            raise ValueError(f"{name} must be {allowed}, got {value}{hint}")
-        return int(value)
-
-    return check
-
-
-def _number(
-    minimum: float, maximum: float = math.inf, exclusive: bool = False, hint: str = ""
-) -> Callable[[str, Any], float]:
-    bracket = "(" if exclusive else "["
-    bounds = "" if minimum == -math.inf and maximum == math.inf else f" in {bracket}{minimum:g}, {maximum:g}]"
-    if maximum == math.inf and minimum != -math.inf:
-        bounds = f" {'>' if exclusive else '>='} {minimum:g}"
-    allowed = f"a finite number{bounds}"
-
-    def check(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}){hint}")
-        try:
-            value = float(value)
-        except OverflowError:  # an int beyond the largest float
-            value = math.inf
-        if not math.isfinite(value) or value < minimum or value > maximum or (exclusive and value == minimum):
-            raise ValueError(f"{name} must be {allowed}, got {value!r}{hint}")
-        return value
-
-    return check
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
-    return value
-
-
-def _early_stopping(name: str, value: Any) -> bool | str:
-    if value == "never" and isinstance(value, str):
-        return value
-    if not isinstance(value, bool):
-        raise ValueError(f'{name} must be True, False or "never", got {value!r}')
-    return value
-
-
-def _token_list(name: str, value: Any) -> list[int]:
-    """One id or several, as a list without repetitions."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    ids = list(value) if isinstance(value, (list, tuple, set)) else [value]
-    if not ids:
-        raise ValueError(
-            f"{name} must name at least one token; leave it out for the model's own, or set ignore_eos=True for none"
-        )
-    check = _integer(0, hint="; set ignore_eos=True to generate past the end token")
-    return list(dict.fromkeys(check(name, token) for token in ids))
-
-
-def _strings(name: str, value: Any) -> list[str]:
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, (list, tuple, set)) or not all(isinstance(item, str) for item in items):
-        raise TypeError(f"{name} must be a string or a list of strings, got {value!r}")
-    if not all(items):
-        raise ValueError(f"{name} holds an empty string, which every text contains; remove it")
-    return list(items)
-
-
-def _token_sequences(name: str, value: Any) -> list[list[int]]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(word, (list, tuple)) for word in value):
-        raise TypeError(f"{name} must be a list of lists of token ids, got {value!r}")
-    if not value or not all(value):
-        raise ValueError(f"{name} must be a non-empty list of non-empty lists of token ids, got {value!r}")
-    return [[_integer(0)(name, token) for token in word] for word in value]
-
-
-def _logit_bias(name: str, value: Any) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a dict of token id to bias, got {value!r}")
-    checked = {}
-    for token, bias in value.items():
-        token = _integer(0)(f"a token id in {name}", token)
-        banned = isinstance(bias, float) and bias == -math.inf
-        checked[token] = (
-            bias if banned else _number(-math.inf, hint=" (or -inf, which bans the token)")(f"{name}[{token}]", bias)
-        )
-    return checked
-
-
-def _logprobs(name: str, value: Any) -> int | None:
-    """True asks for the chosen token only, which is 0 alternatives; False for nothing."""
-    if isinstance(value, bool):
-        return 0 if value else None
-    return _integer(0)(name, value)
-
-
-def _callables(name: str, value: Any) -> list[Callable]:
-    items = [value] if callable(value) else value
-    if not isinstance(items, (list, tuple)) or not all(callable(item) for item in items):
-        raise TypeError(
-            f"{name} must be a list of pace.llm.LogitsProcessor, or of callables as transformers has them: (input_ids [1, S], logits [1, V]) -> logits; got {value!r}"
-        )
-    return list(items)
-
-
-def _token_mask(name: str, value: Any) -> Any:
-    methods = ("fill", "accept", "rollback", "count_allowed", "forced", "fork")
-    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
-        raise TypeError(f"{name} must be a pace.llm.TokenMask, such as AllowedTokens([...]); got {value!r:.200}")
-    return value
-
-
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "max_new_tokens": _integer(1),
-    "max_length": _integer(1),
-    "min_new_tokens": _integer(0),
-    "do_sample": _flag,
-    "temperature": _number(0.0),
-    "top_k": _integer(0, 2**63 - 1, hint="; 0 turns it off"),
-    "top_p": _number(0.0, 1.0, hint="; 1.0 turns it off"),
-    "min_p": _number(0.0, 1.0, hint="; 0.0 turns it off"),
-    "typical_p": _number(0.0, 1.0, exclusive=True, hint="; 1.0 turns it off"),
-    "repetition_penalty": _number(0.0, exclusive=True, hint="; 1.0 turns it off"),
-    "frequency_penalty": _number(-2.0, 2.0),
-    "presence_penalty": _number(-2.0, 2.0),
-    "no_repeat_ngram_size": _integer(0, hint="; 0 turns it off"),
-    "num_beams": _integer(1),
-    "length_penalty": _number(-math.inf),
-    "early_stopping": _early_stopping,
-    "num_return_sequences": _integer(1),
-    "eos_token_id": _token_list,
-    "pad_token_id": _integer(0),
-    "stop_strings": _strings,
-    "bad_words_ids": _token_sequences,
-    "logit_bias": _logit_bias,
-    "seed": _integer(0, 2**64 - 1),
-    "logprobs": _logprobs,
-    "prompt_logprobs": _logprobs,
-    "ignore_eos": _flag,
-    "logits_processors": _callables,
-    "token_mask": _token_mask,
+    "max_new_tokens": checks.integer(1),
+    "max_length": checks.integer(1),
+    "min_new_tokens": checks.integer(0),
+    "do_sample": checks.flag,
+    "temperature": checks.number(0.0),
+    "top_k": checks.integer(0, 2**63 - 1, hint="; 0 turns it off"),
+    "top_p": checks.number(0.0, 1.0, hint="; 1.0 turns it off"),
+    "min_p": checks.number(0.0, 1.0, hint="; 0.0 turns it off"),
+    "typical_p": checks.number(0.0, 1.0, exclusive=True, hint="; 1.0 turns it off"),
+    "repetition_penalty": checks.number(0.0, exclusive=True, hint="; 1.0 turns it off"),
+    "frequency_penalty": checks.number(-2.0, 2.0),
+    "presence_penalty": checks.number(-2.0, 2.0),
+    "no_repeat_ngram_size": checks.integer(0, hint="; 0 turns it off"),
+    "num_beams": checks.integer(1),
+    "length_penalty": checks.number(-math.inf),
+    "early_stopping": checks.early_stopping,
+    "num_return_sequences": checks.integer(1),
+    "eos_token_id": checks.token_list,
+    "pad_token_id": checks.integer(0),
+    "stop_strings": checks.strings,
+    "bad_words_ids": checks.token_sequences,
+    "logit_bias": checks.logit_bias,
+    "seed": checks.integer(0, 2**64 - 1),
+    "logprobs": checks.logprobs,
+    "prompt_logprobs": checks.logprobs,
+    "ignore_eos": checks.flag,
+    "logits_processors": checks.callables,
+    "token_mask": checks.token_mask,
+    "json_schema": checks.json_schema,
+    "regex": checks.regex,
+    "grammar": checks.grammar,
+    "choices": checks.choices,
+    "response_format": checks.response_format,
 }
 
 
@@ -278,6 +165,17 @@ class SamplingConfig:
     token_mask: Any = None
     """A `pace.llm.TokenMask`, forked for every sequence: which tokens may come at all. It stands before everything else
     that changes logits; log-probabilities are then of the tokens that it allows."""
+    json_schema: Any = None
+    """The text is JSON of this schema: a dict, its JSON text, or a pydantic model (docs/structured.md). At most one of
+    the fields that say what the text is may be set."""
+    regex: str | None = None
+    """The text as a whole matches this regular expression, in the syntax of Rust's regex."""
+    grammar: Any = None
+    """The text is of this `pace.llm.Grammar`, or of a grammar in Lark or GBNF, given as text."""
+    choices: list[str] | None = None
+    """The text is one of these."""
+    response_format: dict[str, Any] | None = None
+    """The same as OpenAI's API has it: {"type": "text"}, "json_object", "json_schema" or "structural_tag"."""
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())
@@ -374,6 +272,22 @@ class SamplingConfig:
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{file} is not valid JSON: {error}") from None
         return cls.from_dict(values, source=file)
+
+    def make_grammar(self) -> Grammar | None:
+        """What the text is to be, by whichever field says it; None where none does. Raises ValueError for two."""
+        names = ("json_schema", "regex", "grammar", "choices", "response_format", "token_mask")
+        asked = [name for name in names if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise ValueError(f"{' and '.join(asked)} each say what the text may be; give one of them")
+        makers = {
+            "json_schema": Grammar.json_schema,
+            "regex": Grammar.regex,
+            "grammar": lambda grammar: grammar,
+            "choices": Grammar.choices,
+            "response_format": read_response_format,
+            "token_mask": lambda mask: None,
+        }
+        return makers[asked[0]](getattr(self, asked[0])) if asked else None
 
     def check_consistent(self, asked: Collection[str] | None = None) -> None:
         """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without

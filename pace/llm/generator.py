@@ -17,8 +17,9 @@ from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.filters import build_filters
+from pace.llm.decoding.grammars import GrammarCompiler
 from pace.llm.decoding.logits import Processors, build_processors
-from pace.llm.decoding.masks import SequenceMask
+from pace.llm.decoding.masks import SequenceMask, TokenMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.driver import EngineDriver
@@ -45,6 +46,8 @@ class Prepared:
     """Tokens at which each prompt ends, its own included."""
     seeds: list[int]
     """Seed of each prompt."""
+    mask: TokenMask | None = None
+    """What each sequence gets a fork of: the grammar's, or the caller's."""
 
     @property
     def num_rows(self) -> int:
@@ -66,6 +69,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
         self.progress = progress
+        self.grammars = GrammarCompiler(tokenizer, engine.model.vocab_size)
 
     @property
     def engine(self) -> Engine:
@@ -92,7 +96,15 @@ class Generator:
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
         # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
-        return Prepared(prompts, config, limits, seeds)
+        return Prepared(prompts, config, limits, seeds, self._mask(config))
+
+    def _mask(self, config: SamplingConfig) -> TokenMask | None:
+        grammar = config.make_grammar()
+        if grammar is None:
+            return config.token_mask
+        for warning in self.grammars.compile(grammar).warnings:
+            logger.warning("the JSON schema is not enforced in full: %s", warning)
+        return self.grammars.mask(grammar, self._end_tokens(config))
 
     def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
         """One sequence per sample of a prompt, for the driver; the later ones wait to share the first one's prompt."""
@@ -108,8 +120,8 @@ class Generator:
         for sample in range(config.num_return_sequences):
             strategy = self._strategy(config, processors.fork(), seed if sample == 0 else mix(seed ^ mix(sample)))
             samples.append(Sequence(row, strategy, self._stopping(config, limit, end_tokens), limit))
-            if config.token_mask is not None:
-                samples[-1].mask = SequenceMask(config.token_mask)
+            if prepared.mask is not None:
+                samples[-1].mask = SequenceMask(prepared.mask)
         if config.prompt_logprobs is not None:
             samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
             samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
@@ -134,7 +146,13 @@ class Generator:
             )
 
         return BeamSearch(
-            row, limit, config, self._stopping(config, limit, end_tokens), make_strategy, prepared.seeds[index]
+            row,
+            limit,
+            config,
+            self._stopping(config, limit, end_tokens),
+            make_strategy,
+            prepared.seeds[index],
+            prepared.mask,
         )
 
     def _stopping(self, config: SamplingConfig, limit: int, end_tokens: list[int]) -> StoppingCriteria:

@@ -16,7 +16,15 @@ LAYERS: list[list[str]] = [
     ["pace.batch", "pace.ops", "pace.graph"],
     ["pace.quant"],
     ["pace.checkpoints"],
-    ["pace.llm.configs", "pace.llm.inputs", "pace.llm.operators", "pace.llm.outputs", "pace.llm.sequence"]
+    ["pace.grammar"],
+    [
+        "pace.llm.checks",
+        "pace.llm.configs",
+        "pace.llm.inputs",
+        "pace.llm.operators",
+        "pace.llm.outputs",
+        "pace.llm.sequence",
+    ]
     + ["pace.llm.speculation.configs"],
     ["pace.llm.layers"],
     ["pace.llm.models"],

@@ -38,7 +38,7 @@ from pace.llm.clients.streamer import Feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.filters import Filter, largest
 from pace.llm.decoding.logits import Processors
-from pace.llm.decoding.masks import SequenceMask
+from pace.llm.decoding.masks import SequenceMask, TokenMask
 from pace.llm.decoding.sampler import PromptLogprobs, draw, uniform
 from pace.llm.decoding.stopping_criteria import NeverStops, StoppingCriteria
 from pace.llm.engine.driver import EngineDriver
@@ -168,14 +168,17 @@ class BeamSearch:
         stopping: StoppingCriteria,
         make_strategy: Callable[[], Ranking],
         seed: int,
+        mask: TokenMask | None = None,
     ) -> None:
-        """`max_length` counts prompt and generated tokens; `make_strategy` is asked once for each beam."""
+        """`max_length` counts prompt and generated tokens; `make_strategy` is asked once for each beam, and each has a
+        fork of `mask`."""
         self.prompt = prompt
         self.max_length = max_length
         self.config = config
         self.stopping = stopping
         self.make_strategy = make_strategy
         self.seed = seed
+        self.mask = mask
         self.num_candidates = branching(len(stopping.end_tokens)) * config.num_beams
         self.rows = [Sequence(prompt, None, stopping, max_length) for _ in range(config.num_return_sequences)]
         prompt_logprobs = None if config.prompt_logprobs is None else [None] * len(prompt)
@@ -200,7 +203,7 @@ class BeamSearch:
             Sequence(self.prompt, self.make_strategy(), NeverStops(), self.max_length)
             for _ in range(self.config.num_beams)
         ]
-        mask = None if self.config.token_mask is None else SequenceMask(self.config.token_mask)
+        mask = None if self.mask is None else SequenceMask(self.mask)
         self._state = State(
             self._sequences[:1], Round([Hypothesis(self.prompt, len(self.prompt), 0.0, self.stopping, mask)], [])
         )

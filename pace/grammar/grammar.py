@@ -1,0 +1,148 @@
+"""`Grammar`: a description of what a text may be, checked, and independent of any model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pace.grammar.json_schema import WHITESPACE, prepare_schema, read_schema
+from pace.grammar.limits import DEFAULT_LIMITS, GrammarLimits
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a text may be. Equal grammars are compiled once.
+
+    Made by one of the class methods, each of which raises TypeError or ValueError for what is no such grammar, too large
+    or nested too deeply. What only a compiler finds, such as a rule that is not there, is an error of the request that
+    asks for the grammar.
+    """
+
+    kind: str
+    """What it was made as: "json_schema", "regex", "lark", "gbnf", "choices"."""
+    source: str
+    """In llguidance's form: JSON with the member "grammars"."""
+    schema: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    """Of a JSON schema: the one that was given, in which errors name places."""
+
+    @classmethod
+    def json_schema(
+        cls, schema: Any, *, strict: bool = True, whitespace: str = "compact", limits: GrammarLimits = DEFAULT_LIMITS
+    ) -> Grammar:
+        """JSON texts of a schema: a dict, its JSON text, True, or a pydantic model.
+
+        `strict`: keywords that cannot be enforced are errors that name their place; False passes over them, and
+        `CompiledGrammar.warnings` names them.
+        `whitespace`: "compact" is none, "spaced" one blank after each colon and comma, "flexible" up to eight blanks or
+        line ends between parts.
+        """
+        if whitespace not in WHITESPACE:
+            raise ValueError(f"whitespace must be one of {', '.join(WHITESPACE)}; got {whitespace!r}")
+        given = read_schema(schema)
+        options = dict(WHITESPACE[whitespace])
+        if not strict:
+            options |= {"lenient": True, "coerce_one_of": True}
+        return cls("json_schema", _source(json_schema=prepare_schema(given, limits) | {"x-guidance": options}), given)
+
+    @classmethod
+    def json(cls, whitespace: str = "compact") -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"}, whitespace=whitespace)
+
+    @classmethod
+    def regex(cls, pattern: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
+        """Texts that a regular expression matches as a whole, in the syntax of Rust's regex: no look-around, no
+        back-references."""
+        _check_string(pattern, "regex")
+        limits.check_text(pattern, "regex")
+        pattern = pattern.replace("\n", "\\n")  # a rule of Lark is a line
+        return cls("regex", _source(lark_grammar=f"start: /{_escape_slashes(pattern)}/"))
+
+    @classmethod
+    def lark(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
+        """A context-free grammar in llguidance's variant of Lark, whose first rule is `start`."""
+        _check_string(text, "grammar")
+        limits.check_text(text, "grammar")
+        return cls("lark", _source(lark_grammar=text))
+
+    @classmethod
+    def gbnf(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
+        """A context-free grammar as llama.cpp has it, whose first rule is `root`. Needs `pace-llm[grammar]`."""
+        _check_string(text, "grammar")
+        limits.check_text(text, "grammar")
+        from pace.grammar.backend import gbnf_to_lark
+
+        try:
+            return cls("gbnf", _source(lark_grammar=gbnf_to_lark(text)))
+        except (Exception, RecursionError) as error:
+            raise ValueError(f"this is no GBNF grammar: {str(error)[:500]}") from None
+
+    @classmethod
+    def choices(cls, choices: Any, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
+        """One of some strings."""
+        if isinstance(choices, str) or not isinstance(choices, (list, tuple)):
+            raise TypeError(f"choices must be a list of strings, got {choices!r:.100}")
+        for choice in choices:
+            _check_string(choice, "each of the choices")
+        if not choices or not all(choices):
+            raise ValueError("choices must be at least one string, and none of them empty")
+        if len(choices) > limits.max_choices:
+            raise ValueError(f"there are {len(choices)} choices; at most {limits.max_choices} are taken")
+        texts = [json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices)]
+        if (num_bytes := sum(len(text.encode()) for text in texts)) > limits.max_bytes:
+            raise ValueError(f"the choices have {num_bytes} bytes; at most {limits.max_bytes} are taken")
+        return cls("choices", _source(lark_grammar="start: " + " | ".join(texts)))
+
+    @classmethod
+    def read(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
+        """A grammar whose language shows: GBNF has rules with `::=`, Lark with `:`, and JSON with the member "grammars"
+        is llguidance's own form."""
+        _check_string(text, "grammar")
+        if text.lstrip().startswith("{"):
+            return cls._of_llguidance(text, limits)
+        return (cls.gbnf if "::=" in text else cls.lark)(text, limits=limits)
+
+    @classmethod
+    def _of_llguidance(cls, text: str, limits: GrammarLimits) -> Grammar:
+        """Its parts are what the other languages are, and are checked like them."""
+        try:
+            members = json.loads(text)
+            parts = members["grammars"]
+            if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+                raise ValueError('"grammars" must be a list of objects')
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f'a grammar that begins with "{{" must be JSON with the member "grammars": {error}'
+            ) from None
+        if len(text.encode("utf-8", "surrogatepass")) > limits.max_bytes:
+            raise ValueError(f"the grammar has {len(text.encode())} bytes; at most {limits.max_bytes} are taken")
+        for part in parts:
+            if isinstance(lark := part.get("lark_grammar"), str):
+                limits.check_text(lark, "grammar")
+            if isinstance(schema := part.get("json_schema"), dict):
+                prepare_schema(schema, limits)
+        return cls("llguidance", text)
+
+
+def _source(**member: Any) -> str:
+    return json.dumps({"grammars": [member]}, ensure_ascii=False)
+
+
+def _check_string(value: Any, what: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a string, got {value!r:.100}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} holds half a character, a lone surrogate, at {error.start}") from None
+
+
+def _escape_slashes(pattern: str) -> str:
+    """The pattern with a backslash before each slash that has none."""
+    escaped, is_escaped = [], False
+    for letter in pattern:
+        escaped.append("\\/" if letter == "/" and not is_escaped else letter)
+        is_escaped = letter == "\\" and not is_escaped
+    return "".join(escaped)

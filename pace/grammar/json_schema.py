@@ -1,0 +1,207 @@
+"""A JSON schema made ready for llguidance: checked, with exact formats, and without what changes nothing.
+
+JSON Schema 2020-12, of which llguidance has its subset (its docs/json_schema.md); what it does not have is refused by
+`explain`, which names the place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pace.grammar.limits import GrammarLimits
+
+WHITESPACE: dict[str, dict[str, Any]] = {
+    "compact": {"whitespace_flexible": False},
+    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "flexible": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,8}"},
+}
+"""What may stand between the parts of a JSON text. Unbounded, small models go on with blanks for ever."""
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value is an object of schemas."""
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = (
+    "items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains", "not",
+    "if", "then", "else", "propertyNames",
+)  # fmt: skip
+_ANNOTATIONS = frozenset(
+    ("$schema", "$id", "$anchor", "$comment", "$vocabulary", "title", "description", "default", "examples")
+    + ("deprecated", "readOnly", "writeOnly")
+)
+_ASSERTIONS = frozenset(
+    ("type", "enum", "const", "$ref", "$dynamicRef", "required", "minLength", "maxLength", "pattern", "format")
+    + ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems")
+    + ("uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties", "dependentRequired")
+    + ("dependencies", *_MAPS, *_LISTS, *_SINGLE)
+)
+
+_DATE = (
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+)
+_TIME = (
+    r"(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+    r"|23:59:60(\.[0-9]+)?([Zz]|[+-]00:00))"
+)
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
+"""RFC 3339, with the days that months have; leap seconds in UTC alone. llguidance's own admit 29 February each year."""
+
+
+def read_schema(schema: Any) -> dict[str, Any]:
+    """The schema in any of its forms: a dict, True, its JSON text, or a pydantic model. Raises TypeError, ValueError."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the JSON schema is not valid JSON: {error}") from None
+    elif callable(getattr(schema, "model_json_schema", None)):
+        schema = schema.model_json_schema()
+    if schema is True:
+        return {}
+    if schema is False:
+        raise ValueError("the JSON schema is false, which allows nothing")
+    if not isinstance(schema, dict):
+        raise TypeError(f"a JSON schema must be a dict, its JSON text, or a pydantic model; got {schema!r:.100}")
+    return schema
+
+
+def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, Any]:
+    """A copy for llguidance. Raises ValueError for a schema that is too large or too deep, that no JSON text can hold, or
+    that says nothing in the words of JSON Schema."""
+    if schema and not (_ASSERTIONS | _ANNOTATIONS) & schema.keys():
+        raise ValueError(f"{next(iter(schema))!r:.100} is no keyword of JSON Schema, and the schema has no other")
+    _check_size(schema, limits)
+    beside = lambda part: ["$ref"] if "$ref" in part and ("$id" in part or "id" in part) else []
+    if place := _at(schema, "not supported beside an id, whose meaning depends on the draft", beside):
+        raise ValueError(place)
+    return _prepare(schema)
+
+
+def _check_size(schema: dict[str, Any], limits: GrammarLimits) -> None:
+    num_schemas = 0
+    waiting = [("#", schema, 1)]
+    while waiting:
+        path, part, depth = waiting.pop()
+        num_schemas += 1
+        if depth > limits.max_depth:
+            raise ValueError(f"the JSON schema is more than {limits.max_depth} schemas deep, at {path:.200}")
+        if num_schemas > limits.max_schemas:
+            raise ValueError(f"the JSON schema is made of more than {limits.max_schemas} schemas")
+        waiting += [(f"{path}/{place}", child, depth + 1) for place, child in _children(part)]
+    try:
+        text = json.dumps(schema, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as error:
+        raise ValueError(f"the JSON schema cannot be written as JSON: {error}") from None
+    if len(text) > limits.max_bytes:
+        raise ValueError(f"the JSON schema has {len(text)} bytes; at most {limits.max_bytes} are taken")
+
+
+def _children(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas right within a schema, and where in it they stand."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        if keyword in _MAPS and isinstance(value, dict):
+            yield from ((f"{keyword}/{_escape(name)}", child) for name, child in value.items())
+        elif keyword in (*_LISTS, "items") and isinstance(value, list):
+            yield from ((f"{keyword}/{index}", child) for index, child in enumerate(value))
+        elif keyword in _SINGLE:
+            yield keyword, value
+
+
+def _prepare(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    prepared = {keyword: value for keyword, value in schema.items() if not _says_nothing(keyword, schema)}
+    for keyword, value in prepared.items():
+        if keyword in _MAPS and isinstance(value, dict):
+            prepared[keyword] = {name: _prepare(child) for name, child in value.items()}
+        elif keyword in (*_LISTS, "items") and isinstance(value, list):
+            prepared[keyword] = [_prepare(child) for child in value]
+        elif keyword in _SINGLE:
+            prepared[keyword] = _prepare(value)
+        elif keyword == "pattern" and isinstance(value, str):
+            prepared[keyword] = _with_ecma_spaces(value)
+    if isinstance(form := prepared.get("format"), str) and form in _FORMATS:
+        del prepared["format"]
+        if "pattern" in prepared:
+            prepared["allOf"] = [*prepared.get("allOf", []), {"pattern": _FORMATS[form]}]
+        else:
+            prepared["pattern"] = _FORMATS[form]
+    return prepared
+
+
+def _says_nothing(keyword: str, schema: dict[str, Any]) -> bool:
+    """Whether a keyword changes nothing where it stands; options of llguidance itself are not for schemas to set."""
+    if keyword == "x-guidance" or (keyword == "uniqueItems" and schema[keyword] is False):
+        return True
+    if keyword in ("then", "else"):
+        return "if" not in schema
+    if keyword == "if":
+        return "then" not in schema and "else" not in schema
+    return keyword in ("minContains", "maxContains") and "contains" not in schema
+
+
+_SPACE = re.compile(r"\\\\|\\[sS]|\[|\]|\\.", re.DOTALL)
+
+
+def _with_ecma_spaces(pattern: str) -> str:
+    r"""`\s` and `\S` as ECMA-262 has them, where U+FEFF is a space. (A `\S` within a class stays as it is.)"""
+    is_class = False
+
+    def replace(match: re.Match[str]) -> str:
+        nonlocal is_class
+        found = match.group()
+        if found in "[]":
+            is_class = found == "["
+        elif found == r"\s":
+            return r"\s\uFEFF" if is_class else r"[\s\uFEFF]"
+        elif found == r"\S" and not is_class:
+            return r"[^\s\uFEFF]"
+        return found
+
+    return _SPACE.sub(replace, pattern)
+
+
+def explain(error: str, schema: dict[str, Any]) -> str:
+    """What llguidance said of a schema, with the place where it can be found."""
+    if match := re.search(r"Unimplemented keys: (\[.*?\])", error):
+        keywords = json.loads(match.group(1))
+        return _at(schema, "not supported", lambda part: [name for name in keywords if name in part]) or error
+    if match := re.search(r"Unknown format: (\S+)", error):
+        named = match.group(1)
+        unknown = lambda part: ["format"] if part.get("format") == named else []
+        return _at(schema, f"{named!r} is not supported", unknown) or error
+    if "oneOf constraints are not supported" in error:
+        what = "not supported where more than one of its schemas may hold; say anyOf"
+        return _at(schema, what, lambda part: ["oneOf"] if "oneOf" in part else []) or error
+    if match := re.search(r"Resource '(.*?)' is not present", error):
+        refers = lambda part: ["$ref"] if str(part.get("$ref", "")).split("#")[0] else []
+        place = _at(schema, "", refers).split(":")[0] or "$ref"
+        return f"{place}: {match.group(1)} is not part of the schema, and nothing is fetched"
+    return error
+
+
+def _at(schema: dict[str, Any], what: str, find: Any) -> str:
+    """`what` about each place of a schema where `find` of the schema there names keywords."""
+    places = []
+    waiting: list[tuple[str, Any]] = [("#", schema)]
+    while waiting:
+        path, part = waiting.pop(0)
+        if isinstance(part, dict):
+            places += [f"{path}/{_escape(keyword)}" for keyword in find(part)]
+        waiting += [(f"{path}/{place}", child) for place, child in _children(part)]
+    return f"{', '.join(places[:8])}: {what}" if places else ""
+
+
+def _escape(name: str) -> str:
+    """A member's name in a JSON pointer. Source: RFC 6901."""
+    return str(name).replace("~", "~0").replace("/", "~1")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

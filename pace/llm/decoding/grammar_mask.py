@@ -1,0 +1,93 @@
+"""A grammar as a mask: which tokens may follow, by llguidance's matcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pace.llm.decoding.masks import TokenMask
+
+
+class GrammarMask(TokenMask):
+    """What a grammar lets follow. A sequence may end where the grammar may: end tokens are allowed there and nowhere
+    else, whatever the grammar says of them."""
+
+    releases_gil = True
+
+    def __init__(self, matcher: Any, end_tokens: tuple[int, ...], other_ends: tuple[int, ...]) -> None:
+        """`matcher` is an `LLMatcher` at its start. `end_tokens` end a sequence; `other_ends` are those that llguidance
+        takes for such, and that do not."""
+        self._matcher = matcher
+        self._end_tokens = end_tokens
+        self._other_ends = other_ends
+        self._num_ends = 0
+        """End tokens accepted, of which the matcher does not hear."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self._num_ends > 0 or self._matcher.is_stopped()
+
+    def fill(self, row: Tensor) -> None:
+        self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), 4 * len(row))
+        self._check()
+        words = row.numpy().view(np.uint32)
+        may_end = self._matcher.is_accepting()
+        for token in self._end_tokens:
+            _set_bit(words, token, may_end)
+        for token in self._other_ends:
+            _set_bit(words, token, False)
+
+    def accept(self, token: int) -> None:
+        if self._num_ends or not self._takes(token):
+            raise ValueError(f"the grammar does not allow the token {token} here")
+
+    def rollback(self, num_tokens: int) -> None:
+        num_ends = min(self._num_ends, num_tokens)
+        self._num_ends -= num_ends
+        if num_tokens > num_ends and not self._matcher.rollback(num_tokens - num_ends):
+            self._check()
+            raise RuntimeError(f"the grammar cannot go back {num_tokens} tokens")
+
+    def count_allowed(self, tokens: list[int]) -> int:
+        if self._num_ends:
+            return 0
+        return self._matcher.validate_tokens(self._before_end(tokens))
+
+    def forced(self) -> list[int]:
+        return [] if self.is_finished else self._before_end(self._matcher.compute_ff_tokens())
+
+    def fork(self) -> GrammarMask:
+        twin = GrammarMask(self._matcher.deep_copy(), self._end_tokens, self._other_ends)
+        twin._num_ends = self._num_ends
+        return twin
+
+    def _takes(self, token: int) -> bool:
+        """Accepts a token if it is allowed."""
+        if token not in self._end_tokens:
+            return self._matcher.try_consume_tokens([token]) == 1
+        may_end = self._matcher.is_accepting()
+        self._num_ends += may_end
+        return may_end
+
+    def _before_end(self, tokens: list[int]) -> list[int]:
+        return tokens[: next((index for index, token in enumerate(tokens) if token in self._end_tokens), len(tokens))]
+
+    def _check(self) -> None:
+        """Raises ValueError where the matcher has given up: its work for one token is bounded."""
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar is too complex to go on with: {first_line(self._matcher.get_error())}")
+
+
+def first_line(error: str) -> str:
+    """What llguidance says of a mistake, without the state of its parser."""
+    return error.strip().split("\n<", 1)[0].strip()[:500]
+
+
+def _set_bit(words: np.ndarray, token: int, value: bool) -> None:
+    bit = np.uint32(1 << (token & 31))
+    if value:
+        words[token >> 5] |= bit
+    else:
+        words[token >> 5] &= ~bit

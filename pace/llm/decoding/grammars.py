@@ -1,0 +1,168 @@
+"""Grammars compiled for one model's vocabulary, and kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pace.grammar import Grammar
+from pace.grammar.backend import import_llguidance
+from pace.grammar.json_schema import explain
+from pace.llm.decoding.grammar_mask import GrammarMask, first_line
+from pace.llm.decoding.token_bytes import TokenBytes
+
+CACHE_BYTES = 64 * 2**20
+"""Compiled grammars that are kept, by what they are estimated to take."""
+
+_WORK: dict[str, int] = {"step_lexer_fuel": 200_000, "step_max_items": 50_000}
+"""llguidance's bounds of the work for one mask, some 15 ms."""
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A grammar over one vocabulary, at its start."""
+
+    matcher: Any
+    """An `LLMatcher`, to be copied."""
+    warnings: tuple[str, ...]
+    """What of a JSON schema is not enforced, where it is not `strict`."""
+    num_bytes: int
+    """Estimated."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer and model. Safe to use from several threads: a grammar that several ask for at
+    once is compiled once."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, cache_bytes: int = CACHE_BYTES) -> None:
+        """Costs nothing: the table of the vocabulary is made when it is first wanted."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._table: Future[Any] | None = None
+        self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+
+    def start(self) -> None:
+        """Has the table made in the background, so that the first grammar need not wait for it. Nothing is raised; the
+        first grammar hears of what is wrong."""
+        threading.Thread(target=lambda: self._table_future().exception(), name="pace-grammars", daemon=True).start()
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Raises ValueError for a grammar that llguidance refuses, that allows nothing, or that this tokenizer cannot
+        serve, and ModuleNotFoundError where llguidance is missing."""
+        table = self._table_future().result()
+        with self._lock:
+            found = self._compiled.get(grammar.source)
+            if found is not None:
+                self._compiled.move_to_end(grammar.source)
+            else:
+                mine = self._compiled[grammar.source] = Future()
+        if found is not None:
+            return found.result()
+        try:
+            compiled = _compile(grammar, table)
+        except BaseException as error:
+            with self._lock:
+                self._compiled.pop(grammar.source, None)
+            mine.set_exception(error)
+            raise
+        mine.set_result(compiled)
+        self._make_room()
+        return compiled
+
+    def mask(self, grammar: Grammar, end_tokens: list[int]) -> GrammarMask:
+        """A mask at the grammar's start, to be forked. Raises what `compile` does."""
+        matcher, table_ends = self.compile(grammar).matcher, _ends(self._table_future().result())
+        return GrammarMask(matcher, tuple(end_tokens), tuple(table_ends - set(end_tokens)))
+
+    def _table_future(self) -> Future[Any]:
+        with self._lock:
+            is_mine = self._table is None
+            if is_mine:
+                self._table = Future()
+            table = self._table
+        if is_mine:
+            try:
+                table.set_result(make_table(self._tokenizer, self._vocab_size))
+            except BaseException as error:
+                table.set_exception(error)
+                if not isinstance(error, (ValueError, ModuleNotFoundError)):
+                    with self._lock:
+                        self._table = None
+        return table
+
+    def _make_room(self) -> None:
+        with self._lock:
+            done = {source: future for source, future in self._compiled.items() if future.done()}
+            total = sum(future.result().num_bytes for future in done.values() if future.exception() is None)
+            for source, future in done.items():
+                if total <= self._cache_bytes or len(self._compiled) == 1:
+                    break
+                if future.exception() is None:
+                    total -= future.result().num_bytes
+                    del self._compiled[source]
+
+
+def make_table(tokenizer: Any, vocab_size: int) -> Any:
+    """llguidance's table of a tokenizer of transformers, as wide as the model's logits: a `LLTokenizer`. Takes from
+    milliseconds to seconds. Raises ValueError for a tokenizer that it cannot read or that has more tokens than the
+    model."""
+    if tokenizer is None:
+        raise ValueError("grammars are about text, and this model has no tokenizer; give tokenizer_name_or_path")
+    library = import_llguidance()
+    end = tokenizer.eos_token_id
+    try:
+        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+            return library.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=end)
+        return library.LLTokenizer(library.TokenizerWrapper(_ByteTokens(tokenizer)), n_vocab=vocab_size)
+    except Exception as error:
+        raise ValueError(f"grammars do not work with this tokenizer: {error}") from None
+
+
+class _ByteTokens:
+    """A tokenizer written in Python, in the form that llguidance takes: the bytes of each token."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        table = TokenBytes(tokenizer)
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self.special_token_ids = sorted(tokenizer.all_special_ids)
+        self.tokens = [table[token] for token in range(len(tokenizer))]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _ends(table: Any) -> set[int]:
+    return set(getattr(table, "eos_tokens", ())) or {table.eos_token}
+
+
+def _compile(grammar: Grammar, table: Any) -> CompiledGrammar:
+    library = import_llguidance()
+    limits = library.LLParserLimits(verbose_errors=False, **_WORK)
+    matcher = library.LLMatcher(table, grammar.source, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise _refusal(grammar, first_line(matcher.get_error()))
+    words = np.zeros(-(-table.vocab_size // 32), np.uint32)
+    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)  # the first mask is the dearest: copies have it
+    if matcher.is_error():
+        raise _refusal(grammar, first_line(matcher.get_error()))
+    for end in _ends(table):
+        words[end >> 5] &= ~np.uint32(1 << (end & 31))
+    if matcher.is_stopped() or not words.any():
+        raise _refusal(grammar, "nothing but the empty text satisfies it, or no text at all")
+    return CompiledGrammar(matcher, tuple(matcher.get_grammar_warnings()), 2**16 + 16 * len(grammar.source))
+
+
+def _refusal(grammar: Grammar, error: str) -> ValueError:
+    if grammar.schema is not None:
+        error = explain(error, grammar.schema)
+    what = {"json_schema": "JSON schema", "regex": "regex", "choices": "list of choices"}.get(grammar.kind, "grammar")
+    return ValueError(f"this {what} cannot be used: {error}")

@@ -1,0 +1,268 @@
+"""A grammar's mask says the same in each of its methods, and leads to texts of the grammar."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+import threading
+import time
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from pace.assets import TINY
+from pace.grammar import Grammar
+from pace.llm.decoding import grammars
+from pace.llm.decoding.grammar_mask import GrammarMask
+from pace.llm.decoding.grammars import GrammarCompiler
+from pace.llm.models.hf_utils import load_tokenizer
+
+VOCAB = 2064
+"""Wider than the tokenizer, as models often are."""
+END, OTHER_END = 7, 6
+"""The tokenizer's end token, and a special one that ends a sequence, too."""
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+        "home": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"city": {"type": "string"}}}]},
+        "born": {"type": "string", "format": "date"},
+    },
+    "required": ["name", "age", "born"],
+    "additionalProperties": False,
+}
+DIGITS = 'start: part ("," part)*\npart: /[0-9]{1,3}/ | "(" start ")"\n'
+GRAMMARS = {
+    "json_schema": Grammar.json_schema(PERSON),
+    "spaced": Grammar.json_schema(PERSON, whitespace="spaced"),
+    "flexible": Grammar.json_schema(PERSON, whitespace="flexible"),
+    "json": Grammar.json(),
+    "regex": Grammar.regex(r"(yes|no|[ab]{2,4})! [0-9]{1,3}"),
+    "lark": Grammar.lark(DIGITS),
+    "gbnf": Grammar.gbnf('root ::= [a-c]+ ("-" root)? "."'),
+    "choices": Grammar.choices(["red", "reddish", "green", 'say "hi"\n', "été"]),
+}
+
+
+def satisfies(name: str, text: str) -> bool:
+    if "json" in name or name in ("spaced", "flexible"):
+        schema = {"type": "object"} if name == "json" else PERSON
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+        return name != "spaced" or text == json.dumps(json.loads(text), ensure_ascii=False) or "\\" in text
+    if name == "choices":
+        return text in ("red", "reddish", "green", 'say "hi"\n', "été")
+    pattern = {
+        "regex": r"(yes|no|[ab]{2,4})! [0-9]{1,3}",
+        "lark": r"[0-9(][0-9,()]*",
+        "gbnf": r"([a-c]+(-[a-c]+)*)\.+",
+    }[name]
+    return re.fullmatch(pattern, text) is not None
+
+
+@functools.cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(load_tokenizer(TINY), VOCAB)
+
+
+def mask_of(name: str, end_tokens: tuple[int, ...] = (END,)) -> GrammarMask:
+    return compiler().mask(GRAMMARS[name], list(end_tokens)).fork()
+
+
+def allowed_by(mask: GrammarMask) -> list[int]:
+    row = torch.empty(-(-VOCAB // 32), dtype=torch.int32)
+    mask.fill(row)
+    return np.flatnonzero(np.unpackbits(row.numpy().view(np.uint8), bitorder="little")[:VOCAB]).tolist()
+
+
+def walk(mask: GrammarMask, chance: random.Random, most: int = 60) -> list[int]:
+    """Random tokens that the mask allows, up to an end."""
+    tokens: list[int] = []
+    while not mask.is_finished and len(tokens) < most:
+        tokens.append(chance.choice(allowed_by(mask)))
+        mask.accept(tokens[-1])
+    return tokens
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_whatever_is_allowed_leads_to_a_text_of_the_grammar(name: str) -> None:
+    tokenizer, num_ended = load_tokenizer(TINY), 0
+    for seed in range(40):
+        mask = mask_of(name)
+        tokens = walk(mask, random.Random(seed))
+        if mask.is_finished:
+            num_ended += 1
+            assert satisfies(name, tokenizer.decode([token for token in tokens if token != END]))
+    assert num_ended >= 3
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_the_methods_agree(name: str) -> None:
+    """`fill`, `accept`, `count_allowed`, `forced`, `rollback` and `fork` are about the same tokens."""
+    chance = random.Random(name)
+    mask = mask_of(name, (END, OTHER_END))
+    tokens: list[int] = []
+    for _ in range(60):
+        if mask.is_finished:
+            break
+        allowed, forced = allowed_by(mask), mask.forced()
+        if forced:
+            assert allowed == forced[:1], "nothing else may come where a token is forced"
+            assert mask.count_allowed(forced) == len(forced)
+        for token in chance.sample(range(VOCAB), 30) + [END, OTHER_END]:
+            twin = mask.fork()
+            if token in allowed:
+                twin.accept(token)
+                twin.rollback(1)
+            elif not forced:  # where text is forced, there are other tokens that begin it
+                with pytest.raises(ValueError, match="does not allow"):
+                    twin.accept(token)
+            assert allowed_by(twin) == allowed
+            if token not in (END, OTHER_END) and not forced:
+                assert mask.count_allowed([token]) == (token in allowed)
+        tokens.append(chance.choice(allowed))
+        mask.accept(tokens[-1])
+    far = mask.fork()
+    far.rollback(len(tokens))
+    assert allowed_by(far) == allowed_by(mask_of(name, (END, OTHER_END)))
+
+
+def test_ends_are_allowed_where_the_grammar_may_end() -> None:
+    mask = mask_of("gbnf", (END, OTHER_END))
+    letter, dot = (load_tokenizer(TINY).encode(text, add_special_tokens=False)[0] for text in ("a", "."))
+    assert not {END, OTHER_END} & set(allowed_by(mask))
+    mask.accept(letter)
+    assert not {END, OTHER_END} & set(allowed_by(mask))
+    mask = mask_of("regex", (OTHER_END,))
+    for token in load_tokenizer(TINY).encode("yes! 1", add_special_tokens=False):
+        mask.accept(token)
+    assert OTHER_END in allowed_by(mask) and END not in allowed_by(mask), "ends are those of the sequence"
+    mask.accept(OTHER_END)
+    assert mask.is_finished and mask.count_allowed([dot]) == 0 and mask.forced() == []
+    mask.rollback(1)
+    assert not mask.is_finished and OTHER_END in allowed_by(mask)
+
+
+def test_a_grammar_that_is_complete_ends_by_itself() -> None:
+    mask = mask_of("choices")
+    for token in load_tokenizer(TINY).encode("green", add_special_tokens=False):
+        mask.accept(token)
+    assert mask.is_finished
+
+
+def test_work_for_a_token_is_bounded(monkeypatch) -> None:
+    """The request that asks for too much fails, and says why."""
+    monkeypatch.setitem(grammars._WORK, "step_lexer_fuel", 500)
+    grammar = Grammar.lark("start: /(.|\\n)*a(.|\\n){60}b(.|\\n)*/")
+    mask = GrammarCompiler(load_tokenizer(TINY), VOCAB).mask(grammar, [END]).fork()
+    chance = random.Random(1)
+    with pytest.raises(ValueError, match="too complex to go on"):
+        for _ in range(300):
+            mask.accept(chance.choice([token for token in allowed_by(mask) if token != END]))
+
+
+# -- the compiler ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (lambda: Grammar.regex("(?<=a)b"), "look-around"),
+        (lambda: Grammar.regex("(?=a)b"), "look-around"),
+        (lambda: Grammar.regex("(a"), "unclosed|Expected|expected"),
+        (lambda: Grammar.regex(""), "empty text"),
+        (lambda: Grammar.lark('start: start "a"'), "cannot be used"),
+        (lambda: Grammar.lark('start: nobody "a"'), 'unknown name: "nobody"'),
+        (lambda: Grammar.lark('begin: "a"'), "start"),
+        (lambda: Grammar.lark('start: ""'), "empty text"),
+        (lambda: Grammar.json_schema({"$ref": "#"}), "cannot be used"),
+        (lambda: Grammar.json_schema({"$ref": "http://example.com/x.json"}), "nothing is fetched"),
+        (lambda: Grammar.json_schema({"$ref": "file:///etc/passwd"}), "nothing is fetched"),
+        (lambda: Grammar.json_schema({"type": "nonsense"}), "nonsense"),
+        (lambda: Grammar.json_schema({"type": "string", "minLength": 3, "maxLength": 2}), "cannot be used"),
+        (lambda: Grammar.json_schema({"type": "string", "pattern": "(?!a)b"}), "look-around"),
+        (lambda: Grammar.json_schema({"properties": {"a": {"items": {"not": {}}}}}), "#/properties/a/items/not"),
+        (lambda: Grammar.json_schema({"properties": {"a/b": {"format": "nope"}}}), "#/properties/a~1b/format"),
+        (lambda: Grammar.json_schema({"oneOf": [{"type": "object"}, {"minProperties": 1}]}), "#/oneOf: not supported"),
+    ],
+)
+def test_what_cannot_be_compiled_says_where(grammar, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        compiler().mask(grammar(), [END])
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_lenient_schema_names_what_it_passes_over() -> None:
+    compiled = compiler().compile(Grammar.json_schema({"type": "array", "uniqueItems": True}, strict=False))
+    assert any("uniqueItems" in warning for warning in compiled.warnings)
+
+
+def test_equal_grammars_are_compiled_once() -> None:
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(mine.compile(Grammar.json_schema(PERSON)))) for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 16 and len(set(map(id, found))) == 1
+
+
+def test_what_is_kept_is_bounded_and_failures_are_not() -> None:
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB, cache_bytes=10 * 2**16)
+    for index in range(40):
+        mine.compile(Grammar.choices([f"number {index}"]))
+        with pytest.raises(ValueError):
+            mine.compile(Grammar.regex(f"(?<=a)b{index}"))
+    assert 5 <= len(mine._compiled) <= 10
+    first = mine.compile(Grammar.choices(["number 39"]))
+    assert mine.compile(Grammar.choices(["number 39"])) is first
+
+
+def test_the_table_is_made_beside_the_caller() -> None:
+    mine = GrammarCompiler(load_tokenizer(TINY), VOCAB)
+    mine.start()
+    deadline = time.monotonic() + 30
+    while mine._table is None or not mine._table.done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    mine.compile(Grammar.json())
+
+
+def test_a_model_without_a_tokenizer_or_with_too_few_tokens() -> None:
+    with pytest.raises(ValueError, match="no tokenizer"):
+        GrammarCompiler(None, VOCAB).compile(Grammar.json())
+    with pytest.raises(ValueError, match="tokenizer"):
+        GrammarCompiler(load_tokenizer(TINY), 100).compile(Grammar.json())
+
+
+class PlainTokenizer:
+    """A tokenizer without a Rust part: tokens are bytes, and some words."""
+
+    eos_token_id, bos_token_id, all_special_ids = 256, None, [256]
+    added_tokens_decoder = {256: "<end>"}
+
+    def __len__(self) -> int:
+        return 259
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return ["yes", "no"][token - 257] if token > 256 else f"<0x{token:02X}>"
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+
+def test_a_tokenizer_written_in_python() -> None:
+    mask = GrammarCompiler(PlainTokenizer(), 260).mask(Grammar.choices(["yes", "no", "yet"]), [256]).fork()
+    row = torch.empty(9, dtype=torch.int32)
+    mask.fill(row)
+    allowed = {token for token in range(260) if int(row[token >> 5]) >> (token & 31) & 1}
+    assert allowed == {ord("y"), ord("n"), 257, 258}
