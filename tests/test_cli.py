@@ -443,11 +443,40 @@ def test_the_other_fields():
     assert parse("--do-sample").do_sample is True and parse("--no-do-sample").do_sample is False
     assert parse("--stop-strings", "a b", "--stop-strings", "c").stop_strings == ["a b", "c"]
     assert parse().explicit_fields == set()
+    assert parse("--choices", "a b", "c").choices == ["a b", "c"] and parse("--regex", "a+").regex == "a+"
     covered = set(VALUES) | {"do_sample", "ignore_eos", "stop_strings"}
+    covered |= {"choices", "regex", "json_schema", "grammar"}
     assert {field.name for field in fields(SamplingConfig)} - covered == {
         "logits_processors",
         "token_mask",
+        "response_format",
     }  # from Python alone
+
+
+def test_a_text_of_a_form(command, tmp_path):
+    schema, grammar = tmp_path / "city.json", tmp_path / "list.gbnf"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    grammar.write_text('root ::= "- " [a-z]+ "."')
+    code, out, err = command("generate", "A city:", "--json-schema", str(schema), "--max-new-tokens", "30")
+    assert code == 0 and out.startswith('{"n":')
+    code, out, err = command("generate", "A list:", "--grammar", str(grammar), "--max-new-tokens", "30")
+    assert code == 0 and re.match("- [a-z]", out)
+    code, out, err = command("generate", "Yes or no?", "--choices", "yes", "no")
+    assert code == 0 and out.strip() in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--json-schema", "nowhere.json"), "'nowhere.json' cannot be read"),
+        (("--json-schema", __file__), "not valid JSON"),
+        (("--regex", "a", "--choices", "b"), "give one of --regex=, --choices="),
+        (("--regex", "(?<=a)b"), "look-around"),
+    ],
+)
+def test_what_is_no_form_is_told(command, arguments, message):
+    code, out, err = command("generate", "x", *arguments)
+    assert code != 0 and message in err and not out
 
 
 def test_explanations_come_from_the_fields():

@@ -9,6 +9,7 @@ import json
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from pace.assets import TINY
@@ -189,7 +190,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
     explanations = field_explanations(SamplingConfig)
     for field in fields(SamplingConfig):
-        reader = _READERS.get(str(field.type))
+        reader = _READERS_OF.get(field.name) or _READERS.get(str(field.type))
         if reader is None:
             continue
         notes = ["may be given several times"] if reader.get("action") == "append" else []
@@ -246,6 +247,23 @@ def _early_stopping(text: str) -> bool | str:
     return words[text.lower()]
 
 
+def _file_of(what: str) -> Callable[[str], str]:
+    def read(path: str) -> str:
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"{path!r} cannot be read ({error}); give a file with {what}") from None
+
+    return read
+
+
+_READERS_OF: dict[str, dict[str, Any]] = {
+    "json_schema": {"type": _file_of("a JSON schema"), "metavar": "FILE"},
+    "grammar": {"type": _file_of("a grammar in Lark or GBNF"), "metavar": "FILE"},
+    "regex": {"metavar": "REGEX"},
+    "choices": {"nargs": "+", "metavar": "TEXT"},
+}
+"""Of fields whose type does not say it."""
 _READERS: dict[str, dict[str, Any]] = {
     "int": {"type": int, "metavar": "N"},
     "int | None": {"type": int, "metavar": "N"},

@@ -278,7 +278,7 @@ class SamplingConfig:
         names = ("json_schema", "regex", "grammar", "choices", "response_format", "token_mask")
         asked = [name for name in names if getattr(self, name) is not None]
         if len(asked) > 1:
-            raise ValueError(f"{' and '.join(asked)} each say what the text may be; give one of them")
+            raise ValueError(f"give one of {', '.join(f'{name}=' for name in asked)}: each says what the text may be")
         makers = {
             "json_schema": Grammar.json_schema,
             "regex": Grammar.regex,

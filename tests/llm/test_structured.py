@@ -160,8 +160,8 @@ def test_fields_of_the_config() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"json_schema": {}, "regex": "a"}, "json_schema and regex"),
-        ({"choices": ["a"], "token_mask": AllowedTokens([1])}, "choices and token_mask"),
+        ({"json_schema": {}, "regex": "a"}, "json_schema=, regex="),
+        ({"choices": ["a"], "token_mask": AllowedTokens([1])}, "choices=, token_mask="),
         ({"regex": "(?<=a)b"}, "look-around"),
         ({"json_schema": {"not": {}}}, "#/not"),
         ({"grammar": "start: nobody"}, "nobody"),
