@@ -33,6 +33,18 @@ CLAIMS = {
             assert small.memory_report().compression() > 3
             assert small.memory_report().total < model.memory_report().total / 2""",
     },
+    "docs/structured.md": {
+        "import json": """
+            assert set(json.loads(out.texts[0])) == {"city", "people"} and out.finish_reasons == ["stop"]""",
+        "except ValueError": """
+            assert "#/properties/a/not: not supported" in str(caught)""",
+        "Grammar.lark": r"""
+            import re
+            assert re.match(r"[0-9]{1,3}(,|$)", model.generate("1, 2, 3: ", SamplingConfig(
+                grammar=numbers, max_new_tokens=20)).texts[0])""",
+        "structural_tag": """
+            assert out.texts[0]""",
+    },
     "docs/decoding.md": {
         "add_request": """
             assert "Cairo" in urgent.text and urgent.done and all(request.done for request in requests)
