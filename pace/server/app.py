@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -40,6 +41,7 @@ def make_app(service: Service) -> FastAPI:
     async def unknown(request: Request, error: HTTPException) -> Response:
         what = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not for this path"}
         headers = dict(error.headers or {})
+        service.metrics.answered("other", error.status_code)
         return Reply(ApiError(error.status_code, what.get(error.status_code, str(error.detail)), headers=headers))
 
     @app.exception_handler(ApiError)
@@ -189,6 +191,7 @@ class Reply(Response):
 
     def __init__(self, value: Any) -> None:
         self._value = value
+        self.status_code = value.status if isinstance(value, ApiError) else 200
         self.background = None
 
     async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
@@ -205,8 +208,17 @@ def _add_information(app: FastAPI, service: Service) -> None:
         """Answers GET, and HEAD likewise."""
 
         def add(function: Any) -> Any:
-            app.add_api_route(path, function, methods=["GET"], include_in_schema=is_documented)
-            app.add_api_route(path, function, methods=["HEAD"], include_in_schema=False)
+            @functools.wraps(function)
+            async def counted(**arguments: Any) -> Response:
+                try:
+                    answer = await function(**arguments)
+                except ApiError as error:
+                    answer = Reply(error)
+                service.metrics.answered(path, answer.status_code)
+                return answer
+
+            app.add_api_route(path, counted, methods=["GET"], include_in_schema=is_documented)
+            app.add_api_route(path, counted, methods=["HEAD"], include_in_schema=False)
             return function
 
         return add

@@ -27,6 +27,8 @@ MESSAGES_INERT = frozenset(
 )
 """Fields without effect on a text that one machine writes. What can be reused of a prompt is, without being marked."""
 
+BETWEEN_SYSTEM = "\n"
+"""What Anthropic puts between the texts of a system prompt. Source: platform.claude.com, OpenAI SDK compatibility."""
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
@@ -72,7 +74,7 @@ class CountTokensRequest(Request):
         assistant's. Raises ApiError for what cannot be served."""
         self._check_served()
         check_count("messages", self.messages, limits.messages)
-        system = joined_text(self.system, "system", limits.parts)
+        system = joined_text(self.system, "system", limits.parts, BETWEEN_SYSTEM)
         turns: list[dict[str, Any]] = []
         for i, turn in enumerate(self.messages):
             text = turn.text(f"messages[{i}].content", limits)
@@ -83,7 +85,7 @@ class CountTokensRequest(Request):
         if turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()  # begins nothing
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"
-        return ChatPrompt(with_system(system, turns), not goes_on, goes_on, self._template_kwargs())
+        return ChatPrompt(with_system(system, turns, BETWEEN_SYSTEM), not goes_on, goes_on, self._template_kwargs())
 
     def _check_served(self) -> None:
         """Raises for values that are known and not served, of fields that are."""

@@ -1,0 +1,120 @@
+"""The suites: where each comes from, and how it is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pace.assets import TINY
+from tests.conformance.environments import checkout, environment, source_archive
+from tests.conformance.server import serving
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SECONDS = 1800
+"""For a whole suite."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite. `run(folder, results)` runs it in its folder of the cache and leaves JUnit's XML in `results`."""
+
+    name: str
+    title: str
+    """In the table."""
+    run: Callable[[Path, Path], None]
+
+
+def llama_cpp(folder: Path, results: Path) -> None:
+    """llama.cpp's tests of its server, which start it themselves: a shim turns its options into ours."""
+    python = environment(folder, ["requests", "wget", "filelock", "aiohttp", "prometheus-client", "openai"])
+    tests = source_archive(folder, "llama-cpp-python==0.3.36") / "vendor" / "llama.cpp" / "tools" / "server" / "tests"
+    shim = HERE / "llama_cpp" / "llama_server.py"
+    files = (
+        "basic chat_completion compat_anthropic compat_oai_responses completion ctx_shift ignore_eos metrics security"
+    )
+    files += " stream template tokenize tool_call"
+    _pytest(
+        python, [f"unit/test_{name}.py" for name in files.split()], results, tests, "-p", "llama_cpp_plugin",
+        LLAMA_SERVER_BIN_PATH=str(shim), PYTHONPATH=f"{HERE / 'llama_cpp'}:{ROOT}", PORT="18080",
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+
+
+def schemathesis(folder: Path, results: Path) -> None:
+    """Requests made up from our own /openapi.json, right ones and wrong ones; every check on the answers."""
+    python = environment(folder, ["schemathesis"])
+    with serving(folder / "server.log") as url:
+        _call(
+            [python.parent / "schemathesis", "run", f"{url}/openapi.json", "--checks", "all", "--max-examples", "100",
+             "--seed", "1", "--workers", "2", "--request-timeout", "60", "--report", "junit",
+             "--report-junit-path", results],
+            folder,
+        )  # fmt: skip
+
+
+def openai_spec(folder: Path, results: Path) -> None:
+    """OpenAI's description of its API: every answer and every chunk of a stream is of its schema."""
+    python = environment(folder, ["jsonschema", "httpx"])
+    spec = checkout(folder, "https://github.com/openai/openai-openapi") / "openapi.json"
+    _check(python, folder, results, "openai_spec", OPENAI_SPEC=str(spec))
+
+
+def lm_eval(folder: Path, results: Path) -> None:
+    """lm-eval's clients of completions and chat, beside its `hf` model of the same directory."""
+    _check(environment(folder, ["lm-eval[api]"]), folder, results, "lm_eval", HF_HUB_OFFLINE="1")
+
+
+def langchain(folder: Path, results: Path) -> None:
+    """LangChain's standard tests of chat models."""
+    _check(environment(folder, ["langchain-tests", "langchain-openai"]), folder, results, "langchain")
+
+
+def kani(folder: Path, results: Path) -> None:
+    """kani's engine for OpenAI."""
+    _check(environment(folder, ["kani[openai]"]), folder, results, "kani")
+
+
+def guidance(folder: Path, results: Path) -> None:
+    """guidance's model behind an API, as far as it needs no grammar."""
+    _check(environment(folder, ["guidance", "openai"]), folder, results, "guidance")
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite("llama_cpp", "llama.cpp `tools/server/tests`", llama_cpp),
+        Suite("schemathesis", "schemathesis, all checks, on `/openapi.json`", schemathesis),
+        Suite("openai_spec", "OpenAI's OpenAPI description", openai_spec),
+        Suite("lm_eval", "lm-eval `local-completions`, `local-chat-completions`", lm_eval),
+        Suite("langchain", "langchain-tests with `ChatOpenAI`", langchain),
+        Suite("kani", "kani `OpenAIEngine`", kani),
+        Suite("guidance", "guidance `OpenAIModel`", guidance),
+    )
+}
+
+
+def _check(python: Path, folder: Path, results: Path, name: str, **variables: str) -> None:
+    """Runs `checks/NAME.py` against a server of the bundled model."""
+    with serving(folder / "server.log") as url:
+        _pytest(python, [str(HERE / "checks" / f"{name}.py")], results, folder, PACE_URL=url, PACE_MODEL=str(TINY),
+                PYTHONPATH=str(ROOT), **variables)  # fmt: skip
+
+
+def _pytest(python: Path, files: list[str], results: Path, folder: Path, *arguments: str, **variables: str) -> None:
+    """Runs tests in `folder`, with none of our own settings."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--junit-xml={results}"]
+    settings = ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder, "--timeout=300"]
+    _call([*command, *settings, *arguments, *files], folder, **variables)
+
+
+def _call(command: list[str | Path], folder: Path, **variables: str) -> None:
+    """Runs a command, whose output goes to `output.log` beside its results. What failed is in its results."""
+    with (folder / "output.log").open("w") as log:
+        subprocess.run(
+            command, cwd=folder, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS
+        )
