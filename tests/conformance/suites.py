@@ -50,7 +50,7 @@ def schemathesis(folder: Path, results: Path) -> None:
     python = environment(folder, ["schemathesis"])
     with serving(folder / "server.log") as url:
         _call(
-            [python.parent / "schemathesis", "run", f"{url}/openapi.json", "--checks", "all", "--max-examples", "100",
+            [python.parent / "schemathesis", "--config-file", HERE / "schemathesis.toml", "run", f"{url}/openapi.json", "--checks", "all", "--max-examples", "100",
              "--seed", "1", "--workers", "2", "--request-timeout", "60", "--report", "junit",
              "--report-junit-path", results],
             folder,
