@@ -52,12 +52,10 @@ def schemathesis(folder: Path, results: Path) -> None:
     """Requests made up from our own /openapi.json, right ones and wrong ones; every check on the answers."""
     python = environment(folder, ["schemathesis"])
     with serving(folder / "server.log") as url:
-        _call(
-            [python.parent / "schemathesis", "--config-file", HERE / "schemathesis.toml", "run", f"{url}/openapi.json", "--checks", "all", "--max-examples", "100",
-             "--seed", "1", "--workers", "2", "--request-timeout", "60", "--report", "junit",
-             "--report-junit-path", results],
-            folder, folder,
-        )  # fmt: skip
+        command = [python.parent / "schemathesis", "--config-file", HERE / "schemathesis.toml", "run"]
+        command += [f"{url}/openapi.json", "--checks", "all", "--max-examples", "50", "--seed", "1", "--workers", "1"]
+        command += ["--request-timeout", "60", "--report", "junit", "--report-junit-path", results]
+        _call(command, folder, folder)
 
 
 def openai_spec(folder: Path, results: Path) -> None:
@@ -74,7 +72,14 @@ def lm_eval(folder: Path, results: Path) -> None:
 
 def langchain(folder: Path, results: Path) -> None:
     """LangChain's standard tests of chat models."""
-    _check(environment(folder, ["langchain-tests", "langchain-openai"]), folder, results, "langchain")
+    _check(
+        environment(folder, ["langchain-tests", "langchain-openai"]),
+        folder,
+        results,
+        "langchain",
+        "-o",
+        "asyncio_mode=auto",
+    )
 
 
 def kani(folder: Path, results: Path) -> None:
@@ -101,14 +106,17 @@ SUITES = {
 }
 
 
-def _check(python: Path, folder: Path, results: Path, name: str, **variables: str) -> None:
-    """Runs `checks/NAME.py` against a server of the bundled model."""
+def _check(python: Path, folder: Path, results: Path, name: str, *arguments: str, **variables: str) -> None:
+    """Runs `checks/check_NAME.py` against a server of the bundled model."""
+    file = HERE / "checks" / f"check_{name}.py"
     with serving(folder / "server.log") as url:
-        _pytest(python, [str(HERE / "checks" / f"{name}.py")], results, folder, PACE_URL=url, PACE_MODEL=str(TINY),
-                PYTHONPATH=str(ROOT), **variables)  # fmt: skip
+        variables |= {"PACE_URL": url, "PACE_MODEL": str(TINY), "PYTHONPATH": str(ROOT)}
+        _pytest(python, [file], results, file.parent, *arguments, **variables)
 
 
-def _pytest(python: Path, files: list[str], results: Path, folder: Path, *arguments: str, **variables: str) -> None:
+def _pytest(
+    python: Path, files: list[str | Path], results: Path, folder: Path, *arguments: str, **variables: str
+) -> None:
     """Runs tests in `folder`, with none of our own settings."""
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--junit-xml={results}"]
     settings = ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder, "--timeout=300"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
@@ -20,8 +22,19 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for completions."""
 
 
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        _IDS,
+        {"type": "array", "minItems": 1, "items": _IDS},
+    ]
+}
+
+
 class CompletionsRequest(GenerationRequest):
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     echo: bool | None = None
     logprobs: int | None = None
 

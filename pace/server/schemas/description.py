@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from pace.server.schemas.fields import Request
+from pydantic import BaseModel
 
+CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            },
+        },
+    ]
+}
+"""What a message may hold: a text, or parts of type text."""
 _NULLABLE = {"type": ["string", "null"]}
 _OPENAI_ERROR = {
     "type": "object",
@@ -44,7 +58,7 @@ def operation(content_types: tuple[str, ...] = ("application/json",), is_anthrop
     }
 
 
-def body(schema: type[Request], components: dict[str, Any]) -> dict[str, Any]:
+def body(schema: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
     """The body of a request. What its schema refers to is put into `components`, under names of its own."""
     described = schema.model_json_schema(ref_template=f"#/components/schemas/{schema.__name__}.{{model}}")
     for name, part in described.pop("$defs", {}).items():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
+from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.sampling import Settings
@@ -34,7 +35,7 @@ _THOUGHTS = ("thinking", "redacted_thinking")
 
 class Turn(Nested):
     role: Literal["user", "assistant", "system"]
-    content: Any
+    content: Annotated[Any, WithJsonSchema(CONTENT)]
 
     def text(self, place: str, limits: Limits) -> str:
         """Its text, without the assistant's thoughts. Raises ApiError for what is no text."""

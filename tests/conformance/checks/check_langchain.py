@@ -15,7 +15,13 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict:
-        return {"base_url": f"{os.environ['PACE_URL']}/v1", "api_key": "none", "model": "tiny", "max_tokens": 100}
+        return {
+            "base_url": f"{os.environ['PACE_URL']}/v1",
+            "api_key": "none",
+            "model": "tiny",
+            "max_tokens": 100,
+            "stream_usage": True,
+        }
 
     @property
     def supports_model_override(self) -> bool:

@@ -54,7 +54,20 @@ FAULTS = [
 @cache
 def description() -> dict[str, Any]:
     with open(os.environ["OPENAI_SPEC"]) as file:
-        return json.load(file)
+        return nullable(json.load(file))
+
+
+def nullable(value: Any) -> Any:
+    """The description with OpenAPI 3.0's `nullable` in terms of JSON schema, which has no such word."""
+    if isinstance(value, list):
+        return [nullable(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    members = {name: nullable(item) for name, item in value.items()}
+    if members.get("nullable") is True:
+        del members["nullable"]
+        return {"anyOf": [members, {"type": "null"}]}
+    return members
 
 
 def check(value: Any, schema: str) -> None:
@@ -80,7 +93,7 @@ def test_events_of_a_stream(path, schema, body):
     answer = post(path, body | {"stream": True})
     assert answer.status_code == 200, answer.text
     events = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
-    assert len(events) > 2
+    assert len(events) >= 2
     for event in events:
         if event != "[DONE]":
             check(json.loads(event), schema)
