@@ -1,7 +1,9 @@
 """`make conformance`: suites that others wrote, against `pace serve` on the bundled model.
 
-    python -m tests.conformance                     all suites; writes the table into docs/serving.md
-    python -m tests.conformance llama_cpp kani      some of them; prints their rows
+    python -m tests.conformance                     all suites
+    python -m tests.conformance langchain kani      some of them
+
+Their rows go into the table of docs/serving.md.
 
 Each suite has an environment of its own in a cache outside the tree (PACE_CONFORMANCE_CACHE, else
 ~/.cache/pace-conformance), made with pip at its first run. `waivers.toml` has the tests that may fail, with reasons.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 
 from tests.conformance.environments import CACHE
-from tests.conformance.report import Report, read_waivers, write_table
+from tests.conformance.report import Report, read_waivers, write_rows
 from tests.conformance.suites import SUITES, Suite
 
 
@@ -23,8 +25,7 @@ def main() -> int:
     reports = [_run(SUITES[name], waivers.get(name, [])) for name in arguments.suites or SUITES]
     for report in reports:
         print(report.details())
-    if not arguments.suites:
-        write_table(reports)
+    write_rows(reports, [suite.title for suite in SUITES.values()])
     for report in reports:
         print(report.row())
     return 0 if all(report.is_well for report in reports) else 1

@@ -101,15 +101,15 @@ def read_results(results: Path) -> dict[str, str]:
     return outcomes
 
 
-def write_table(reports: list[Report]) -> None:
-    """Puts the rows between the markers of the page."""
-    table = [
-        "| suite | passed | waived | failed | why waived |",
-        "|---|---|---|---|---|",
-        *(one.row() for one in reports),
-    ]
+def write_rows(reports: list[Report], titles: list[str]) -> None:
+    """Puts the rows of `reports` between the markers of the page, beside those that are there, in the order of
+    `titles`."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
+    between, _, after = rest.partition(END)
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in between.splitlines() if line.startswith("| ")}
+    rows |= {report.title: report.row() for report in reports}
+    table = ["| suite | passed | waived | failed | why waived |", "|---|---|---|---|---|"]
+    table += [rows[title] for title in titles if title in rows]
     PAGE.write_text("\n".join([before + BEGIN, "", *table, "", END]) + after)
 
 

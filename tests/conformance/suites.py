@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pace.assets import TINY
@@ -14,11 +15,12 @@ from tests.conformance.environments import checkout, environment, source_archive
 from tests.conformance.server import serving
 
 HERE = Path(__file__).parent
-LLAMA_CPP_TESTS = """
-basic.py chat_completion.py compat_anthropic.py compat_oai_responses.py security.py tokenize.py
+LLAMA_CPP_CHAT = """
+basic.py chat_completion.py tokenize.py template.py::test_add_generation_prompt
 completion.py::test_completion_with_openai_library completion.py::test_completion_stream_with_openai_library
-completion.py::test_completion_stream_with_openai_library_stops template.py::test_add_generation_prompt
+completion.py::test_completion_stream_with_openai_library_stops
 """
+LLAMA_CPP_CLIENTS = "compat_anthropic.py compat_oai_responses.py security.py"
 """The others are of paths and parts that llama.cpp alone has; docs/serving.md names them."""
 ROOT = HERE.parents[1]
 SECONDS = 1800
@@ -35,13 +37,15 @@ class Suite:
     run: Callable[[Path, Path], None]
 
 
-def llama_cpp(folder: Path, results: Path) -> None:
+def llama_cpp(names: str, folder: Path, results: Path) -> None:
     """llama.cpp's tests of its server, which start it themselves: a shim turns its options into ours."""
+    folder = folder.parent / "llama_cpp"
+    folder.mkdir(exist_ok=True)
     python = environment(folder, ["requests", "wget", "filelock", "aiohttp", "prometheus-client", "openai"])
     tests = source_archive(folder, "llama-cpp-python==0.3.36") / "vendor" / "llama.cpp" / "tools" / "server" / "tests"
     shim = HERE / "llama_cpp" / "llama_server.py"
     _pytest(
-        python, [f"unit/test_{name}" for name in LLAMA_CPP_TESTS.split()], results, tests,
+        python, [f"unit/test_{name}" for name in names.split()], results, tests,
         "-p", "llama_cpp_plugin", "-n", "2",
         LLAMA_SERVER_BIN_PATH=str(shim), PYTHONPATH=f"{HERE / 'llama_cpp'}:{ROOT}", PORT="18080",
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -95,7 +99,10 @@ def guidance(folder: Path, results: Path) -> None:
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite("llama_cpp", "llama.cpp `tools/server/tests`", llama_cpp),
+        Suite(
+            "llama_cpp_chat", "llama.cpp `tools/server/tests`: chat, completions", partial(llama_cpp, LLAMA_CPP_CHAT)
+        ),
+        Suite("llama_cpp_clients", "llama.cpp's: Anthropic, responses, keys", partial(llama_cpp, LLAMA_CPP_CLIENTS)),
         Suite("schemathesis", "schemathesis, all checks, on `/openapi.json`", schemathesis),
         Suite("openai_spec", "OpenAI's OpenAPI description", openai_spec),
         Suite("lm_eval", "lm-eval `local-completions`, `local-chat-completions`", lm_eval),

@@ -398,11 +398,8 @@ def token_logprobs(ops: Any, logits: Tensor, rows: Tensor, tokens: Tensor, num_t
 
 
 def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
-    """How likely each of `tokens [M]` is under its row of `logits [M, V]`: 1 for the most likely. Of equals, the first
-    by id is the likelier."""
-    own = logits.gather(1, tokens[:, None])
-    is_before = torch.arange(logits.shape[1]) < tokens[:, None]
-    return (1 + ((logits > own) | ((logits == own) & is_before)).sum(1)).tolist()
+    """The rank of each of `tokens [M]` in its row of `logits [M, V]`: 1 + the number of tokens that are likelier."""
+    return (1 + (logits > logits.gather(1, tokens[:, None])).sum(1)).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
