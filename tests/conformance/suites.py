@@ -20,7 +20,10 @@ basic.py chat_completion.py tokenize.py template.py::test_add_generation_prompt
 completion.py::test_completion_with_openai_library completion.py::test_completion_stream_with_openai_library
 completion.py::test_completion_stream_with_openai_library_stops
 """
-LLAMA_CPP_CLIENTS = "compat_anthropic.py compat_oai_responses.py security.py"
+LLAMA_CPP_CLIENTS = """
+compat_anthropic.py compat_oai_responses.py security.py::test_access_public_endpoint
+security.py::test_incorrect_api_key security.py::test_openai_library_correct_api_key
+"""
 """The others are of paths and parts that llama.cpp alone has; docs/serving.md names them."""
 ROOT = HERE.parents[1]
 SECONDS = 1800
