@@ -74,7 +74,7 @@ def openai_spec(folder: Path, results: Path) -> None:
 
 def lm_eval(folder: Path, results: Path) -> None:
     """lm-eval's clients of completions and chat, beside its `hf` model of the same directory."""
-    _check(environment(folder, ["lm-eval[api]"]), folder, results, "lm_eval", HF_HUB_OFFLINE="1")
+    _check(environment(folder, ["lm-eval[api,hf]"]), folder, results, "lm_eval", HF_HUB_OFFLINE="1")
 
 
 def langchain(folder: Path, results: Path) -> None:
