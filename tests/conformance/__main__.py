@@ -22,12 +22,11 @@ from tests.conformance.suites import SUITES, Suite
 def main() -> int:
     arguments = _arguments()
     waivers = read_waivers()
-    reports = [_run(SUITES[name], waivers.get(name, [])) for name in arguments.suites or SUITES]
-    for report in reports:
-        print(report.details())
-    write_rows(reports, [suite.title for suite in SUITES.values()])
-    for report in reports:
-        print(report.row())
+    reports = []
+    for name in arguments.suites or SUITES:
+        reports.append(_run(SUITES[name], waivers.get(name, [])))
+        print(reports[-1].details(), reports[-1].row(), sep="\n", flush=True)
+        write_rows(reports[-1:], [suite.title for suite in SUITES.values()])
     return 0 if all(report.is_well for report in reports) else 1
 
 
