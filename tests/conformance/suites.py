@@ -80,14 +80,8 @@ def lm_eval(folder: Path, results: Path) -> None:
 def langchain(folder: Path, results: Path) -> None:
     """LangChain's standard tests of chat models, on one event loop, since its clients are kept from test to test."""
     loop = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
-    _check(
-        environment(folder, ["langchain-tests", "langchain-openai"]),
-        folder,
-        results,
-        "langchain",
-        "-o",
-        "asyncio_mode=auto",
-    )
+    python = environment(folder, ["langchain-tests", "langchain-openai"])
+    _check(python, folder, results, "langchain", *loop)
 
 
 def kani(folder: Path, results: Path) -> None:
