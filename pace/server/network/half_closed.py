@@ -1,5 +1,5 @@
-"""Connections whose client sends no more. It may wait for its answer (`shutdown`) or have gone (`close`): both look alike,
-until something that is written to it comes back as a reset."""
+"""Connections whose client sends no more. It may wait for its answer (`shutdown`) or have gone (`close`): both look
+alike, until something that is written to it comes back as a reset."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ class Connection(HttpToolsProtocol):
             self._parse(data[start : start + SLICE_BYTES])
 
     def eof_received(self) -> bool:
-        """Whether the connection stays open: for a client that sends no more, and waits for its answer. HTTP/1.0 and TLS
-        have no way to find out whether it does."""
+        """Whether the connection stays open: for a client that sends no more, and waits for its answer. Over HTTP/1.0
+        and TLS nothing can be found out about it."""
         is_asked = self._is_answering() and self.phase == "idle"
         if not is_asked or self.scope["http_version"] == "1.0" or self.transport.get_extra_info("sslcontext"):
             return False
