@@ -31,5 +31,5 @@ def test_every_fault_has_tests_that_exist():
 
 
 def test_a_test_that_is_not_there_is_found_missing():
-    assert exists("test_faults::test_null_is_the_default")
-    assert not exists("test_faults::test_null_is") and not exists("test_nothing::test_null_is_the_default")
+    assert exists("faults/test_faults::test_null_is_the_default")
+    assert not exists("faults/test_faults::test_null_is") and not exists("test_nothing::test_null_is_the_default")
