@@ -1,4 +1,5 @@
-# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make format   make sanitize   make clean
+# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make conformance   make format   make sanitize
+# make clean
 # Each needs Python 3.11 and the package index, all but format and clean g++ 12; the second time they start at once.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py t
     tests/test_end_to_end.py
 QUICK_WORDS := "(not test_oracle or llama) and not stress and not emulated"
 
-.PHONY: demo check test format sanitize clean
+.PHONY: demo check test conformance format sanitize clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/pace_llm_basic.py $(ARGS)
@@ -25,6 +26,11 @@ test: $(VENV)/test.stamp
 
 check: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n $(JOBS) $(QUICK_TESTS) -k $(QUICK_WORDS) $(ARGS)
+
+# Suites that others wrote, against `pace serve`; they are downloaded into a cache outside the tree. ARGS names some of
+# them. It takes a quarter of an hour, and writes the table of docs/serving.md.
+conformance: $(VENV)/test.stamp
+	$(BIN)/python -m tests.conformance $(ARGS)
 
 # Needs no extension, so that sources which do not compile yet can be formatted.
 format: $(VENV)/format.stamp

@@ -224,3 +224,5 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token, log-probability), most likely first."""
+    rank: int | None = None
+    """1 for the most likely token; known of tokens of prompts alone."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from pace.llm.clients.streamer import NoPieces
 from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
+from pace.llm.decoding.sampler import NothingLeft
 from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.sequence import Sequence
@@ -295,6 +296,12 @@ def as_api_error(error: BaseException) -> ApiError:
     """What a client hears of a row that failed: the engine's own words where these are about the request."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, NothingLeft):
+        return ApiError(
+            400,
+            f"after {error.num_generated} generated tokens no token is left to pick; loosen allowed_token_ids, "
+            f"logit_bias, bad_words or no_repeat_ngram_size",
+        )
     if isinstance(error, ValueError):
         return ApiError(400, str(error))
     return ApiError(500, "the engine failed at this request; it goes on with others")

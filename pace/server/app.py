@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,6 +19,7 @@ from pace.server.kinds import ASKING, GENERATING, Asking, Generating, Kind
 from pace.server.metrics import CONTENT_TYPE
 from pace.server.network import http
 from pace.server.page import page
+from pace.server.schemas import description
 from pace.server.schemas.fields import parse
 from pace.server.service import Service
 from pace.server.wire import tokens
@@ -30,16 +32,20 @@ logger = logging.getLogger("pace")
 def make_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
     app = FastAPI(title="pace", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    components: dict[str, Any] = {}
     for kind in GENERATING:
-        _add_kind(app, kind, Generation(service, kind))
+        _add_kind(app, kind, Generation(service, kind), components)
     for kind in ASKING:
-        _add_kind(app, kind, Question(service, kind))
+        _add_kind(app, kind, Question(service, kind), components)
     _add_information(app, service)
+    describe = app.openapi
+    app.openapi = lambda: description.complete(describe(), components)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
         what = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not for this path"}
         headers = dict(error.headers or {})
+        service.metrics.answered("other", error.status_code)
         return Reply(ApiError(error.status_code, what.get(error.status_code, str(error.detail)), headers=headers))
 
     @app.exception_handler(ApiError)
@@ -165,16 +171,19 @@ async def _events(
     yield form.end(answer.usage)
 
 
-def _add_kind(app: FastAPI, kind: Kind, answer: Posted) -> None:
-    described = {"content": {"application/json": {"schema": kind.schema.model_json_schema()}}, "required": True}
+def _add_kind(app: FastAPI, kind: Kind, answer: Posted, components: dict[str, Any]) -> None:
+    described = {"requestBody": description.body(kind.schema, components)}
+    types = ("application/json", "text/event-stream") if kind in GENERATING else ("application/json",)
+    answers = description.operation(types, kind.is_anthropic)
 
     async def give() -> Response:
         return answer
 
     for path in kind.paths:
-        is_documented = path == kind.paths[0]
-        extra = {"requestBody": described}
-        app.add_api_route(path, give, methods=["POST"], openapi_extra=extra, include_in_schema=is_documented)
+        app.add_api_route(
+            path, give, methods=["POST"], openapi_extra=described, responses=answers, response_class=Response,
+            include_in_schema=path == kind.paths[0],
+        )  # fmt: skip
 
 
 def _printable(name: str) -> str:
@@ -189,6 +198,7 @@ class Reply(Response):
 
     def __init__(self, value: Any) -> None:
         self._value = value
+        self.status_code = value.status if isinstance(value, ApiError) else 200
         self.background = None
 
     async def __call__(self, scope: http.Scope, receive: http.Receive, send: http.Send) -> None:
@@ -201,12 +211,24 @@ class Reply(Response):
 def _add_information(app: FastAPI, service: Service) -> None:
     """What there is to know of the server, without any work of the engine's."""
 
-    def look(path: str, is_documented: bool = True) -> Callable[[Any], Any]:
+    def look(path: str, is_documented: bool = True, content_type: str = "application/json") -> Callable[[Any], Any]:
         """Answers GET, and HEAD likewise."""
 
         def add(function: Any) -> Any:
-            app.add_api_route(path, function, methods=["GET"], include_in_schema=is_documented)
-            app.add_api_route(path, function, methods=["HEAD"], include_in_schema=False)
+            @functools.wraps(function)
+            async def counted(**arguments: Any) -> Response:
+                try:
+                    answer = await function(**arguments)
+                except ApiError as error:
+                    answer = Reply(error)
+                service.metrics.answered(path, answer.status_code)
+                return answer
+
+            app.add_api_route(
+                path, counted, methods=["GET"], responses=description.operation((content_type,)),
+                response_class=Response, include_in_schema=is_documented,
+            )  # fmt: skip
+            app.add_api_route(path, counted, methods=["HEAD"], include_in_schema=False)
             return function
 
         return add
@@ -247,7 +269,7 @@ def _add_information(app: FastAPI, service: Service) -> None:
     async def limits() -> Response:
         return Reply(service.limits.shown())
 
-    @look("/metrics")
+    @look("/metrics", content_type="text/plain")
     async def metrics() -> Response:
         return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
 

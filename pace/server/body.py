@@ -24,7 +24,8 @@ def read_json(body: bytes, depth: int) -> Any:
     except ValueError as error:  # ours, and Python's for numbers of thousands of digits
         message = str(error) if isinstance(error, _Refused) else "a number has too many digits"
         raise ApiError(400, f"the body is not JSON that this server takes: {message}") from None
-    _check_depth(value, depth)
+    if text.count("[") + text.count("{") > depth:
+        _check_depth(value, depth)
     if "\\ud" in text or "\\uD" in text:
         _check_surrogates(value)
     return value

@@ -27,7 +27,8 @@ class ChatPrompt:
 class TextPrompts:
     """Texts, or token ids, each continued on its own."""
 
-    items: list[str | list[int]]
+    items: list[Any]
+    """Each a string or a list of ids, as the client wrote them: looked at by whoever reads them."""
     add_special_tokens: bool = True
 
 

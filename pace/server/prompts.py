@@ -9,6 +9,8 @@ from typing import Any
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 
+PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists"
+
 
 class PromptReader:
     """Reads prompts for one model. Each thread has a copy of the tokenizer, which is not safe to share."""
@@ -83,12 +85,15 @@ class PromptReader:
 
     def _texts(self, prompts: TextPrompts) -> list[list[int]]:
         rows = []
+        is_text = isinstance(prompts.items[0], str)
         for item in prompts.items:
-            if isinstance(item, str):
+            if is_text and isinstance(item, str):
                 rows.append(self.encode(item, prompts.add_special_tokens))
-                continue
-            self._check_tokens(item, "prompt")
-            rows.append(item)
+            elif not is_text and isinstance(item, list) and item and all(map(_is_token, item)):
+                self._check_tokens(item, "prompt")
+                rows.append(item)
+            else:
+                raise ApiError(400, f"prompt must be {PROMPTS}; none of them empty", param="prompt")
         return rows
 
     def _check_tokens(self, tokens: list[int], param: str) -> None:
@@ -114,3 +119,7 @@ class PromptReader:
             n_prompt_tokens=num_tokens,
             n_ctx=self.max_length,
         )
+
+
+def _is_token(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31

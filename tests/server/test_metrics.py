@@ -38,6 +38,17 @@ def test_refusals_are_counted_by_status(serving):
     assert values(serving)[name] == before.get(name, 0) + 1
 
 
+def test_all_requests_are_counted(serving):
+    before = values(serving)
+    serving.ask("/v1/models")
+    serving.ask("/v1/models/none")
+    serving.ask("/nowhere")
+    after = values(serving)
+    for route, status in (("/v1/models", 200), ("/v1/models/{name:path}", 404), ("other", 404), ("/metrics", 200)):
+        name = f'pace:http_requests_total{{route="{route}",status="{status}"}}'
+        assert after[name] == before.get(name, 0) + 1, name
+
+
 def test_another_prefix():
     with Serving(metrics_prefix="vllm") as serving:
         serving.check_well()

@@ -7,6 +7,7 @@ waiting for those costs more than the work where cores are few (benchmarks/RESUL
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -146,7 +147,7 @@ class Sampling:
         self.processors.apply_(logits)
         token = self.guess(ops, logits, num_generated)
         if token < 0 or logits[token] == -math.inf:
-            raise nothing_left(num_generated)
+            raise NothingLeft(num_generated)
         if self.num_logprobs is not None:
             row, tokens = torch.tensor([0]), torch.tensor([token])
             note(sequence, num_generated, token_logprobs(ops, given[None], row, tokens, self.num_logprobs)[0])
@@ -190,12 +191,16 @@ def note(sequence: Sequence, number: int, logprob: TokenLogprob) -> None:
     sequence.logprobs.append(logprob)
 
 
-def nothing_left(num_generated: int) -> ValueError:
+class NothingLeft(ValueError):
     """What a sequence fails with where no token may be picked."""
-    return ValueError(
-        f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or inf; "
-        f"loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
-    )
+
+    def __init__(self, num_generated: int, why: str = "") -> None:
+        super().__init__(
+            why
+            or f"after {num_generated} generated tokens no token is left to pick: all logits are -inf, or one is NaN or "
+            f"inf; loosen bad_words_ids, logit_bias, no_repeat_ngram_size, the logits_processors or the token_mask"
+        )
+        self.num_generated = num_generated
 
 
 class PromptLogprobs:
@@ -218,9 +223,12 @@ class PromptLogprobs:
             logits.shape[0], len(sequence.tokens) - 1 - first
         )  # rows that a token of the prompt comes after
         tokens = sequence.tokens[first + 1 : first + 1 + num_known]
-        sequence.prompt_logprobs[first + 1 : first + 1 + num_known] = token_logprobs(
-            ops, logits, torch.arange(num_known), torch.tensor(tokens, dtype=torch.int64), self.num_top
-        )
+        known = torch.tensor(tokens, dtype=torch.int64)
+        found = token_logprobs(ops, logits, torch.arange(num_known), known, self.num_top)
+        ranks = _ranks(logits[:num_known], known)
+        sequence.prompt_logprobs[first + 1 : first + 1 + num_known] = [
+            replace(logprob, rank=rank) for logprob, rank in zip(found, ranks)
+        ]
         if num_known == logits.shape[0]:
             return []
         sequence.strategy, sequence.wanted_from = self.strategy, None
@@ -348,10 +356,11 @@ class Sampler:
             if not logits[row].amax() < math.inf:  # NaN is not, either
                 raise not_finite(span.sequence)
             if row in masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
-                raise ValueError(
-                    "no token is left to pick: the token_mask allows none, or none that the model does not rule out"
+                raise NothingLeft(
+                    span.sequence.num_generated,
+                    "no token is left to pick: the token_mask allows none, or none that the model does not rule out",
                 )
-            raise nothing_left(span.sequence.num_generated)
+            raise NothingLeft(span.sequence.num_generated)
         return num_left
 
 
@@ -386,6 +395,11 @@ def token_logprobs(ops: Any, logits: Tensor, rows: Tensor, tokens: Tensor, num_t
         TokenLogprob(token, value, tuple(zip(*top)))
         for token, value, *top in zip(tokens.tolist(), values.tolist(), top_tokens.tolist(), top_values.tolist())
     ]
+
+
+def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
+    """The rank of each of `tokens [M]` in its row of `logits [M, V]`: 1 + the number of tokens that are likelier."""
+    return (1 + (logits > logits.gather(1, tokens[:, None])).sum(1)).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class TokenTexts:
             if end > self._num_shown:
                 if not is_last or start >= self._num_shown:
                     break
-                piece = replace(piece, text=piece.text[: self._num_shown - start])
+                piece = _cut(piece, self._num_shown - start)
             self._ready.popleft()
             pieces.append(piece)
         return pieces
@@ -76,3 +76,9 @@ class TokenTexts:
         data = self._bytes[token] if first or not given else given.encode("utf-8", "replace")
         self._ready.append((self._length, TokenPiece(token, given, data, logprob)))
         self._length += len(given)
+
+
+def _cut(piece: TokenPiece, length: int) -> TokenPiece:
+    """The piece with the first `length` characters of its text, and without the bytes of the others."""
+    num_cut = len(piece.text[length:].encode("utf-8", "replace"))
+    return replace(piece, text=piece.text[:length], data=piece.data[: max(0, len(piece.data) - num_cut)])

@@ -20,8 +20,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pace.server.errors import ApiError
 from pace.server.limits import Limits
-from pace.server.network.refusals import answer
+from pace.server.network.half_closed import close_when_gone
+from pace.server.network.refusals import answer, id_headers, request_id
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Every client of HTTP/1.1 passes over it, and the system of one that has gone answers with a reset."""
 SLICE_BYTES = 64 << 10
 """Given to the parser at once: no more than this is held of what is then refused."""
 LINGER_SECONDS = 1.0
@@ -40,6 +43,7 @@ class Connection(HttpToolsProtocol):
         self.refused = refused
         self.phase = "idle"
         self.url = b""
+        self.headers = []
         self.head_bytes = self.body_bytes = 0
         self.held_bytes = 0
         """Since the parser last said something: what it holds of a header that does not end."""
@@ -70,6 +74,18 @@ class Connection(HttpToolsProtocol):
             if self.ignores_input or self.transport.is_closing():
                 return
             self._parse(data[start : start + SLICE_BYTES])
+
+    def eof_received(self) -> bool:
+        """Whether the connection stays open: for a client that sends no more, and waits for its answer. Over HTTP/1.0
+        and TLS nothing can be found out about it."""
+        is_asked = self._is_answering() and self.phase == "idle"
+        if not is_asked or self.scope["http_version"] == "1.0" or self.transport.get_extra_info("sslcontext"):
+            return False
+        self.cycle.keep_alive = False
+        if not self.cycle.response_started:
+            self.transport.write(CONTINUE)
+        close_when_gone(self.loop, self.transport)
+        return True
 
     def _parse(self, data: bytes) -> None:
         self.is_heard = False
@@ -192,8 +208,10 @@ class Connection(HttpToolsProtocol):
             self._watch_writes()
 
     def _write_error(self, error: ApiError) -> None:
-        headers, body = answer(error, self.url.partition(b"?")[0].decode("latin-1"))
-        fields = [*self.server_state.default_headers, *headers, (b"connection", b"close")]
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        headers, body = answer(error, path)
+        headers += [*id_headers(request_id(self.headers), path), (b"connection", b"close")]
+        fields = [*self.server_state.default_headers, *headers]
         status = STATUS_LINE.get(error.status, b"HTTP/1.1 %d \r\n" % error.status)
         head = b"".join(b"%s: %s\r\n" % (name, value) for name, value in fields)
         self.transport.write(b"".join([status, head, b"\r\n", body]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 
 from pace.server.errors import ApiError
 
@@ -11,6 +13,20 @@ Headers = list[tuple[bytes, bytes]]
 
 def is_anthropic(path: str) -> bool:
     return path.endswith(("/messages", "/messages/count_tokens"))
+
+
+def request_id(headers: Headers) -> str:
+    """The client's own `x-request-id`, where it can forge no line of a log or a header; else a fresh one."""
+    given = [value for name, value in headers if name == b"x-request-id"]
+    if len(given) == 1 and re.fullmatch(rb"[A-Za-z0-9._-]{1,128}", given[0]):
+        return given[0].decode()
+    return f"req_{secrets.token_hex(12)}"
+
+
+def id_headers(request_id: str, path: str) -> Headers:
+    """What an answer says of its request's id: on Anthropic's paths by their name, too."""
+    names = (b"x-request-id", b"request-id") if is_anthropic(path) else (b"x-request-id",)
+    return [(name, request_id.encode()) for name in names]
 
 
 def answer(error: ApiError, path: str) -> tuple[Headers, bytes]:

@@ -7,13 +7,12 @@ import hashlib
 import hmac
 import logging
 import re
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from pace.server.errors import ApiError
-from pace.server.network.refusals import Headers, answer, is_anthropic
+from pace.server.network.refusals import Headers, answer, id_headers, request_id
 from pace.server.options import ServeOptions
 
 logger = logging.getLogger("pace")
@@ -70,11 +69,9 @@ class Gate:
             raise ValueError(f"no {scope['type']} is served")
 
         headers = scope["headers"]
-        request_id = _request_id(headers)
-        scope["pace"] = {"request_id": request_id, "key": None, "salt": None}
-        more = [(b"x-request-id", request_id.encode()), *self._cors_headers(headers)]
-        if is_anthropic(scope["path"]):
-            more.append((b"request-id", request_id.encode()))  # by its name there
+        own_id = request_id(headers)
+        scope["pace"] = {"request_id": own_id, "key": None, "salt": None}
+        more = [*id_headers(own_id, scope["path"]), *self._cors_headers(headers)]
         started = False
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
@@ -95,8 +92,8 @@ class Gate:
             if started:
                 raise
             if not isinstance(error, ApiError):
-                logger.exception("request %s failed", request_id)
-                error = ApiError(500, f"the server failed at this request; its log has more under {request_id}")
+                logger.exception("request %s failed", own_id)
+                error = ApiError(500, f"the server failed at this request; its log has more under {own_id}")
                 error.headers["x-should-retry"] = "false"
             fields, body = answer(error, scope["path"])
             await send_with_headers({"type": "http.response.start", "status": error.status, "headers": fields})
@@ -197,14 +194,6 @@ def _keys(headers: Headers) -> list[bytes]:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def _request_id(headers: Headers) -> str:
-    """The client's own, where it can forge no line of a log or a header."""
-    given = _values(headers, b"x-request-id")
-    if len(given) == 1 and re.fullmatch(rb"[A-Za-z0-9._-]{1,128}", given[0]):
-        return given[0].decode()
-    return f"req_{secrets.token_hex(12)}"
 
 
 def _without_port(host: bytes) -> str:

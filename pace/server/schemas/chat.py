@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
+from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Strings
 from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
 
@@ -30,8 +33,19 @@ RESERVED = frozenset("messages tools documents add_generation_prompt continue_fi
 """Names that the template is given by us."""
 
 
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {"role": {"enum": list(ROLES)}, "content": CONTENT},
+    },
+}
+
+
 class ChatRequest(GenerationRequest):
-    messages: list[Any]
+    messages: Annotated[list[Any], WithJsonSchema(_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

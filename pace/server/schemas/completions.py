@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError
@@ -20,8 +22,19 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for completions."""
 
 
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        _IDS,
+        {"type": "array", "minItems": 1, "items": _IDS},
+    ]
+}
+
+
 class CompletionsRequest(GenerationRequest):
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -47,23 +60,9 @@ class CompletionsRequest(GenerationRequest):
         return job
 
 
-def _prompts(prompt: Any) -> list[str | list[int]]:
-    """A text, texts, token ids, or lists of token ids. Raises ApiError for anything else."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list) and prompt:
-        if all(isinstance(item, str) for item in prompt):
-            return prompt
-        if all(_is_token(item) for item in prompt):
-            return [prompt]
-        if all(isinstance(item, list) and item and all(map(_is_token, item)) for item in prompt):
-            return prompt
-    raise ApiError(
-        400,
-        "prompt must be a string, a list of strings, a list of token ids, or a list of such lists; none of them empty",
-        param="prompt",
-    )
-
-
-def _is_token(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31
+def _prompts(prompt: Any) -> list[Any]:
+    """The prompts, by the first entry: a text, texts, token ids, or lists of token ids. The other entries are looked at
+    by the worker that reads them: there may be millions."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        return prompt
+    return [prompt]

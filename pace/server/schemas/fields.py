@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as short_repr
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -62,8 +63,7 @@ def as_api_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     path = [part for part in first["loc"] if not _is_branch(part)]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    got = repr(first.get("input"))
-    got = got if len(got) <= 60 else got[:60] + "..."
+    got = short_repr(first.get("input"))
     why = "is missing" if first["type"] == "missing" else f"{first['msg'][0].lower()}{first['msg'][1:]}, got {got}"
     return ApiError(400, f"{place or 'the body'}: {why}", param=place or None)
 

@@ -166,7 +166,7 @@ def _check_range(param: str, value: int | None, least: int, most: int) -> None:
         raise ApiError(400, f"{param} must be an integer from {least} to {most - 1}, got {value}", param=param)
 
 
-def joined_text(content: Any, param: str, most_parts: int) -> str:
+def joined_text(content: Any, param: str, most_parts: int, separator: str = "") -> str:
     """The text of a message's content: a string, or parts of type text, joined. Raises ApiError for other parts."""
     if content is None:
         return ""
@@ -185,4 +185,4 @@ def joined_text(content: Any, param: str, most_parts: int) -> str:
                 param=f"{param}[{index}]",
             )
         texts.append(part["text"])
-    return "".join(texts)
+    return separator.join(texts)

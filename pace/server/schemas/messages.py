@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
+from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.sampling import Settings
@@ -27,12 +28,14 @@ MESSAGES_INERT = frozenset(
 )
 """Fields without effect on a text that one machine writes. What can be reused of a prompt is, without being marked."""
 
+BETWEEN_SYSTEM = "\n"
+"""What Anthropic puts between the texts of a system prompt. Source: platform.claude.com, OpenAI SDK compatibility."""
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
 class Turn(Nested):
     role: Literal["user", "assistant", "system"]
-    content: Any
+    content: Annotated[Any, WithJsonSchema(CONTENT)]
 
     def text(self, place: str, limits: Limits) -> str:
         """Its text, without the assistant's thoughts. Raises ApiError for what is no text."""
@@ -72,7 +75,7 @@ class CountTokensRequest(Request):
         assistant's. Raises ApiError for what cannot be served."""
         self._check_served()
         check_count("messages", self.messages, limits.messages)
-        system = joined_text(self.system, "system", limits.parts)
+        system = joined_text(self.system, "system", limits.parts, BETWEEN_SYSTEM)
         turns: list[dict[str, Any]] = []
         for i, turn in enumerate(self.messages):
             text = turn.text(f"messages[{i}].content", limits)
@@ -83,7 +86,7 @@ class CountTokensRequest(Request):
         if turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()  # begins nothing
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"
-        return ChatPrompt(with_system(system, turns), not goes_on, goes_on, self._template_kwargs())
+        return ChatPrompt(with_system(system, turns, BETWEEN_SYSTEM), not goes_on, goes_on, self._template_kwargs())
 
     def _check_served(self) -> None:
         """Raises for values that are known and not served, of fields that are."""

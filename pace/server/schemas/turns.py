@@ -19,13 +19,13 @@ class Nested(BaseModel):
     model_config = Request.model_config
 
 
-def with_system(system: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_system(system: str | None, messages: list[dict[str, Any]], separator: str = "\n\n") -> list[dict[str, Any]]:
     """The messages, with `system` and the system messages they begin with as one: many templates know no second."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     texts = [text for text in (system, *(message["content"] for message in messages[:first])) if text]
     if not texts:
         return messages[first:]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[first:]]
+    return [{"role": "system", "content": separator.join(texts)}, *messages[first:]]
 
 
 def check_count(param: str, values: list[Any], most: int) -> None:

@@ -84,6 +84,7 @@ def prompt_logprobs(prompt: list[Any], names: TokenNames) -> list[dict[str, Any]
             for rank, (token, value) in enumerate(ranked, 1)
             if token >= 0
         }
-        own = {"logprob": finite(piece.logprob.logprob), "rank": None, "decoded_token": names.name(piece.token)}
+        value, rank = finite(piece.logprob.logprob), piece.logprob.rank
+        own = {"logprob": value, "rank": rank, "decoded_token": names.name(piece.token)}
         entries.append({str(piece.token): own} | entry)
     return entries

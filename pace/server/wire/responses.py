@@ -139,7 +139,7 @@ class ResponsesForm:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._envelope.model,
             "output": output,
-            "usage": None if usage is None else _usage_object(usage),
+            **({} if usage is None else {"usage": _usage_object(usage)}),
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},

@@ -206,15 +206,45 @@ def test_connections_that_are_dropped_leak_nothing():
         assert_still_serves(running)
 
 
-@pytest.mark.parametrize("how", ["close", "half"])
+@pytest.mark.parametrize("how", ["close", "half, then close"])
 @pytest.mark.parametrize("more", [b"", b"\r\n", GET], ids=["one", "empty line", "pipelined"])
 def test_the_application_hears_of_a_client_that_goes(how, more):
     with serving() as running, running.connect() as client:
         client.sendall(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n" + more)
         wait_until(lambda: running.app.calls == ["/wait"])
-        client.close() if how == "close" else client.shutdown(socket.SHUT_WR)
+        if how != "close":
+            client.shutdown(socket.SHUT_WR)
+            time.sleep(0.1)
+            assert not running.app.gone
+        client.close()
         wait_until(lambda: running.app.gone == ["/wait"])
         wait_until(lambda: not running.connections)
+
+
+def test_a_client_that_sends_no_more_is_answered_after_an_interim_response():
+    with serving() as running, running.connect() as client:
+        client.sendall(HEAD + b"Content-Length: 3\r\n\r\nabc")
+        client.shutdown(socket.SHUT_WR)
+        answer = read_all(client).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+        status, headers, body = parts(answer)
+        assert status == 200 and body["body"] == "abc"
+
+
+def test_half_a_request_is_no_request():
+    with serving() as running, running.connect() as client:
+        client.sendall(HEAD + b"Content-Length: 3\r\n\r\na")
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
+        wait_until(lambda: not running.connections)
+
+
+def test_refusals_have_a_request_id():
+    with serving() as running:
+        _, headers, _ = parts(running.say(b"GET / HTTP/1.1\r\n\r\n"))
+        assert headers["x-request-id"].startswith("req_")
+        wrong = b"POST /v1/messages HTTP/1.1\r\nX-Request-Id: mine\r\nHost: a\r\nHost: b\r\n\r\n"
+        _, headers, _ = parts(running.say(wrong))
+        assert headers["x-request-id"] == headers["request-id"] == "mine"
 
 
 def test_the_system_probes_silent_peers():

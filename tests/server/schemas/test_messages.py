@@ -56,11 +56,18 @@ def test_turns_are_messages() -> None:
     assert prompt.add_generation_prompt and not prompt.continue_final_message and prompt.template_kwargs == {}
 
 
+def test_blocks_of_a_system_prompt_are_lines() -> None:
+    assert said(prompt_of(messages=HI, system=[block("Be brief."), block("Be kind.")]))[0] == (
+        "system",
+        "Be brief.\nBe kind.",
+    )
+
+
 def test_neighbours_of_one_role_are_one_turn() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
     assert said(prompt_of(messages=turns)) == [("user", "a\nb"), ("assistant", "c")]
     turns = [{"role": "system", "content": "s"}, *HI]
-    assert said(prompt_of(messages=turns, system="r")) == [("system", "r\n\ns"), ("user", "hi")]
+    assert said(prompt_of(messages=turns, system="r")) == [("system", "r\ns"), ("user", "hi")]
 
 
 def test_an_answer_goes_on_with_a_last_turn_of_the_assistant() -> None:

@@ -1,6 +1,6 @@
 """Honest clients beside faulty ones, at random, for as long as wanted: no honest text may ever be wrong.
 
-    python -m tests.server.soak --seconds 3600 [--honest 64] [--seed 1]
+    python -m tests.server.faults.soak --seconds 3600 [--honest 64] [--seed 1]
 
 The last line of stdout is one JSON object.
 """

@@ -1,0 +1,112 @@
+"""Every 200 and every event of a stream is of the schema that OpenAI's description has for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+URL = os.environ["PACE_URL"]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+CHAT = {"messages": QUESTION, "max_tokens": 12}
+TEXT = {"prompt": "1, 2, 3,", "max_tokens": 8}
+RESPONSE = {"input": "What is the capital of France?", "max_output_tokens": 16}
+
+WHOLE = [
+    *[("/chat/completions", "CreateChatCompletionResponse", CHAT | more) for more in (
+        {}, {"logprobs": True, "top_logprobs": 3}, {"n": 3, "temperature": 1.0, "seed": 1}, {"stop": ["Paris"]},
+        {"logprobs": True, "stop": "Par"}, {"seed": 5, "user": "u", "metadata": {"a": "b"}},
+    )],
+    *[("/completions", "CreateCompletionResponse", TEXT | more) for more in (
+        {}, {"logprobs": 3}, {"echo": True, "logprobs": 1, "max_tokens": 1}, {"n": 2, "best_of": 3},
+        {"prompt": ["a", "b"]}, {"prompt": [[5, 6, 7], [8]]}, {"echo": True, "max_tokens": 0},
+    )],
+    *[("/responses", "Response", RESPONSE | more) for more in (
+        {}, {"instructions": "Be brief."}, {"max_output_tokens": 1}, {"metadata": {"a": "b"}},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]},
+        {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    )],
+    ("/responses/input_tokens", "TokenCountsResource", {"input": "Hi"}),
+]  # fmt: skip
+STREAMED = [
+    *[("/chat/completions", "CreateChatCompletionStreamResponse", CHAT | more) for more in (
+        {}, {"stream_options": {"include_usage": True}}, {"logprobs": True, "top_logprobs": 2},
+        {"n": 2, "temperature": 1.0}, {"stop": "Par", "logprobs": True},
+    )],
+    *[("/completions", "CreateCompletionResponse", TEXT | more) for more in ({}, {"logprobs": 2}, {"echo": True, "n": 2})],
+    *[("/responses", "ResponseStreamEvent", RESPONSE | more) for more in (
+        {}, {"max_output_tokens": 1}, {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    )],
+]  # fmt: skip
+FAULTS = [
+    ("/chat/completions", {}, 400),
+    ("/chat/completions", CHAT | {"model": "none"}, 404),
+    ("/completions", TEXT | {"n": 0}, 400),
+    ("/responses", {"input": 5}, 400),
+]
+
+
+@cache
+def description() -> dict[str, Any]:
+    with open(os.environ["OPENAI_SPEC"]) as file:
+        return nullable(json.load(file))
+
+
+def nullable(value: Any) -> Any:
+    """The description with OpenAPI 3.0's `nullable` in terms of JSON schema, which has no such word."""
+    if isinstance(value, list):
+        return [nullable(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    members = {name: nullable(item) for name, item in value.items()}
+    if members.get("nullable") is True:
+        del members["nullable"]
+        return {"anyOf": [members, {"type": "null"}]}
+    return members
+
+
+def check(value: Any, schema: str) -> None:
+    components = {"components": description()["components"]}
+    errors = Draft202012Validator({"$ref": f"#/components/schemas/{schema}", **components}).iter_errors(value)
+    found = [f"{error.json_path}: {error.message[:300]}" for error in errors]
+    assert not found, (found, value)
+
+
+def post(path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{URL}/v1{path}", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("path, schema, body", WHOLE, ids=repr)
+def test_an_answer(path, schema, body):
+    answer = post(path, body)
+    assert answer.status_code == 200, answer.text
+    check(answer.json(), schema)
+
+
+@pytest.mark.parametrize("path, schema, body", STREAMED, ids=repr)
+def test_events_of_a_stream(path, schema, body):
+    answer = post(path, body | {"stream": True})
+    assert answer.status_code == 200, answer.text
+    events = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
+    assert len(events) >= 2
+    for event in events:
+        if event != "[DONE]":
+            check(json.loads(event), schema)
+
+
+@pytest.mark.parametrize("path, body, status", FAULTS, ids=repr)
+def test_an_error(path, body, status):
+    answer = post(path, body)
+    assert answer.status_code == status
+    check(answer.json(), "ErrorResponse")
+
+
+def test_models():
+    listed = httpx.get(f"{URL}/v1/models").json()
+    check(listed, "ListModelsResponse")
+    check(httpx.get(f"{URL}/v1/models/{listed['data'][0]['id']}").json(), "Model")

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""`llama-server` as llama.cpp's tests start it, by `pace serve`: what an option asks for in pace's own terms.
+
+Options that tune llama.cpp alone (batches, slots, caches) have no counterpart, and change no answer there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from pace.assets import TINY
+
+
+def main() -> None:
+    options = _options()
+    command = [sys.executable, "-m", "pace", "serve", str(_model(options)), "--any-model-name"]
+    command += ["--host", options.host, "--port", options.port]
+    for name in (options.alias or "tiny").split(","):
+        command += ["--served-model-name", name]
+    if options.ctx_size:  # llama.cpp divides it among its slots
+        command += ["--max-seq-len", str(int(options.ctx_size) // int(options.parallel or 1))]
+    if options.cors_origins:
+        command += ["--cors-origin", options.cors_origins]
+    if options.api_key:
+        os.environ["PACE_API_KEY"] = options.api_key
+    os.execv(sys.executable, command)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in ("host", "port", "temp", "alias", "ctx-size", "parallel", "api-key", "cors-origins"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--chat-template-file")
+    return parser.parse_known_args()[0]
+
+
+def _model(options: argparse.Namespace) -> Path:
+    """The bundled model, with another temperature by default or another template where asked."""
+    home = Path(tempfile.mkdtemp(prefix="pace-llama-"))
+    for file in TINY.iterdir():
+        if file.is_file():
+            (home / file.name).symlink_to(file)
+    generation = json.loads((TINY / "generation_config.json").read_text())
+    temperature = float(options.temp or 0.8)
+    generation |= {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    _replace(home / "generation_config.json", json.dumps(generation))
+    if options.chat_template_file:
+        _replace(home / "chat_template.jinja", Path(options.chat_template_file).read_text())
+    return home
+
+
+def _replace(file: Path, text: str) -> None:
+    file.unlink(missing_ok=True)
+    file.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

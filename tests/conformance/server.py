@@ -1,0 +1,50 @@
+"""`pace serve` in a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SECONDS_TO_START = 120
+
+
+@contextmanager
+def serving(log: Path, *arguments: str) -> Iterator[str]:
+    """The URL of a server of the bundled model, ready; `log` has what it prints. Raises RuntimeError where it does not
+    start, or does not end with exit code 0."""
+    port = _free_port()
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "pace", "serve", "--port", str(port), *arguments]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        code = process.wait(60)
+    if code:
+        raise RuntimeError(f"the server ended with {code}: {log.read_text()[-2000:]}")
+
+
+def _wait_until_ready(process: subprocess.Popen, url: str, log: Path) -> None:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{url}/ready").close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError(f"the server did not start: {log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

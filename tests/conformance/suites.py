@@ -1,0 +1,136 @@
+"""The suites: where each comes from, and how it is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pace.assets import TINY
+from tests.conformance.environments import checkout, environment, source_archive
+from tests.conformance.server import serving
+
+HERE = Path(__file__).parent
+LLAMA_CPP_CHAT = """
+basic.py chat_completion.py tokenize.py template.py::test_add_generation_prompt
+completion.py::test_completion_with_openai_library completion.py::test_completion_stream_with_openai_library
+completion.py::test_completion_stream_with_openai_library_stops
+"""
+LLAMA_CPP_CLIENTS = """
+compat_anthropic.py compat_oai_responses.py security.py::test_access_public_endpoint
+security.py::test_incorrect_api_key security.py::test_openai_library_correct_api_key
+"""
+"""The others are of paths and parts that llama.cpp alone has; docs/serving.md names them."""
+ROOT = HERE.parents[1]
+SECONDS = 1800
+"""For a whole suite."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite. `run(folder, results)` runs it in its folder of the cache and leaves JUnit's XML in `results`."""
+
+    name: str
+    title: str
+    """In the table."""
+    run: Callable[[Path, Path], None]
+
+
+def llama_cpp(names: str, folder: Path, results: Path) -> None:
+    """llama.cpp's tests of its server, which start it themselves: a shim turns its options into ours."""
+    folder = folder.parent / "llama_cpp"
+    folder.mkdir(exist_ok=True)
+    python = environment(folder, ["requests", "wget", "filelock", "aiohttp", "prometheus-client", "openai"])
+    tests = source_archive(folder, "llama-cpp-python==0.3.36") / "vendor" / "llama.cpp" / "tools" / "server" / "tests"
+    shim = HERE / "llama_cpp" / "llama_server.py"
+    _pytest(
+        python, [f"unit/test_{name}" for name in names.split()], results, tests,
+        "-p", "llama_cpp_plugin", "-n", "2",
+        LLAMA_SERVER_BIN_PATH=str(shim), PYTHONPATH=f"{HERE / 'llama_cpp'}:{ROOT}", PORT="18080",
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+
+
+def schemathesis(folder: Path, results: Path) -> None:
+    """Requests made up from our own /openapi.json, right ones and wrong ones; every check on the answers."""
+    python = environment(folder, ["schemathesis"])
+    with serving(folder / "server.log") as url:
+        command = [python.parent / "schemathesis", "--config-file", HERE / "schemathesis.toml", "run"]
+        command += [f"{url}/openapi.json", "--checks", "all", "--max-examples", "50", "--seed", "1", "--workers", "1"]
+        command += ["--request-timeout", "60", "--report", "junit", "--report-junit-path", results]
+        _call(command, folder, folder)
+
+
+def openai_spec(folder: Path, results: Path) -> None:
+    """OpenAI's description of its API: every answer and every chunk of a stream is of its schema."""
+    python = environment(folder, ["jsonschema", "httpx"])
+    spec = checkout(folder, "https://github.com/openai/openai-openapi") / "openapi.json"
+    _check(python, folder, results, "openai_spec", OPENAI_SPEC=str(spec))
+
+
+def lm_eval(folder: Path, results: Path) -> None:
+    """lm-eval's clients of completions and chat, beside its `hf` model of the same directory."""
+    _check(environment(folder, ["lm-eval[api,hf]"]), folder, results, "lm_eval", HF_HUB_OFFLINE="1")
+
+
+def langchain(folder: Path, results: Path) -> None:
+    """LangChain's standard tests of chat models, on one event loop, since its clients are kept from test to test."""
+    loop = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
+    python = environment(folder, ["langchain-tests", "langchain-openai"])
+    _check(python, folder, results, "langchain", *loop)
+
+
+def kani(folder: Path, results: Path) -> None:
+    """kani's engine for OpenAI."""
+    _check(environment(folder, ["kani[openai]"]), folder, results, "kani")
+
+
+def guidance(folder: Path, results: Path) -> None:
+    """guidance's model behind an API, as far as it needs no grammar."""
+    _check(environment(folder, ["guidance", "openai"]), folder, results, "guidance")
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "llama_cpp_chat", "llama.cpp `tools/server/tests`: chat, completions", partial(llama_cpp, LLAMA_CPP_CHAT)
+        ),
+        Suite("llama_cpp_clients", "llama.cpp's: Anthropic, responses, keys", partial(llama_cpp, LLAMA_CPP_CLIENTS)),
+        Suite("schemathesis", "schemathesis, all checks, on `/openapi.json`", schemathesis),
+        Suite("openai_spec", "OpenAI's OpenAPI description", openai_spec),
+        Suite("lm_eval", "lm-eval `local-completions`, `local-chat-completions`", lm_eval),
+        Suite("langchain", "langchain-tests with `ChatOpenAI`", langchain),
+        Suite("kani", "kani `OpenAIEngine`", kani),
+        Suite("guidance", "guidance `OpenAIModel`", guidance),
+    )
+}
+
+
+def _check(python: Path, folder: Path, results: Path, name: str, *arguments: str, **variables: str) -> None:
+    """Runs `checks/check_NAME.py` against a server of the bundled model."""
+    file = HERE / "checks" / f"check_{name}.py"
+    with serving(folder / "server.log") as url:
+        variables |= {"PACE_URL": url, "PACE_MODEL": str(TINY), "PYTHONPATH": str(ROOT)}
+        _pytest(python, [file], results, file.parent, *arguments, **variables)
+
+
+def _pytest(
+    python: Path, files: list[str | Path], results: Path, folder: Path, *arguments: str, **variables: str
+) -> None:
+    """Runs tests in `folder`, with none of our own settings."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--junit-xml={results}"]
+    settings = ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder, "--timeout=300"]
+    _call([*command, *settings, *arguments, *files], folder, results.parent, **variables)
+
+
+def _call(command: list[str | Path], folder: Path, logs: Path, **variables: str) -> None:
+    """Runs a command in `folder`; its output goes to `output.log` in `logs`. What failed is in its results."""
+    with (logs / "output.log").open("w") as log:
+        subprocess.run(
+            command, cwd=folder, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS
+        )
