@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -64,6 +65,10 @@ class Posted(Response):
         self.service = service
         self.kind = kind
         self.background = None
+        self._turn = asyncio.Lock()
+
+    def check(self) -> None:
+        """Raises ApiError where no request is answered now: before any work is done for it."""
 
     async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
         """Answers a request whose fields are known; `headers` go with it. Raises ApiError."""
@@ -82,7 +87,10 @@ class Posted(Response):
         try:
             body = await http.read_body(scope, receive, self.service.limits.body_bytes)
             async with http.cancelled_when_gone(receive):
-                request, headers = self._read(body)
+                async with self._turn:
+                    await asyncio.sleep(0)  # of many that come at once, one in each pass of the loop
+                    self.check()
+                    request, headers = self._read(body)
                 await self.answer(request, headers, scope, tracked)
         except http.ClientGone:
             self.service.metrics.client_gone()
@@ -118,6 +126,9 @@ class Generation(Posted):
     """What the engine makes."""
 
     kind: Generating
+
+    def check(self) -> None:
+        self.service.check_room()
 
     async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
         service, kind, client = self.service, self.kind, scope.get("pace") or {}
