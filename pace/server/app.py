@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -65,7 +64,6 @@ class Posted(Response):
         self.service = service
         self.kind = kind
         self.background = None
-        self._turn = asyncio.Lock()
 
     def check(self) -> None:
         """Raises ApiError where no request is answered now: before any work is done for it."""
@@ -87,10 +85,8 @@ class Posted(Response):
         try:
             body = await http.read_body(scope, receive, self.service.limits.body_bytes)
             async with http.cancelled_when_gone(receive):
-                async with self._turn:
-                    await asyncio.sleep(0)  # of many that come at once, one in each pass of the loop
-                    self.check()
-                    request, headers = self._read(body)
+                self.check()
+                request, headers = self._read(body)
                 await self.answer(request, headers, scope, tracked)
         except http.ClientGone:
             self.service.metrics.client_gone()

@@ -66,7 +66,7 @@ def test_between_two_wakes_only_first_tokens_and_ends_are_told():
         await passes_of_the_loop(3)
         assert told == [first, first, second]
         second.token(None, 8, None)
-        await asyncio.sleep(0.03)  # the rest is over
+        await asyncio.sleep(0.05)  # the rest is over
         assert told == [first, first, second, second]
 
     asyncio.run(play())
