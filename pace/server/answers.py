@@ -207,8 +207,8 @@ class Answer:
     # ------------------------------------------------------------------------------------------------------------------
 
     async def _wait_for_news(self, patience: float) -> None:
-        """Returns once a row has something new, or after `patience` seconds. Runs for every chunk of every stream: a
-        bare future and a timer cost a third of an `Event` with a timeout."""
+        """Returns once a row has something new, or after `patience` seconds. Runs for every chunk of every stream,
+        hence a bare future and a timer."""
         loop = asyncio.get_running_loop()
         self._news = loop.create_future()
         timer = loop.call_later(patience, self._end_wait)

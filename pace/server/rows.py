@@ -14,11 +14,11 @@ from pace.llm.sequence import Sequence, TokenLogprob
 
 REST_SECONDS = 0.008
 """As `clients/waiting.py` has it, for the same reason."""
-REST_SECONDS_PER_ROW = 0.0005
+REST_SECONDS_PER_ROW = 0.0003
 """More of it with more rows: of a small model, whose steps are shorter than that, 64 streams then cost the engine less
 (benchmarks/serving.py)."""
 ROWS_AT_ONCE = 8
-"""Rows told in one pass of the loop: about a millisecond of it, after which it looks at its sockets again."""
+"""Rows told in one pass of the loop, after which it looks at its sockets again."""
 
 
 class Wakeups:
