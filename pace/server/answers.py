@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -144,7 +143,7 @@ class Answer:
         self._driver = driver
         self._job = job
         self._tokenizer = tokenizer
-        self._changed = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
         self._fresh: dict[Cursor, None] = {}
         self._sequences = [sequence for group in samples for sequence in group]
         self._cursors: list[Cursor] = []
@@ -177,10 +176,7 @@ class Answer:
         left = len(self._cursors)
         while left:
             if not self._fresh:
-                self._changed.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(patience):
-                        await self._changed.wait()
+                await self._wait_for_news(patience)
             if self._failure is not None:
                 raise self._failure
             cursors, self._fresh = self._fresh, {}
@@ -211,6 +207,22 @@ class Answer:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    async def _wait_for_news(self, patience: float) -> None:
+        """Returns once a row has something new, or after `patience` seconds. Runs for every chunk of every stream,
+        hence a bare future and a timer."""
+        loop = asyncio.get_running_loop()
+        self._news = loop.create_future()
+        timer = loop.call_later(patience, self._end_wait)
+        try:
+            await self._news
+        finally:
+            timer.cancel()
+            self._news = None
+
+    def _end_wait(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
     def _add_row(self, sequence: Sequence, num_samples: int, wakeups: Wakeups) -> Row:
         """A row, and a cursor for each choice that it answers: the likeliest continuation is computed once, however
         often it is asked for."""
@@ -235,7 +247,7 @@ class Answer:
     def _take_note(self, row: Row, cursors: list[Cursor]) -> None:
         """Hears that a row has something new."""
         self._fresh.update(dict.fromkeys(cursors))
-        self._changed.set()
+        self._end_wait()
         if row.is_ended and row in self._running:
             self._running.discard(row)
             try:

@@ -71,6 +71,9 @@ class Posted(Response):
         self.kind = kind
         self.background = None
 
+    def check(self) -> None:
+        """Raises ApiError where no request is answered now: before any work is done for it."""
+
     async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
         """Answers a request whose fields are known; `headers` go with it. Raises ApiError."""
         raise NotImplementedError
@@ -88,6 +91,7 @@ class Posted(Response):
         try:
             body = await http.read_body(scope, receive, self.service.limits.body_bytes)
             async with http.cancelled_when_gone(receive):
+                self.check()
                 request, headers = self._read(body)
                 await self.answer(request, headers, scope, tracked)
         except http.ClientGone:
@@ -124,6 +128,9 @@ class Generation(Posted):
     """What the engine makes."""
 
     kind: Generating
+
+    def check(self) -> None:
+        self.service.check_room()
 
     async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
         service, kind, client = self.service, self.kind, scope.get("pace") or {}

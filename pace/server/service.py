@@ -174,6 +174,11 @@ class Service:
             raise ApiError(503, str(error), headers={"x-should-retry": "false"}) from None
         return self.generator
 
+    def check_room(self) -> None:
+        """Raises ApiError 429 where the queue has no room, whatever a request asks for."""
+        if self.admission is not None:
+            self.admission.check_room()
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager

@@ -124,6 +124,9 @@ def test_what_waits_has_a_bound_in_seconds():
         with pytest.raises(ApiError) as caught:
             await hold(1)
         assert caught.value.headers["retry-after"] == "5" and rejected == {"wait": 1}
+        with pytest.raises(ApiError), admission.request(None):
+            pass  # before any work is done for it
+        assert rejected == {"wait": 2} and admission.num_requests == 0
         release.set()
         await asyncio.gather(*tasks)
 

@@ -46,6 +46,17 @@ def test_a_full_queue_says_when_to_come_again():
         assert f'pace:rejected_total{{why="queue"}} {float(len(refused))}' in page
 
 
+def test_a_refusal_costs_no_parsing(monkeypatch):
+    def unread(*arguments):
+        raise AssertionError("a body was read")
+
+    with Serving(max_queue=0) as serving:
+        monkeypatch.setattr(serving.service.admission, "_max_requests", 0)
+        monkeypatch.setattr("pace.server.app.read_json", unread)
+        reply = serving.chat()
+        assert reply.status == 429 and reply.error["code"] == "rate_limit_exceeded"
+
+
 def test_health_answers_beside_the_engine():
     with Serving() as serving:
         worker = threading.Thread(

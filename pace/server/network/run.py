@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import resource
 import signal
@@ -86,6 +87,7 @@ async def _serve(options: ServeOptions, service: Service, app: Application, list
             if stop.is_set() and not loading.done():
                 _exit(options, 0)  # a thread that loads cannot be stopped, and nobody waits for an answer
             await loading
+            gc.freeze()  # what is loaded stays: collections need not look at it, with all threads held up
             _say(f"ready at {url}")
             await _first_of(stop.wait(), serving)
             _say(f"stopping: requests have {options.limits.drain_seconds:g} s to finish; a second signal ends them now")
