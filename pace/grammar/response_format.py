@@ -15,8 +15,8 @@ _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 def read_response_format(value: Any, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar | None:
     """The grammar that `{"type": ...}` asks for; None for text.
 
-    "json_schema" has its schema in `json_schema.schema`, or in `schema` (llama.cpp); without `strict`, keywords that
-    cannot be enforced are passed over. "json_object" may have a `schema` (llama.cpp), which is enforced in full.
+    "json_schema" has its `schema` and `strict` in the member `json_schema`, or itself (OpenAI's responses, llama.cpp);
+    without `strict`, keywords that cannot be enforced are passed over. "json_object" may have a `schema` (llama.cpp), which is enforced in full.
     Raises TypeError, ValueError.
     """
     if not isinstance(value, Mapping):
@@ -35,7 +35,7 @@ def read_response_format(value: Any, limits: GrammarLimits = DEFAULT_LIMITS) -> 
 
 
 def _read_json_schema(value: Mapping[str, Any], limits: GrammarLimits) -> Grammar:
-    named = value.get("json_schema", {})
+    named = value.get("json_schema", value)
     if not isinstance(named, Mapping):
         raise TypeError(f"response_format.json_schema must be a dict, got {named!r:.100}")
     schema = named.get("schema", value.get("schema"))

@@ -48,6 +48,8 @@ class Prepared:
     """Seed of each prompt."""
     mask: TokenMask | None = None
     """What each sequence gets a fork of: the grammar's, or the caller's."""
+    warnings: tuple[str, ...] = ()
+    """What of a JSON schema is not enforced."""
 
     @property
     def num_rows(self) -> int:
@@ -96,15 +98,17 @@ class Generator:
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
         # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
-        return Prepared(prompts, config, limits, seeds, self._mask(config))
+        return Prepared(prompts, config, limits, seeds, *self._mask(config))
 
-    def _mask(self, config: SamplingConfig) -> TokenMask | None:
+    def _mask(self, config: SamplingConfig) -> tuple[TokenMask | None, tuple[str, ...]]:
+        """What each sequence gets a fork of, and what of a grammar it does not enforce."""
         grammar = config.make_grammar()
         if grammar is None:
-            return config.token_mask
-        for warning in self.grammars.compile(grammar).warnings:
+            return config.token_mask, ()
+        compiled = self.grammars.compile(grammar)
+        for warning in compiled.warnings:
             logger.warning("the JSON schema is not enforced in full: %s", warning)
-        return self.grammars.mask(grammar, self._end_tokens(config))
+        return self.grammars.mask(grammar, self._end_tokens(config)), compiled.warnings
 
     def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
         """One sequence per sample of a prompt, for the driver; the later ones wait to share the first one's prompt."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from pace.llm.clients.streamer import NoPieces
 from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
+from pace.llm.decoding.grammar_mask import GrammarTooComplex
 from pace.llm.decoding.sampler import NothingLeft
 from pace.llm.decoding.token_texts import TokenPiece, TokenTexts
 from pace.llm.engine.driver import EngineDriver
@@ -308,11 +309,13 @@ def as_api_error(error: BaseException) -> ApiError:
     """What a client hears of a row that failed: the engine's own words where these are about the request."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, GrammarTooComplex):
+        return ApiError(500, str(error), code="grammar_too_complex", headers={"x-should-retry": "false"})
     if isinstance(error, NothingLeft):
         return ApiError(
             400,
             f"after {error.num_generated} generated tokens no token is left to pick; loosen allowed_token_ids, "
-            f"logit_bias, bad_words or no_repeat_ngram_size",
+            f"logit_bias, bad_words, no_repeat_ngram_size or the grammar",
         )
     if isinstance(error, ValueError):
         return ApiError(400, str(error))

@@ -140,6 +140,8 @@ class Generation(Posted):
             raise ApiError(400, "priority: this server gives none; leave it out, or 0", param="priority")
         job.priority = -job.priority  # lower is earlier on the wire, later in the engine
         async with service.answer(job, client.get("salt"), client.get("key")) as answer:
+            if job.warnings:
+                headers["x-pace-warnings"] = "; ".join(_printable(warning) for warning in job.warnings[:10])
             envelope = Envelope.new(kind.id_prefix, model, service.fingerprint)
             form = kind.form(request, envelope, service.tokenizer)
             if job.stream:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pace.llm.configs import SamplingConfig
+from pace.server.schemas.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,7 @@ class Job:
     include_stop: bool = False
     """Whether the stop string stays in the text."""
     skip_special_tokens: bool = True
+    structure: Structure | None = None
+    """What the text must be."""
+    warnings: tuple[str, ...] = ()
+    """What of it is not enforced, once a worker has read it."""

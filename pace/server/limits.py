@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pace.grammar import GrammarLimits
+
 MIB = 1 << 20
 
 
@@ -42,6 +44,15 @@ class Limits:
     top_logprobs: int = 20
     token_lists: int = 1024
     """Entries of `logit_bias`, `bad_words`, `stop_token_ids` and `allowed_token_ids`."""
+    grammar_bytes: int = 256 << 10
+    """Of a grammar, a schema, or choices together."""
+    grammar_depth: int = 64
+    """Of brackets, or of schemas within each other."""
+    grammar_schemas: int = 4096
+    """Schemas that one is made of."""
+    grammar_choices: int = 16384
+    grammar_cache_bytes: int = 64 * MIB
+    """Compiled grammars that are kept."""
     name_characters: int = 128
     """Longest request id, name of a model, and salt."""
     bytes_per_token: int = 16
@@ -63,6 +74,11 @@ class Limits:
                     raise ValueError(f"{name} must be a number of seconds above 0; got {value!r}")
             elif not least <= value < math.inf:
                 raise ValueError(f"{name} must be at least {least}; got {value!r}")
+
+    @property
+    def grammar(self) -> GrammarLimits:
+        """Those of grammars."""
+        return GrammarLimits(self.grammar_bytes, self.grammar_depth, self.grammar_schemas, self.grammar_choices)
 
     def shown(self) -> dict[str, Any]:
         """As `GET /limits` has them."""

@@ -75,6 +75,8 @@ class Service:
         self.fingerprint = fingerprint(self.options.load)
         self.generator = generator
         self._warm_workers()
+        generator.grammars.cache_bytes = self.limits.grammar_cache_bytes
+        generator.grammars.start()
         self.status = "ready"
 
     def _warm_workers(self) -> None:
@@ -219,10 +221,15 @@ class Service:
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
         if job.bad_words:
             config.bad_words_ids = self.reader.bad_words(job.bad_words)
+        if job.structure is not None:
+            config.grammar = job.structure.read(self.limits.grammar)
         try:
             prepared = generator.prepare_for_generate(rows, config)
+        except ModuleNotFoundError as error:  # llguidance
+            raise ApiError(501, str(error), param=job.structure and job.structure.param) from None
         except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error)) from None
+            raise ApiError(400, str(error), param=job.structure and job.structure.param) from None
+        job.warnings = prepared.warnings
         samples = [generator.sequences_of(prepared, index) for index in range(len(rows))]
         for group in samples:
             for sequence in group:

@@ -8,7 +8,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "faults.md"
 ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
-NOT_YET = "grammars and tools: refused by name today"
+NOT_YET = "tools: refused by name today"
 
 
 def exists(name: str) -> bool:
@@ -23,7 +23,7 @@ def test_every_fault_has_tests_that_exist():
     rows = ROW.findall(PAGE.read_text())
     assert [int(number) for number, _, _ in rows] == list(range(1, 69))
     for number, _, tests in rows:
-        if 33 <= int(number) <= 43:
+        if 40 <= int(number) <= 43:
             assert tests == NOT_YET
             continue
         names = re.findall(r"`([^`]+)`", tests)

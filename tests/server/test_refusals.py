@@ -51,15 +51,15 @@ FIELDS = {
                  [{"role": "wizard", "content": "x"}], [{"role": "user"}], QUESTION * 4097],
     "chat_template": ["{{ 1 }}"],
     "chat_template_kwargs": [{"messages": 1}, {"tokenize": True}, {"a": [1]}, {str(i): i for i in range(17)}],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
+    "response_format": [{"type": "yaml"}, {"type": "json_schema", "json_schema": {}}, 5],
     "tools": [[{"type": "function", "function": {"name": "f"}}]],
     "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
     "modalities": [["text", "audio"]],
     "store": [True],
     "service_tier": ["priority"],
     "continue_final_message": [True],
-    "structured_outputs": [{"regex": "a"}],
-    "guided_json": [{"type": "object"}],
+    "structured_outputs": [{"regex": "("}, {}, 5],
+    "guided_json": [{"type": "nonsense"}, 5],
     "model": ["x" * 1000, 5],
 }  # fmt: skip
 

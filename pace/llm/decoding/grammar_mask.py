@@ -10,6 +10,10 @@ from torch import Tensor
 from pace.llm.decoding.masks import TokenMask
 
 
+class GrammarTooComplex(ValueError):
+    """What a sequence fails with whose grammar takes more work than is allowed for one token."""
+
+
 class GrammarMask(TokenMask):
     """What a grammar lets follow. A sequence may end where the grammar may: end tokens are allowed there and nowhere
     else, whatever the grammar says of them."""
@@ -75,9 +79,11 @@ class GrammarMask(TokenMask):
         return tokens[: next((index for index, token in enumerate(tokens) if token in self._end_tokens), len(tokens))]
 
     def _check(self) -> None:
-        """Raises ValueError where the matcher has given up: its work for one token is bounded."""
+        """Raises GrammarTooComplex where the matcher has given up: its work for one token is bounded."""
         if self._matcher.is_error():
-            raise ValueError(f"the grammar is too complex to go on with: {first_line(self._matcher.get_error())}")
+            raise GrammarTooComplex(
+                f"the grammar is too complex to go on with: {first_line(self._matcher.get_error())}"
+            )
 
 
 def first_line(error: str) -> str:

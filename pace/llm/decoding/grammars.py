@@ -43,7 +43,7 @@ class GrammarCompiler:
         """Costs nothing: the table of the vocabulary is made when it is first wanted."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._cache_bytes = cache_bytes
+        self.cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._table: Future[Any] | None = None
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
@@ -102,7 +102,7 @@ class GrammarCompiler:
             done = {source: future for source, future in self._compiled.items() if future.done()}
             total = sum(future.result().num_bytes for future in done.values() if future.exception() is None)
             for source, future in done.items():
-                if total <= self._cache_bytes or len(self._compiled) == 1:
+                if total <= self.cache_bytes or len(self._compiled) == 1:
                     break
                 if future.exception() is None:
                     total -= future.result().num_bytes

@@ -49,7 +49,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
     tool_choice: Any = None
     modalities: Strings | None = None
     add_generation_prompt: bool | None = None
@@ -76,9 +75,6 @@ class ChatRequest(GenerationRequest):
     def _check_forms(self) -> None:
         if self.modalities not in (None, ["text"], []):
             raise refused("modalities", "this model writes text only")
-        kind = (self.response_format or {"type": "text"}).get("type")
-        if kind != "text":
-            raise refused("response_format", "grammars are not served yet; leave it out, or ask for text")
         if self.tool_choice not in (None, "none", "auto"):
             raise refused("tool_choice", "tools are not served yet")
 

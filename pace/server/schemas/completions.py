@@ -14,7 +14,6 @@ from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest
 
 COMPLETIONS_REFUSED = REFUSED | {
     "suffix": "this model was not trained to fill a gap",
-    "response_format": "grammars are not served yet",
 }
 COMPLETIONS_INERT = INERT
 

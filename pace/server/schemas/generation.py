@@ -11,10 +11,12 @@ from pace.llm.engine.engine import MOST_PRIORITY
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
-from pace.server.schemas.fields import Bounded, Integers, Request, Strings
+from pace.server.schemas.fields import Bounded, Integers, Strings
 from pace.server.schemas.sampling import Settings
+from pace.server.schemas.structure import INERT as ONE_BACKEND
+from pace.server.schemas.structure import StructuredRequest
 
-INERT = frozenset(
+INERT = ONE_BACKEND | frozenset(
     "user metadata safety_identifier prompt_cache_key prompt_cache_retention verbosity request_id "
     "spaces_between_special_tokens skip_reading_prefix_cache model".split()
 )
@@ -23,13 +25,6 @@ INERT = frozenset(
 REFUSED = {
     "use_beam_search": "beam search is not served; use best_of, or LLMModel.generate with num_beams",
     "prompt_embeds": "embeddings are no input here",
-    "structured_outputs": "grammars are not served yet",
-    "guided_json": "grammars are not served yet",
-    "guided_regex": "grammars are not served yet",
-    "guided_choice": "grammars are not served yet",
-    "guided_grammar": "grammars are not served yet",
-    "grammar": "grammars are not served yet",
-    "json_schema": "grammars are not served yet",
     "logits_processors": "code of a client is not run",
     "lora_request": "adapters are not served",
     "store": "nothing is stored",
@@ -48,7 +43,7 @@ class StreamOptions(BaseModel):
     """Accepted: there is none."""
 
 
-class GenerationRequest(Request):
+class GenerationRequest(StructuredRequest):
     """OpenAI's fields, then those of vLLM and llama.cpp that the same clients send."""
 
     model: str | None = None
@@ -158,6 +153,7 @@ class GenerationRequest(Request):
             wants_tokens=settings.config.logprobs is not None or bool(self.return_token_ids),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
+            structure=self.structure(),
         )
 
 

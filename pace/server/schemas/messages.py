@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from pace.grammar import Grammar, GrammarLimits
+from pace.grammar.response_format import read_response_format
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
@@ -14,6 +16,7 @@ from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.sampling import Settings
+from pace.server.schemas.structure import Structure
 from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
 
 MESSAGES_REFUSED = {
@@ -94,8 +97,6 @@ class CountTokensRequest(Request):
             raise refused("thinking", f'{NOT_YET}, other than {{"type": "disabled"}}')
         if self.tool_choice and self.tool_choice.type not in ("none", "auto"):
             raise refused("tool_choice", f"{NOT_YET}, other than none and auto")
-        if self.output_config and self.output_config.format:
-            raise refused("output_config.format", NOT_YET)
 
     def _template_kwargs(self) -> dict[str, Any]:
         kwargs: dict[str, Any] = {}
@@ -135,4 +136,16 @@ class MessagesRequest(CountTokensRequest):
             self.max_tokens,
             stream=bool(self.stream),
             cache_salt=self.cache_salt,
+            structure=self._structure(),
         )
+
+    def _structure(self) -> Structure | None:
+        form = self.output_config and self.output_config.format
+        return None if form is None else Structure("output_config.format", form, _read_output_format)
+
+
+def _read_output_format(form: dict[str, Any], limits: GrammarLimits) -> Grammar | None:
+    """Anthropic has JSON schemas alone, which are always enforced in full."""
+    if form.get("type") != "json_schema":
+        raise ValueError(f"type must be json_schema, got {form.get('type')!r:.100}")
+    return read_response_format({**form, "strict": True}, limits)

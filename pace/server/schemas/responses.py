@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from pace.grammar.response_format import read_response_format
 from pace.llm.configs import SamplingConfig
 from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
@@ -14,6 +15,7 @@ from pace.server.limits import Limits
 from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.sampling import Settings
+from pace.server.schemas.structure import Structure
 from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
 
 _NOT_STORED = "responses are not stored here; send the whole conversation as input"
@@ -59,14 +61,10 @@ def _as_items(value: Any) -> Any:
 _INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 
 
-class TextFormat(Nested):
-    type: str
-
-
 class TextConfig(Nested):
     """How the text should be; `verbosity` changes nothing."""
 
-    format: TextFormat | None = None
+    format: dict[str, Any] | None = None
 
 
 class Reasoning(Nested):
@@ -123,6 +121,9 @@ class ResponsesRequest(Request):
         settings.stop(self.stop)
         if self.wants_logprobs:
             settings.logprobs(self.top_logprobs or 0, "top_logprobs")
+        structure = None
+        if self.text and self.text.format is not None:
+            structure = Structure("text.format", self.text.format, read_response_format)
         return Job(
             self.to_prompt(limits),
             settings.config,
@@ -130,6 +131,7 @@ class ResponsesRequest(Request):
             stream=bool(self.stream),
             cache_salt=self.cache_salt,
             wants_tokens=self.wants_logprobs,
+            structure=structure,
         )
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
@@ -149,8 +151,6 @@ class ResponsesRequest(Request):
         """Raises for values that are known and not served, of fields that are."""
         if self.tool_choice not in (None, "none", "auto"):
             raise refused("tool_choice", f'{NOT_YET}, other than "none" and "auto"')
-        if self.text and self.text.format and self.text.format.type != "text":
-            raise refused("text.format", f'{NOT_YET}, other than {{"type": "text"}}')
         if self.truncation == "auto":
             raise refused("truncation", "nothing is dropped from a conversation; send what fits the context")
         if self.service_tier not in (None, "auto", "default"):

@@ -147,7 +147,7 @@ class ResponsesForm:
             "top_p": request.top_p,
             "top_logprobs": request.top_logprobs or 0,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (request.text and request.text.format) or {"type": "text"}},
             "tools": [],
             "tool_choice": request.tool_choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,

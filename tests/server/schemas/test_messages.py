@@ -118,7 +118,6 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
         ({"thinking": {"type": "adaptive"}}, "thinking"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -140,8 +140,6 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),

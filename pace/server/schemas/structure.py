@@ -1,0 +1,148 @@
+"""What a client says that a text must be, in all the forms met in the wild."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pace.grammar import Grammar, GrammarLimits
+from pace.grammar.response_format import read_response_format
+from pace.grammar.structural_tag import read_structural_tag
+from pace.server.errors import ApiError, refused
+from pace.server.schemas.fields import Request
+
+INERT = frozenset(("guided_decoding_backend", "structured_outputs_backend"))
+"""There is one backend."""
+
+Reader = Callable[[Any, GrammarLimits], Grammar | None]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A constraint as it came. It is read by a worker: a schema may be long."""
+
+    param: str
+    value: Any
+    reader: Reader
+
+    def read(self, limits: GrammarLimits) -> Grammar | None:
+        """The grammar; None for plain text. Raises ApiError."""
+        try:
+            return self.reader(self.value, limits)
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, f"{self.param}: {error}", param=self.param) from None
+
+
+class StructuredRequest(Request):
+    """OpenAI's field, vLLM's old and new ones, llama.cpp's and mistral.rs's."""
+
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+
+    def structure(self) -> Structure | None:
+        """The one constraint of the request. Raises ApiError for two, and for options that are not there."""
+        if self.guided_whitespace_pattern is not None:
+            raise refused("guided_whitespace_pattern", _NO_WHITESPACE)
+        found = [
+            Structure(name, value, _READERS[name]) for name in _READERS if (value := getattr(self, name)) is not None
+        ]
+        found += _structured_outputs(self.structured_outputs)
+        found = [structure for structure in found if not _is_text(structure)]
+        if len(found) > 1:
+            names = " and ".join(structure.param for structure in found[:3])
+            raise ApiError(400, f"{names} each say what the text must be; give one", param=found[1].param)
+        return found[0] if found else None
+
+
+_NO_WHITESPACE = "JSON is written without whitespace"
+
+
+def _is_text(structure: Structure) -> bool:
+    value = structure.value
+    return structure.param == "response_format" and isinstance(value, Mapping) and value.get("type") == "text"
+
+
+def _schema(value: Any, limits: GrammarLimits) -> Grammar:
+    return Grammar.json_schema(value, limits=limits)
+
+
+def _regex(value: Any, limits: GrammarLimits) -> Grammar:
+    return Grammar.regex(value, limits=limits)
+
+
+def _choices(value: Any, limits: GrammarLimits) -> Grammar:
+    return Grammar.choices(value, limits=limits)
+
+
+def _grammar(value: Any, limits: GrammarLimits) -> Grammar:
+    """GBNF, Lark or llguidance's JSON as text; or mistral.rs's object of a type and a value."""
+    if not isinstance(value, Mapping):
+        return Grammar.read(value, limits=limits)
+    readers: dict[str, Reader] = {"json_schema": _schema, "regex": _regex, "lark": _grammar, "llguidance": _grammar}
+    kind, body = value.get("type"), value.get("value")
+    if not isinstance(kind, str) or kind not in readers or body is None:
+        raise ValueError(f"an object must have a value, and a type among {', '.join(readers)}; got {kind!r:.100}")
+    return readers[kind](json.dumps(body) if kind == "llguidance" and isinstance(body, Mapping) else body, limits)
+
+
+def _structural_tag(value: Any, limits: GrammarLimits) -> Grammar:
+    """An object, or its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is not valid JSON: {error}") from None
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a structural tag must be an object, got {value!r:.100}")
+    return read_structural_tag(value, limits)
+
+
+_READERS: dict[str, Reader] = {
+    "response_format": read_response_format,
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_choice": _choices,
+    "guided_grammar": _grammar,
+    "grammar": _grammar,
+    "json_schema": _schema,
+}
+_OUTPUTS: dict[str, Reader] = {
+    "json": _schema,
+    "regex": _regex,
+    "choice": _choices,
+    "grammar": _grammar,
+    "json_object": lambda value, limits: Grammar.json(),
+    "structural_tag": _structural_tag,
+}
+"""Members of `structured_outputs`."""
+_OUTPUTS_REFUSED = {
+    "whitespace_pattern": _NO_WHITESPACE,
+    "disable_additional_properties": "say additionalProperties: false in the schema",
+}
+
+
+def _structured_outputs(value: Any) -> list[Structure]:
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise ApiError(400, f"structured_outputs must be an object, got {value!r:.100}", param="structured_outputs")
+    for name, why in _OUTPUTS_REFUSED.items():
+        if value.get(name):
+            raise refused(f"structured_outputs.{name}", why)
+    found = [
+        Structure(f"structured_outputs.{name}", value[name], reader)
+        for name, reader in _OUTPUTS.items()
+        if value.get(name) is not None and not (name == "json_object" and value[name] is False)
+    ]
+    if not found:
+        raise ApiError(400, f"structured_outputs must have one of {', '.join(_OUTPUTS)}", param="structured_outputs")
+    return found
