@@ -1,0 +1,102 @@
+"""Arguments as Python writes them in a call: `city="Rome", days=3`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
+from pace.llm.chat.arguments.python_literal import LiteralReader
+from pace.llm.chat.literals import pattern
+from pace.llm.chat.schemas import json_expression, properties
+from pace.llm.chat.tools import Tool
+
+_NAME = re.compile(r"[^\W\d]\w*")
+_SPACE = re.compile(r"\s*")
+
+
+class PythonArguments:
+    """A value that a schema describes is written as in JSON, which Python mostly reads alike; `True` and `False` where
+    nothing but a boolean is allowed. The reader takes both languages."""
+
+    def write(self, values: Mapping[str, Any], tool: Tool) -> str:
+        return ", ".join(f"{key}={value!r}" for key, value in values.items())
+
+    def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
+        later = first = '""'
+        known = list(properties(tool).items())
+        for index, (key, (schema, required)) in reversed(list(enumerate(known))):
+            value = f"/{pattern(key)}=/ {self._value(schema, tool.strict)}"
+            argument = rules.add(f"{name}_{index}", value)
+            begun = f"{argument} {later}"
+            first = rules.add(f"{name}_first_{index}", begun if required else f"{begun} | {first}")
+            more = f"/,( )?/ {argument}"
+            later = rules.add(f"{name}_later_{index}", f"{more if required else f'({more})?'} {later}")
+        return first
+
+    @staticmethod
+    def _value(schema: Mapping[str, Any], strict: bool) -> str:
+        if schema.get("type") == "boolean" and not {"enum", "const", "$ref"} & set(schema):
+            return "/True|False/"
+        return json_expression(schema, strict)
+
+    def reader(self, tool: Tool) -> Reader:
+        return _KeywordReader(sorted(properties(tool), key=len, reverse=True))
+
+
+class _KeywordReader:
+    """Reads `key=value, ...` up to the closing bracket, which it leaves."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self._value: LiteralReader | None = None
+        self._begun = False
+
+    def read(self, text: str) -> Reading:
+        pieces: list[str] = []
+        at = 0
+        while True:
+            if self._value is None:
+                piece, at, state = self._key(text, at)
+                pieces.append(piece)
+                if self._value is None:
+                    return Reading("".join(pieces), at, state)
+            reading = self._value.read(text[at:])
+            pieces.append(reading.piece)
+            at += reading.used
+            if reading.state is not State.DONE:
+                return Reading("".join(pieces), at, reading.state)
+            self._value = None
+
+    def _key(self, text: str, start: int) -> tuple[str, int, State]:
+        """Takes `key=` or `, key=` whole, and has a reader of its value, or nothing; DONE at the closing bracket."""
+        at = _SPACE.match(text, start).end()
+        if text[at : at + 1] == ")":
+            return "}" if self._begun else "{}", at, State.DONE
+        if self._begun and at < len(text):
+            if text[at] != ",":
+                return "", start, State.BROKEN
+            at = _SPACE.match(text, at + 1).end()
+        if at == len(text):
+            return "", start, State.MORE
+        key = self._name(text, at)
+        if isinstance(key, State):
+            return "", start, key
+        self._value = LiteralReader()
+        opening = ", " if self._begun else "{"
+        self._begun = True
+        return f"{opening}{json.dumps(key, ensure_ascii=False)}: ", at + len(key) + 1, State.MORE
+
+    def _name(self, text: str, at: int) -> str | State:
+        """The name before `=`: one of the tool's, whatever is in it, or one of Python's."""
+        waits = False
+        for name in self._names:
+            if text.startswith(name + "=", at):
+                return name
+            waits |= (name + "=").startswith(text[at:])
+        found = _NAME.match(text, at)
+        if waits or (found and found.end() == len(text)):
+            return State.MORE
+        return found.group() if found and text[found.end()] == "=" else State.BROKEN

@@ -1,0 +1,168 @@
+"""Fixed text of a format, with holes: written, matched while it comes, and turned into terminals of a grammar.
+
+Whitespace in a literal is optional, but for whitespace between two words or holes: models leave a newline out or add
+one, and templates of one format differ in nothing else. A hole is `$NAME`, `$ID` or `$INDEX`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+_HOLE = re.compile(r"\$(NAME|ID|INDEX)")
+_SPACE = re.compile(r"\s+")
+_WORD = re.compile(r"\w")
+_HOLE_TEXT = {"ID": re.compile(r"[A-Za-z0-9]*"), "INDEX": re.compile(r"[0-9]*")}
+_HOLE_TERMINAL = {"ID": "[A-Za-z0-9]{9}", "INDEX": "[0-9]{1,3}"}
+
+MORE = -1
+"""The text so far may become a match."""
+NO = -2
+
+
+@dataclass(frozen=True)
+class Part:
+    """A word of fixed text, whitespace, or a hole."""
+
+    kind: str
+    text: str
+    optional: bool = False
+
+
+@dataclass
+class Match:
+    """Where a literal ended in a text, or MORE, or NO; and what stood in its holes."""
+
+    end: int
+    holes: dict[str, str]
+
+
+@lru_cache(maxsize=1024)
+def parts(literal: str) -> tuple[Part, ...]:
+    """A literal taken apart."""
+    found: list[Part] = []
+    for index, piece in enumerate(_HOLE.split(literal)):
+        if index % 2:
+            found.append(Part(piece, ""))
+            continue
+        start = 0
+        for space in _SPACE.finditer(piece):
+            found += [Part("text", piece[start : space.start()])] if space.start() > start else []
+            found.append(Part("space", space.group()))
+            start = space.end()
+        found += [Part("text", piece[start:])] if start < len(piece) else []
+    return tuple(_optional_spaces(found))
+
+
+def _optional_spaces(found: Sequence[Part]) -> Iterable[Part]:
+    for index, part in enumerate(found):
+        if part.kind != "space":
+            yield part
+            continue
+        before = found[index - 1] if index else None
+        after = found[index + 1] if index + 1 < len(found) else None
+        yield Part("space", part.text, not (_wordlike(before, -1) and _wordlike(after, 0)))
+
+
+def _wordlike(part: Part | None, at: int) -> bool:
+    return part is not None and (part.kind != "text" or bool(_WORD.match(part.text[at])))
+
+
+def match(literal: str, text: str, start: int, names: Iterable[str] = ()) -> Match:
+    """Matches a literal from `start` on; `$NAME` is one of `names`, the longest that fits. Trailing whitespace of the
+    literal takes what is there and never waits."""
+    return _match(parts(literal), text, start, sorted(names, key=len, reverse=True))
+
+
+def _match(todo: tuple[Part, ...], text: str, at: int, names: Sequence[str]) -> Match:
+    for index, part in enumerate(todo):
+        if part.kind == "text":
+            rest = text[at : at + len(part.text)]
+            if rest != part.text:
+                return Match(MORE if part.text.startswith(rest) else NO, {})
+            at += len(rest)
+        elif part.kind == "space":
+            end = _SPACE.match(text, at).end() if _SPACE.match(text, at) else at
+            if index + 1 < len(todo):
+                if end == len(text):
+                    return Match(MORE, {})
+                if end == at and not part.optional:
+                    return Match(NO, {})
+            at = end
+        elif part.kind == "NAME":
+            return _match_name(todo[index + 1 :], text, at, names)
+        else:
+            end = _HOLE_TEXT[part.kind].match(text, at).end()
+            if end == len(text):
+                return Match(MORE, {})
+            if end == at:
+                return Match(NO, {})
+            rest = _match(todo[index + 1 :], text, end, names)
+            return Match(rest.end, {part.kind: text[at:end], **rest.holes})
+    return Match(at, {})
+
+
+def _match_name(todo: tuple[Part, ...], text: str, at: int, names: Sequence[str]) -> Match:
+    waits = False
+    for name in names:
+        rest = text[at : at + len(name)]
+        if rest == name:
+            found = _match(todo, text, at + len(name), names)
+            if found.end >= 0:
+                return Match(found.end, {"NAME": name, **found.holes})
+            waits |= found.end == MORE
+        else:
+            waits |= name.startswith(rest)
+    return Match(MORE if waits else NO, {})
+
+
+def write(literal: str, **holes: str) -> str:
+    """The literal with its holes filled."""
+    return _HOLE.sub(lambda hole: holes[hole.group(1)], literal)
+
+
+def terminals(literal: str, special: Mapping[str, int], name: str = "") -> str:
+    """A literal as an expression in Lark; names of special tokens in it become these tokens. "" for an empty literal."""
+    pieces: list[str] = []
+    run = ""
+    for part in parts(literal):
+        if part.kind == "text":
+            for piece in _at_specials(part.text, special):
+                if piece in special:
+                    pieces += [_terminal(run), f"<[{special[piece]}]>"]
+                    run = ""
+                else:
+                    run += pattern(piece)
+        elif part.kind == "space":
+            run += f"({pattern(part.text)})?" if part.optional else pattern(part.text)
+        else:
+            run += pattern(name) if part.kind == "NAME" else _HOLE_TERMINAL[part.kind]
+    return " ".join(filter(None, [*pieces, _terminal(run)]))
+
+
+def _terminal(regex: str) -> str:
+    return f"/{regex}/" if regex else ""
+
+
+def _at_specials(text: str, special: Mapping[str, int]) -> list[str]:
+    names = [name for name in special if name and name in text]
+    if not names:
+        return [text]
+    names.sort(key=len, reverse=True)
+    return [piece for piece in re.split(f"({'|'.join(map(re.escape, names))})", text) if piece]
+
+
+def pattern(text: str) -> str:
+    """A regular expression that matches this text alone, as it stands between slashes in Lark."""
+    return "".join(_character(character) for character in text)
+
+
+def _character(character: str) -> str:
+    if character in "\n\r\t":
+        return json.dumps(character)[1:-1]
+    if character < " " or character == "\x7f":
+        return f"\\x{ord(character):02x}"
+    return "\\" + character if character in r"\.+*?()|[]{}^$/#&-~" else character
