@@ -1,20 +1,22 @@
 """Fixed text of a format, with holes: written, matched while it comes, and turned into terminals of a grammar.
 
-Whitespace in a literal is optional, but for whitespace between two words or holes: models leave a newline out or add
-one, and templates of one format differ in nothing else. A hole is `$NAME`, `$ID` or `$INDEX`.
+Whitespace in a literal is optional, unless it parts two words; a hole counts as a word, and so does an end of the
+literal. Models leave a newline out or add one, and templates of one format differ in nothing else. A hole is `$NAME`,
+`$ID` or `$INDEX`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 _HOLE = re.compile(r"\$(NAME|ID|INDEX)")
 _SPACE = re.compile(r"\s+")
 _WORD = re.compile(r"\w")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]*")
 _HOLE_TEXT = {"ID": re.compile(r"[A-Za-z0-9]*"), "INDEX": re.compile(r"[0-9]*")}
 _HOLE_TERMINAL = {"ID": "[A-Za-z0-9]{9}", "INDEX": "[0-9]{1,3}"}
 
@@ -68,16 +70,16 @@ def _optional_spaces(found: Sequence[Part]) -> Iterable[Part]:
 
 
 def _wordlike(part: Part | None, at: int) -> bool:
-    return part is not None and (part.kind != "text" or bool(_WORD.match(part.text[at])))
+    return part is None or part.kind != "text" or bool(_WORD.match(part.text[at]))
 
 
-def match(literal: str, text: str, start: int, names: Iterable[str] = ()) -> Match:
-    """Matches a literal from `start` on; `$NAME` is one of `names`, the longest that fits. Trailing whitespace of the
-    literal takes what is there and never waits."""
-    return _match(parts(literal), text, start, sorted(names, key=len, reverse=True))
+def match(literal: str, text: str, start: int, names: Collection[str] = ()) -> Match:
+    """Matches a literal from `start` on. `$NAME` is one of `names`, and no part of a longer word. Optional whitespace at
+    the end takes what is there and does not wait for more."""
+    return _match(parts(literal), text, start, names)
 
 
-def _match(todo: tuple[Part, ...], text: str, at: int, names: Sequence[str]) -> Match:
+def _match(todo: tuple[Part, ...], text: str, at: int, names: Collection[str]) -> Match:
     for index, part in enumerate(todo):
         if part.kind == "text":
             rest = text[at : at + len(part.text)]
@@ -89,8 +91,8 @@ def _match(todo: tuple[Part, ...], text: str, at: int, names: Sequence[str]) -> 
             if index + 1 < len(todo):
                 if end == len(text):
                     return Match(MORE, {})
-                if end == at and not part.optional:
-                    return Match(NO, {})
+            if end == at and not part.optional:
+                return Match(MORE if end == len(text) else NO, {})
             at = end
         elif part.kind == "NAME":
             return _match_name(todo[index + 1 :], text, at, names)
@@ -105,18 +107,15 @@ def _match(todo: tuple[Part, ...], text: str, at: int, names: Sequence[str]) -> 
     return Match(at, {})
 
 
-def _match_name(todo: tuple[Part, ...], text: str, at: int, names: Sequence[str]) -> Match:
-    waits = False
-    for name in names:
-        rest = text[at : at + len(name)]
-        if rest == name:
-            found = _match(todo, text, at + len(name), names)
-            if found.end >= 0:
-                return Match(found.end, {"NAME": name, **found.holes})
-            waits |= found.end == MORE
-        else:
-            waits |= name.startswith(rest)
-    return Match(MORE if waits else NO, {})
+def _match_name(todo: tuple[Part, ...], text: str, at: int, names: Collection[str]) -> Match:
+    word = _NAME.match(text, at).group()
+    end = at + len(word)
+    if end == len(text):
+        return Match(MORE if any(name.startswith(word) for name in names) else NO, {})
+    if word not in names:
+        return Match(NO, {})
+    found = _match(todo, text, end, names)
+    return Match(found.end, {"NAME": word, **found.holes})
 
 
 def write(literal: str, **holes: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
 from pace.llm.chat.arguments import Reader, State
@@ -105,7 +105,7 @@ class TurnParser:
         """Goes to a place where whitespace at the beginning does not count."""
         self._place, self._skip_blank = place, True
 
-    def _match(self, literal: str, start: int = 0, names: Iterable[str] = ()) -> Match:
+    def _match(self, literal: str, start: int = 0, names: Collection[str] = ()) -> Match:
         """As `match`, but at the end of the turn nothing more can come."""
         found = match(literal, self._held, start, names)
         if found.end == MORE and self._final:

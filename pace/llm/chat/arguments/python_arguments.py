@@ -10,19 +10,22 @@ from typing import Any
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.python_literal import LiteralReader
 from pace.llm.chat.literals import pattern
-from pace.llm.chat.schemas import json_expression, properties
+from pace.llm.chat.schemas import is_plain_string, json_expression, properties, string_choices
 from pace.llm.chat.tools import Tool
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _SPACE = re.compile(r"\s*")
+_QUOTED = r"'([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))*'"
+"""A string of Python between single quotes, in Lark."""
 
 
 class PythonArguments:
-    """A value that a schema describes is written as in JSON, which Python mostly reads alike; `True` and `False` where
-    nothing but a boolean is allowed. The reader takes both languages."""
+    """A value stands as in JSON, which Python mostly reads alike; booleans and strings of which a schema says nothing
+    else may stand as in Python. The reader takes both languages, at any depth."""
 
     def write(self, values: Mapping[str, Any], tool: Tool) -> str:
-        return ", ".join(f"{key}={value!r}" for key, value in values.items())
+        known = properties(tool)
+        return ", ".join(f"{key}={_written(value, known.get(key, ({}, False))[0])}" for key, value in values.items())
 
     def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
         later = first = '""'
@@ -38,12 +41,32 @@ class PythonArguments:
 
     @staticmethod
     def _value(schema: Mapping[str, Any], strict: bool) -> str:
-        if schema.get("type") == "boolean" and not {"enum", "const", "$ref"} & set(schema):
+        if _is_boolean(schema):
             return "/True|False/"
-        return json_expression(schema, strict)
+        expression = json_expression(schema, strict)
+        choices = string_choices(schema)
+        if choices is not None:
+            return " | ".join([expression, *(f"/{pattern(_quoted(choice))}/" for choice in choices)]).join("()")
+        return f"({expression} | /{_QUOTED}/)" if is_plain_string(schema) else expression
 
     def reader(self, tool: Tool) -> Reader:
         return _KeywordReader(sorted(properties(tool), key=len, reverse=True))
+
+
+def _is_boolean(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "boolean" and not {"enum", "const", "$ref"} & set(schema)
+
+
+def _written(value: Any, schema: Mapping[str, Any]) -> str:
+    if isinstance(value, bool) and _is_boolean(schema):
+        return str(value)
+    bare = isinstance(value, str) and (is_plain_string(schema) or string_choices(schema) is not None)
+    return _quoted(value) if bare else json.dumps(value, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    """A string of Python between single quotes."""
+    return "'" + json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'") + "'"
 
 
 class _KeywordReader:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
-from pace.llm.chat.literals import MORE, match, pattern, terminals
+from pace.llm.chat.literals import MORE, NO, match, pattern, terminals
 from pace.llm.chat.schemas import is_plain_string, is_string, json_expression, properties, string_choices
 from pace.llm.chat.tools import Tool
 
@@ -99,22 +99,25 @@ class _TaggedReader:
             return Reading("", 0, State.MORE)
         if begins.end < 0:
             return Reading("}" if self._begun else "{}", blank, State.DONE)
-        found = match("$NAME" + self._tags.after, text, begins.end, self._names)
-        if found.end == MORE:
-            return Reading("", 0, State.MORE)
-        name, end = found.holes.get("NAME"), found.end
-        if name is None:  # one that the schema does not know
-            stop = text.find(self._tags.after.split()[0], begins.end)
-            if stop < 0:
-                return Reading("", 0, State.MORE)
-            name = text[begins.end : stop]
-            end = match(self._tags.after, text, stop).end
-            if end < 0:
-                return Reading("", 0, State.MORE if end == MORE else State.BROKEN)
+        name, end = self._name(text, begins.end)
+        if end < 0:
+            return Reading("", 0, State.MORE if end == MORE else State.BROKEN)
         self._schema, self._padded = self._schemas.get(name, {}), not self._tags.padding
         opening, quote = ", " if self._begun else "{", '"' if self._bare() else ""
         self._begun = True
         return Reading(f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}", end, State.MORE)
+
+    def _name(self, text: str, start: int) -> tuple[str, int]:
+        """The name and the end of `after`: one of the schema's, whatever is in it, or any up to `after`."""
+        for name in self._names:
+            if text.startswith(name, start):
+                end = match(self._tags.after, text, start + len(name)).end
+                if end != NO:
+                    return name, end
+            elif name.startswith(text[start:]):
+                return name, MORE
+        stop = text.find(self._tags.after.split()[0], start)
+        return (text[start:stop], match(self._tags.after, text, stop).end) if stop >= 0 else ("", MORE)
 
     def _bare(self) -> bool:
         return is_plain_string(self._schema) or string_choices(self._schema) is not None

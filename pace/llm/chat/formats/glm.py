@@ -8,8 +8,10 @@ FORMATS = (
         name="glm45",
         signs=("<arg_key>", "<arg_value>"),
         trigger="<tool_call>",
-        call="<tool_call>$NAME\n$ARGS</tool_call>",
-        arguments=TaggedArguments(before="<arg_key>", after="</arg_key>\n<arg_value>", end="</arg_value>"),
+        call="<tool_call>$NAME$ARGS\n</tool_call>",
+        arguments=TaggedArguments(
+            before="\n<arg_key>", after="</arg_key>\n<arg_value>", end="</arg_value>", between=""
+        ),
     ),
     ToolFormat(
         name="glm4",
