@@ -1,0 +1,162 @@
+"""Every format: its own writer, its grammar and its parser agree."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+pytest.importorskip("llguidance")
+
+from pace.llm.chat import FORMATS, ToolCall, ToolChoice, TurnParser, detect_format, format_named, turn_grammar
+from tests.llm.chat.turns import PLAIN, TINY, accepts, parse, random_object, random_tools, special_names, vocabulary
+
+SEEDS = range(6)
+
+
+def random_calls(format, tools, rng):
+    """Calls, and their arguments parsed."""
+    count = 1 if format.between is None else rng.randrange(1, 4)
+    chosen = [rng.choice(tools) for _ in range(count)]
+    values = [random_object(tool.parameters, rng) for tool in chosen]
+    return [ToolCall("abcDEF%03d" % k, tool.name, "") for k, tool in enumerate(chosen)], values
+
+
+def written(format, seed):
+    rng = random.Random(f"{format.name} {seed}")
+    tools = random_tools(rng)
+    calls, values = random_calls(format, tools, rng)
+    text = format.write(calls, {tool.name: tool for tool in tools}, values)
+    return tools, calls, values, text, rng
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_the_grammar_admits_is_parsed(name):
+    """With special tokens and with plain text in their place."""
+    format = FORMATS[name]
+    for seed in SEEDS:
+        tools, calls, values, text, rng = written(format, seed)
+        for words in (vocabulary(tuple(special_names(format))), vocabulary()):
+            tokens = words.encode(text)
+            for choice in (ToolChoice("required"), ToolChoice("auto")):
+                grammar = turn_grammar(format, tools, choice, special=words.special)
+                assert accepts(grammar, words, tokens), f"{choice.mode}: {text}"
+        whole = parse(TurnParser(format, tools), text.replace(PLAIN, ""))
+        expected = json.loads(json.dumps(values, ensure_ascii=False).replace(PLAIN, ""))
+        assert [name for name, _ in whole.calls] == [call.name for call in calls], text
+        assert [json.loads(arguments) for _, arguments in whole.calls] == expected, text
+        assert whole.ended == list(range(len(calls))) and whole.text == "" == whole.thought
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_cuts_change_nothing(name):
+    """One cut anywhere, all cuts at once, and random ones; with text around where the format has any."""
+    format = FORMATS[name]
+    for seed in SEEDS[:3]:
+        tools, calls, _, text, rng = written(format, seed)
+        text = text.replace(PLAIN, "")
+        if format.anywhere:
+            text = f"Let me <see>. {text} Done [1] <tool"
+        whole = parse(TurnParser(format, tools, make_id="{}{}".format), text)
+        assert len(whole.ended) == len(calls)
+        cuts = [[k] for k in range(len(text))] + [range(len(text))]
+        cuts += [sorted(rng.choices(range(len(text)), k=5)) for _ in range(5)]
+        for cut in cuts:
+            assert parse(TurnParser(format, tools, make_id="{}{}".format), text, cut) == whole, f"cut at {list(cut)}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_cut_turn_has_no_false_end(name):
+    """Every beginning of a turn: no more calls have ended than are written whole, and what is there is a beginning."""
+    format = FORMATS[name]
+    tools, calls, _, text, _ = written(format, 1)
+    text = text.replace(PLAIN, "")
+    whole = parse(TurnParser(format, tools), text)
+    for length in range(len(text)):
+        cut = parse(TurnParser(format, tools), text[:length])
+        for (call, arguments), (full_call, full_arguments) in zip(cut.calls, whole.calls):
+            assert call == full_call and full_arguments.startswith(arguments)
+        assert len(cut.ended) >= len(cut.calls) - 1 and len(cut.calls) <= len(whole.calls)
+        unfinished = format.tail + format.closing
+        if len(cut.ended) == len(calls) and not format.closing:
+            assert length >= len(text) - len(unfinished) and (length == len(text) or not format.tail.strip())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_without_parallel_calls(name):
+    format = FORMATS[name]
+    if format.between is None:
+        pytest.skip("has one call at most anyway")
+    tools = random_tools(random.Random(0))
+    by_name = {tool.name: tool for tool in tools}
+    values = [random_object(tools[0].parameters, random.Random(0))] * 2
+    words = vocabulary(tuple(special_names(format)))
+    for choice in (ToolChoice("required"), ToolChoice("auto"), ToolChoice("named", (tools[0].name,))):
+        one = turn_grammar(format, tools, choice, parallel=False, special=words.special)
+        many = turn_grammar(format, tools, choice, parallel=True, special=words.special)
+        for count in (1, 2):
+            calls = [ToolCall(f"12345678{k}", tools[0].name, "") for k in range(count)]
+            tokens = words.encode(format.write(calls, by_name, values[:count]))
+            assert accepts(many, words, tokens)
+            assert accepts(one, words, tokens) == (count == 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_the_tools_that_are_chosen(name):
+    format = FORMATS[name]
+    rng = random.Random(3)
+    tools = random_tools(rng)
+    values = random_object(tools[1].parameters, rng)
+    call = [ToolCall("123456789", tools[1].name, "")]
+    words = vocabulary(tuple(special_names(format)))
+    tokens = words.encode(format.write(call, {tool.name: tool for tool in tools}, [values]))
+    for names, admitted in (((tools[1].name,), True), ((tools[0].name,), False)):
+        for mode in ("required", "named", "auto"):
+            grammar = turn_grammar(format, tools, ToolChoice(mode, names), special=words.special)
+            if not admitted and mode == "auto" and not format.anywhere and not format.answers_are_marked:
+                continue  # a turn that begins otherwise than a call is text
+            assert accepts(grammar, words, tokens) == admitted
+
+
+FRAGMENTS = {
+    "harmony": '{{- "<|start|>assistant to=" }}{{- "functions." + call.name + "<|channel|>commentary " }}',
+    "kimi": "<|tool_calls_section_begin|>",
+    "deepseek_v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n```json\\n'",
+    "deepseek_v31": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments",
+    "command": '<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": "{{ name }}", "parameters": {}}',
+    "mistral_call_id": "{{- '[TOOL_CALLS]' + name }}{{- '[CALL_ID]' + call.id }}{{- '[ARGS]' + arguments }}",
+    "mistral_v11": "{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}",
+    "mistral": "{{- '[TOOL_CALLS][' }}{{- ', \"id\": \"' + call.id + '\"}' }}",
+    "glm45": "<tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>",
+    "glm4": "# 可用工具",
+    "seed": "<seed:tool_call>\n<function=f>\n<parameter=p>v</parameter>",
+    "qwen_coder": "{{- '\\n<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}",
+    "functionary": "start_tag = <function=example_function_name>{}</function>",
+    "phi4_mini": "'<|tool|>' + message['tools'] + '<|/tool|>'",
+    "granite3": "{%- set available_tools = tools %} respond only with <|tool_call|>",
+    "functools": "functools[{{ calls }}]",
+    "nemotron": "<TOOLCALL>[{{ calls }}]</TOOLCALL>",
+    "apriel": "<tool_calls>[{{ calls }}]</tool_calls>",
+    "lfm2": "'List of tools: <|tool_list_start|>['",
+    "llama4": "<|python_start|>",
+    "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+    "llama3": 'Environment: ipython Respond in the format {"name": function name, '
+    '"parameters": dictionary of argument name and its value}.',
+    "llama3_python_tag": '<|python_tag|>{"name": "f", "parameters": {}}',
+    "hermes": '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>',
+    "generic": "{% for message in messages %}{{ message.content }}{% endfor %}",
+}
+
+
+def test_formats_are_detected_by_their_templates():
+    assert set(FRAGMENTS) == set(FORMATS)
+    for name, fragment in FRAGMENTS.items():
+        assert detect_format("{{ bos_token }}" + fragment).name == name
+    assert detect_format((TINY.parent / "chat_template.jinja").read_text()).name == "hermes"
+
+
+def test_formats_have_names():
+    assert all(format_named(name).name == name for name in FORMATS)
+    with pytest.raises(ValueError, match="'xml'; there are .*hermes.*generic"):
+        format_named("xml")
