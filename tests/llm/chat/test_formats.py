@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("llguidance")
 
 from pace.llm.chat import FORMATS, ToolCall, ToolChoice, TurnParser, detect_format, format_named, turn_grammar
-from tests.llm.chat.turns import PLAIN, TINY, accepts, parse, random_object, random_tools, special_names, vocabulary
+from tests.llm.chat.grammars import PLAIN, TINY, accepts, random_object, random_tools, special_names, vocabulary
+from tests.llm.chat.turns import parse
 
 SEEDS = range(6)
 

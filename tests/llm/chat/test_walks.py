@@ -8,10 +8,13 @@ import random
 import pytest
 
 pytest.importorskip("llguidance")
-jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("jsonschema")
+
+import jsonschema
 
 from pace.llm.chat import FORMATS, Reasoning, ToolChoice, TurnParser, turn_grammar
-from tests.llm.chat.turns import parse, random_tools, special_names, vocabulary, walk
+from tests.llm.chat.grammars import random_tools, special_names, vocabulary, walk
+from tests.llm.chat.turns import parse
 
 MOST = 250
 THINK = Reasoning("<think>", "</think>")

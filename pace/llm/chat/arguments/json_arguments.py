@@ -11,7 +11,8 @@ from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.schemas import closed, json_expression
 from pace.llm.chat.tools import Tool
 
-_OUTSIDE = re.compile(r'["{}\[\]]')
+_OUTSIDE = re.compile(r'["{}\[\]<]')
+"""What matters outside of strings; `<` begins a tag, and JSON has none there."""
 _INSIDE = re.compile(r'["\\]')
 _SPACE = re.compile(r"\s*")
 

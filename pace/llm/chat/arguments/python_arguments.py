@@ -15,6 +15,7 @@ from pace.llm.chat.tools import Tool
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _SPACE = re.compile(r"\s*")
+_EQUALS = re.compile(r"\s*=")
 _QUOTED = r"'([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))*'"
 """A string of Python between single quotes, in Lark."""
 
@@ -104,22 +105,22 @@ class _KeywordReader:
             at = _SPACE.match(text, at + 1).end()
         if at == len(text):
             return "", start, State.MORE
-        key = self._name(text, at)
-        if isinstance(key, State):
-            return "", start, key
+        name = self._name(text, at)
+        equals = _EQUALS.match(text, at + len(name))
+        if not equals or not name:
+            return "", start, State.MORE if _may_grow(text[at:], name, self._names) else State.BROKEN
         self._value = LiteralReader()
         opening = ", " if self._begun else "{"
         self._begun = True
-        return f"{opening}{json.dumps(key, ensure_ascii=False)}: ", at + len(key) + 1, State.MORE
+        return f"{opening}{json.dumps(name, ensure_ascii=False)}: ", equals.end(), State.MORE
 
-    def _name(self, text: str, at: int) -> str | State:
-        """The name before `=`: one of the tool's, whatever is in it, or one of Python's."""
-        waits = False
-        for name in self._names:
-            if text.startswith(name + "=", at):
-                return name
-            waits |= (name + "=").startswith(text[at:])
+    def _name(self, text: str, at: int) -> str:
+        """The name that is followed by `=`: one of the tool's, whatever is in it, or what looks like one of Python's."""
+        known = (n for n in self._names if text.startswith(n, at) and _EQUALS.match(text, at + len(n)))
         found = _NAME.match(text, at)
-        if waits or (found and found.end() == len(text)):
-            return State.MORE
-        return found.group() if found and text[found.end()] == "=" else State.BROKEN
+        return next(known, found.group() if found else "")
+
+
+def _may_grow(text: str, name: str, names: list[str]) -> bool:
+    """Whether more text may make `name =` of this text."""
+    return any(n.startswith(text) or text.rstrip() == n for n in names) or (name != "" and text.rstrip() == name)
