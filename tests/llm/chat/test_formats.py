@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from pace.llm.chat import FORMATS, ToolCall, ToolChoice, TurnParser, detect_format, format_named, turn_grammar
+from pace.llm.chat import FORMATS, Tool, ToolCall, ToolChoice, TurnParser, detect_format, format_named, turn_grammar
 from tests.llm.chat.grammars import PLAIN, TINY, accepts, random_object, random_tools, special_names, vocabulary
 from tests.llm.chat.turns import parse
 
@@ -48,6 +48,31 @@ def test_what_the_grammar_admits_is_parsed(name):
         assert [name for name, _ in whole.calls] == [call.name for call in calls], text
         assert [json.loads(arguments) for _, arguments in whole.calls] == expected, text
         assert whole.ended == list(range(len(calls))) and whole.text == "" == whole.thought
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_names_and_choices_of_any_characters(name):
+    format, odd = (
+        FORMATS[name],
+        ["a/b", 'a"b', "a\\b", "x y", "#~&-^$.*+?()[]{}|", "größe", "$NAME", "a=b", "a>b", "//"],
+    )
+    choices = ["red", "red ", "it's", "", "</parameter>", "</arg_value>", "//", "\n", '"q"']
+    for key in odd:
+        for enum in (choices, choices[:1], choices[2:3]):
+            schema = {
+                "type": "object",
+                "properties": {key: {"enum": enum}, "n": {"type": "integer"}},
+                "required": [key],
+            }
+            tools = [Tool("f", parameters=schema)]
+            words = vocabulary(tuple(special_names(format)))
+            grammar = turn_grammar(format, tools, ToolChoice("required"), special=words.special)
+            for value in enum:
+                text = format.write([ToolCall("123456789", "f", "")], {"f": tools[0]}, [{key: value, "n": 1}])
+                if not value.startswith("</"):  # which would be encoded as a token
+                    assert accepts(grammar, words, words.encode(text)), text
+                calls = parse(TurnParser(format, tools), text).calls
+                assert [json.loads(arguments) for _, arguments in calls] == [{key: value, "n": 1}], text
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -118,6 +143,9 @@ def test_only_the_tools_that_are_chosen(name):
             if not admitted and mode == "auto" and not format.anywhere and not format.answers_are_marked:
                 continue  # a turn that begins otherwise than a call is text
             assert accepts(grammar, words, tokens) == admitted
+            if mode != "auto":
+                assert not accepts(grammar, words, words.encode("Hello"))
+                assert not accepts(grammar, words, [])
 
 
 FRAGMENTS = {

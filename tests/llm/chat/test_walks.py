@@ -13,7 +13,7 @@ pytest.importorskip("jsonschema")
 import jsonschema
 
 from pace.llm.chat import FORMATS, Reasoning, ToolChoice, TurnParser, turn_grammar
-from tests.llm.chat.grammars import random_tools, special_names, vocabulary, walk
+from tests.llm.chat.grammars import PLAIN, random_tools, special_names, vocabulary, walk
 from tests.llm.chat.turns import parse
 
 MOST = 250
@@ -31,9 +31,10 @@ def check(turn, tools, ended, text):
         assert turn.ended == list(range(len(turn.calls))), text
 
 
-def beginning(format, tool):
-    """A turn up to where a call of `tool` is certain."""
-    return format.trigger.replace("$NAME", tool.name)
+def beginning(format, tool, spelled):
+    """A turn up to where a call of `tool` is certain; `spelled` without a special token for it."""
+    trigger = format.trigger.replace("$NAME", tool.name)
+    return trigger[0] + PLAIN + trigger[1:] if spelled and format.anywhere else trigger
 
 
 @pytest.mark.parametrize("specials", [True, False], ids=["tokens", "text"])
@@ -48,7 +49,7 @@ def test_walks(name, specials):
             tools = random_tools(rng)
             choice = ToolChoice(mode, (tools[0].name,) if mode == "named" else None)
             grammar = turn_grammar(format, tools, choice, parallel=seed % 2 == 0, special=words.special)
-            begin = beginning(format, tools[0]) if mode == "auto" else ""
+            begin = beginning(format, tools[0], seed >= 2) if mode == "auto" else ""
             text, ended = walk(grammar, words, rng, MOST, begin)
             turn = parse(TurnParser(format, tools), text)
             check(turn, tools, ended, text)
@@ -86,9 +87,9 @@ def test_walks_after_a_thought(name, begun):
         rng = random.Random(f"{name} {begun} {seed}")
         tools = random_tools(rng)
         grammar = turn_grammar(format, tools, ToolChoice("required"), True, reasoning, words.special)
-        thought = 'I could <tool_\ue000call> {"name": "'
+        thought = f"I could <tool_{PLAIN}call> {{ now"
         begin = ("" if begun else "<think>") + thought + "</think>"
         text, ended = walk(grammar, words, rng, MOST, begin)
         turn = parse(TurnParser(format, tools, reasoning), text)
-        assert turn.thought == thought.replace("\ue000", "") and not turn.text
+        assert turn.thought == thought.replace(PLAIN, "") and not turn.text
         check(turn, tools, ended, text)

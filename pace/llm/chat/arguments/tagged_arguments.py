@@ -38,8 +38,7 @@ class TaggedArguments:
         texts = []
         for name, value in values.items():
             schema = known.get(name, ({}, False))[0]
-            bare = isinstance(value, str) and (is_plain_string(schema) or string_choices(schema) is not None)
-            text = value if bare else json.dumps(value, ensure_ascii=False)
+            text = value if isinstance(value, str) and self.is_bare(schema) else json.dumps(value, ensure_ascii=False)
             texts.append(f"{self.before}{name}{self.after}{self.padding}{text}{self.padding}{self.end}{self.between}")
         return "".join(texts)
 
@@ -58,10 +57,18 @@ class TaggedArguments:
         if is_plain_string(schema):
             return rules.until(name, self.end)
         end = terminals(self.padding + self.end, rules.special)
-        choices = string_choices(schema)
-        if choices is not None:
+        if self.is_bare(schema):
+            choices = string_choices(schema) or []
             return f"{rules.add(name, ' | '.join(f'/{pattern(choice)}/' for choice in choices))} {end}"
         return f"{json_expression(schema, strict)} {end}"
+
+    def is_bare(self, schema: Mapping[str, Any]) -> bool:
+        """Whether a value of this schema stands without quotes: a string that is any, or one of some without tags and
+        blank ends."""
+        choices = string_choices(schema)
+        if choices is None:
+            return is_plain_string(schema)
+        return all(choice.strip() == choice != "" and self.end not in choice for choice in choices)
 
     def reader(self, tool: Tool) -> Reader:
         return _TaggedReader(self, {name: schema for name, (schema, _) in properties(tool).items()})
@@ -79,6 +86,7 @@ class _TaggedReader:
         self._padded = False
         """Whether the padding before the value was seen to."""
         self._begun = False
+        self._scan = _Scan()
 
     def read(self, text: str) -> Reading:
         pieces: list[str] = []
@@ -103,7 +111,7 @@ class _TaggedReader:
         if end < 0:
             return Reading("", 0, State.MORE if end == MORE else State.BROKEN)
         self._schema, self._padded = self._schemas.get(name, {}), not self._tags.padding
-        opening, quote = ", " if self._begun else "{", '"' if self._bare() else ""
+        opening, quote = ", " if self._begun else "{", '"' if self._tags.is_bare(self._schema) else ""
         self._begun = True
         return Reading(f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}", end, State.MORE)
 
@@ -119,9 +127,6 @@ class _TaggedReader:
         stop = text.find(self._tags.after.split()[0], start)
         return (text[start:stop], match(self._tags.after, text, stop).end) if stop >= 0 else ("", MORE)
 
-    def _bare(self) -> bool:
-        return is_plain_string(self._schema) or string_choices(self._schema) is not None
-
     def _value(self, text: str) -> Reading:
         padding, tag = self._tags.padding, self._tags.end
         start = 0
@@ -129,14 +134,14 @@ class _TaggedReader:
             if len(text) < len(padding) and padding.startswith(text):
                 return Reading("", 0, State.MORE)
             start = len(padding) if text.startswith(padding) else 0
-        if self._bare():
+        if self._tags.is_bare(self._schema):
             self._padded = True
             return self._string(text, start)
-        end = self._end_of_json(text, start)
+        end = self._scan.end_tag(text, start, tag)
         if end < 0:
             return Reading("", 0, State.MORE)
         piece = _as_json(text[start:end].removesuffix(padding), self._schema)
-        self._schema = None
+        self._schema, self._scan = None, _Scan()
         return Reading(piece, end + len(tag), State.MORE)
 
     def _string(self, text: str, start: int) -> Reading:
@@ -150,20 +155,27 @@ class _TaggedReader:
         held = held_back(text[start:], closing, self._tags.end)
         return Reading(_escaped(text[start : len(text) - held]), len(text) - held, State.MORE)
 
-    def _end_of_json(self, text: str, start: int) -> int:
-        """Position of the end tag, -1 where it has not come: not one inside a string of JSON."""
+
+class _Scan:
+    """Looks for the end tag of a value that grows: not in what was looked at, and not inside a string of JSON."""
+
+    def __init__(self) -> None:
+        self._scanner = JsonScanner()
+        self._state = State.MORE
+        self._at = 0
+
+    def end_tag(self, text: str, start: int, tag: str) -> int:
+        """Position of the tag, -1 where it has not come. `text` and `start` are those of the last call, or longer."""
         value = start + len(text[start:]) - len(text[start:].lstrip())
-        if text[value : value + 1] in ("{", "[", '"'):
-            end, state = JsonScanner().scan(text, value)
-            if state is State.MORE:
+        if text[value : value + 1] in ("{", "[", '"') and self._state is State.MORE:
+            self._at, self._state = self._scanner.scan(text, max(self._at, value))
+            if self._state is State.MORE:
                 return -1
-            if state is State.DONE:
-                found = match("\n" + self._tags.end, text, end)
-                if found.end == MORE:
-                    return -1
-                if found.end >= 0:
-                    return found.end - len(self._tags.end)
-        return text.find(self._tags.end, start)
+        if self._state is State.DONE:
+            found = match("\n" + tag, text, self._at)
+            if found.end != NO:
+                return found.end if found.end == MORE else found.end - len(tag)
+        return text.find(tag, start)
 
 
 def held_back(text: str, *markers: str) -> int:
