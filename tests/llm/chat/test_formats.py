@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 
@@ -146,6 +147,19 @@ def test_only_the_tools_that_are_chosen(name):
             if mode != "auto":
                 assert not accepts(grammar, words, words.encode("Hello"))
                 assert not accepts(grammar, words, [])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rules_do_not_nest_deeply(name):
+    """However many arguments a tool has: llguidance's stack overflows where thousands of rules refer to one another."""
+    keys = {f"p{index}": {"type": "string"} for index in range(500)}
+    grammar = turn_grammar(FORMATS[name], [Tool("f", parameters={"properties": keys})], ToolChoice("required"))
+    rules = dict(line.split(": ", 1) for line in grammar.splitlines()[1:])
+    uses = {rule.removesuffix("[lazy]"): set(re.findall(r"\w+", rules[rule])) & set(rules) for rule in rules}
+    level, depth = {"start"}, 0
+    while level:
+        level, depth = set().union(*(uses[rule] for rule in level)), depth + 1
+    assert 2 <= depth < 25
 
 
 FRAGMENTS = {

@@ -29,16 +29,12 @@ class PythonArguments:
         return ", ".join(f"{key}={_written(value, known.get(key, ({}, False))[0])}" for key, value in values.items())
 
     def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
-        later = first = '""'
         known = list(properties(tool).items())
-        for index, (key, (schema, required)) in reversed(list(enumerate(known))):
-            value = f"/{pattern(key)}=/ {self._value(schema, tool.strict)}"
-            argument = rules.add(f"{name}_{index}", value)
-            begun = f"{argument} {later}"
-            first = rules.add(f"{name}_first_{index}", begun if required else f"{begun} | {first}")
-            more = f"/,( )?/ {argument}"
-            later = rules.add(f"{name}_later_{index}", f"{more if required else f'({more})?'} {later}")
-        return first
+        for index, (key, (schema, _)) in enumerate(known):
+            rules.add(f"{name}_{index}", f"/{pattern(key)}=/ {self._value(schema, tool.strict)}")
+        required = [needed for _, (_, needed) in known]
+        some = _some(rules, name, required, 0, len(known)) if known else '""'
+        return some if any(required) or not known else f"{some}?"
 
     @staticmethod
     def _value(schema: Mapping[str, Any], strict: bool) -> str:
@@ -52,6 +48,19 @@ class PythonArguments:
 
     def reader(self, tool: Tool) -> Reader:
         return _KeywordReader(sorted(properties(tool), key=len, reverse=True))
+
+
+def _some(rules: Rules, name: str, required: list[bool], start: int, stop: int) -> str:
+    """A rule for the arguments from `start` to `stop`, in order and at least one of them.
+
+    It is made of those of its halves: rules that refer to one another in a row overflow llguidance's stack.
+    """
+    if stop - start == 1:
+        return f"{name}_{start}"
+    middle = (start + stop) // 2
+    left, right = _some(rules, name, required, start, middle), _some(rules, name, required, middle, stop)
+    both = f"{left} /,( )?/ {right}" if any(required[middle:stop]) else f"{left} (/,( )?/ {right})?"
+    return rules.add(f"{name}_{start}_{stop}", both if any(required[start:middle]) else f"{both} | {right}")
 
 
 def _is_boolean(schema: Mapping[str, Any]) -> bool:
