@@ -11,6 +11,9 @@ from pace.llm.chat.tools import Tool
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$ref",
                       "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "minProperties"})  # fmt: skip
 """Keywords beside which a missing `additionalProperties` must stay missing."""
+_TYPES = {"string": (str,), "boolean": (bool,), "integer": (int, float), "number": (int, float), "array": (list,),
+          "object": (dict,), "null": (type(None),)}  # fmt: skip
+"""Types of Python that values of JSON schema's types may have."""
 _PLAIN = frozenset({"type", "title", "description", "default", "examples", "deprecated", "$comment"})
 """Keywords that say nothing about which strings are allowed."""
 
@@ -40,6 +43,7 @@ def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
     """The schema of each argument by its name, and whether it is required: for forms that write arguments singly.
 
     A schema has the definitions that it may refer to. Nothing that a schema says of several arguments together is in it.
+    An argument that need not be there and cannot be, since no value is allowed, is left out.
     """
     schema = tool.parameters
     shared = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
@@ -47,9 +51,21 @@ def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
     known = dict(schema.get("properties", {})) | {k: {} for k in required if k not in schema.get("properties", {})}
     found = {}
     for name, own in known.items():
-        if own is not False:
-            found[name] = (({} if own is True else dict(own)) | shared, name in required)
+        if name in required or _possible(own):
+            found[name] = (
+                ({} if own is True else {"not": {}} if own is False else dict(own)) | shared,
+                name in required,
+            )
     return found
+
+
+def _possible(schema: Mapping[str, Any] | bool) -> bool:
+    """False for a schema that allows nothing: `false`, or values that are all of other types than it says."""
+    if isinstance(schema, bool):
+        return schema
+    kind, values = schema.get("type"), schema.get("enum")
+    kinds = _TYPES.get(kind) if isinstance(kind, str) else None
+    return kinds is None or not isinstance(values, list) or any(type(value) in kinds for value in values)
 
 
 def is_plain_string(schema: Mapping[str, Any]) -> bool:

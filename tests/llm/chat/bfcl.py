@@ -71,13 +71,14 @@ def in_json_schema(schema: Any) -> Any:
 
 
 def run_one(tool: Tool, other: Tool, mode: str, number: int, most: int) -> str:
-    """What came of one walk: a word of COLUMNS, after "wrong" the reason."""
+    """What came of one walk: a word of COLUMNS, and a reason where there is one."""
     format = list(FORMATS.values())[number % len(FORMATS)]
     words = vocabulary(tuple(special_names(format)))
     choice = ToolChoice(mode, (tool.name,) if mode == "named" else None)
     grammar = turn_grammar(format, [tool, other], choice, special=words.special)
-    if LLMatcher(words.llt, grammar, log_level=0).is_error():
-        return "refused"
+    refusal = LLMatcher(words.llt, grammar, log_level=0)
+    if refusal.is_error():
+        return f"refused {format.name}: {refusal.get_error().splitlines()[0]}"
     begin = format.trigger.replace("$NAME", tool.name) if mode == "auto" else ""
     text, ended = walk(grammar, words, random.Random(f"{number} {mode}"), most, begin)
     turn = parse(TurnParser(format, [tool, other]), text)
@@ -114,7 +115,7 @@ def main() -> int:
             outcome = run_one(tool, other, mode, number, options.most)
             count[outcome.split()[0]] += 1
             count["walks"] += 1
-            if outcome.startswith("wrong"):
+            if outcome.startswith(("wrong", "refused")):
                 print(f"{mode} {tool.name}: {outcome}")
     print("| tool_choice | " + " | ".join(COLUMNS) + " |\n|---|" + "---|" * len(COLUMNS))
     for mode, count in counts.items():

@@ -121,3 +121,9 @@ def test_single_arguments_keep_their_definitions():
     found = properties(Tool("f", parameters=schema))
     assert found["a"] == ({"$ref": "#/$defs/A", "$defs": {"A": {}}}, False)
     assert found["z"] == ({"$defs": {"A": {}}}, True) and "no" not in found and "yes" in found
+
+
+def test_arguments_that_can_have_no_value_are_left_out():
+    none = {"type": "boolean", "enum": ["True", "dontcare"]}
+    schema = {"a": none, "b": none, "c": {"type": "integer", "enum": [1, "x"]}, "d": {"type": ["string", "null"]}}
+    assert list(properties(Tool("f", parameters={"properties": schema, "required": ["b"]}))) == ["b", "c", "d"]
