@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pace.llm.chat.arguments import Rules
 from pace.llm.chat.arguments.base import ANY_TEXT
 from pace.llm.chat.format import ToolFormat
-from pace.llm.chat.literals import parts, pattern, terminals
+from pace.llm.chat.literals import ANY_BLANK, parts, pattern, terminals
 from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.tools import Tool, ToolChoice
 
@@ -40,7 +40,8 @@ def turn_grammar(
     elif reasoning.begun:
         rules.add("start", f"{rules.until('thought', reasoning.closing)} body")
     else:
-        begins = rules.until("thought_begins", reasoning.opening, before="")
+        blank = ANY_BLANK if choice.mode == "auto" else r"[ \t\r\n]{0,2}"
+        begins = rules.until("thought_begins", reasoning.opening, before=blank)
         rules.add("start", f"body | {begins} {rules.until('thought', reasoning.closing)} body")
     return rules.text()
 
@@ -96,7 +97,7 @@ class _Turn:
         assert head.startswith(trigger), "a trigger begins a call"
         first = []
         for index, tool in enumerate(self._tools):
-            begins = self.rules.add(f"begins_{index}", f"/{_pattern(trigger, tool.name)}/", lazy=True)
+            begins = self.rules.add(f"begins_{index}", f"/{_trigger(trigger, tool.name)}/", lazy=True)
             rest = terminals(head.removeprefix(trigger), self.rules.special, tool.name)
             first.append(f"{begins} {rest} {self._arguments[index]} {self._tail}")
         calls = self.rules.add("first", " | ".join(first))
@@ -122,12 +123,10 @@ class _Turn:
         return f"{begins} {self.rules.until('answer', closing) if closing else ANY_TEXT}"
 
 
-def _pattern(literal: str, name: str) -> str:
-    """A literal of plain text as one regular expression."""
-    found = ""
+def _trigger(literal: str, name: str) -> str:
+    """A literal of plain text at the beginning of a turn, as one regular expression: with all whitespace that the
+    parser takes, so that nothing is a call for it and text for the grammar."""
+    found = ANY_BLANK
     for part in parts(literal):
-        if part.kind == "space" and part.optional:
-            found += f"({pattern(part.text)})?"
-        else:
-            found += pattern(name if part.kind == "NAME" else part.text)
+        found += ANY_BLANK if part.optional else pattern(name if part.kind == "NAME" else part.text)
     return found

@@ -1,8 +1,8 @@
 """Fixed text of a format, with holes: written, matched while it comes, and turned into terminals of a grammar.
 
 Whitespace in a literal is optional, unless it parts two words; a hole counts as a word, and so does an end of the
-literal. Models leave a newline out or add one, and templates of one format differ in nothing else. A hole is `$NAME`,
-`$ID` or `$INDEX`.
+literal. Models leave a newline out or add one, and templates of one format differ in nothing else. A grammar has
+optional whitespace as it stands or not at all, a match takes any. A hole is `$NAME`, `$ID` or `$INDEX`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 _HOLE = re.compile(r"\$(NAME|ID|INDEX)")
-_SPACE = re.compile(r"\s+")
+ANY_BLANK = r"[ \t\r\n]*"
+"""Whitespace that a match takes where it is optional, as a regular expression."""
+_SPACE = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r"\w")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]*")
 _HOLE_TEXT = {"ID": re.compile(r"[A-Za-z0-9]*"), "INDEX": re.compile(r"[0-9]*")}
@@ -81,18 +83,15 @@ def match(literal: str, text: str, start: int, names: Collection[str] = ()) -> M
 
 def _match(todo: tuple[Part, ...], text: str, at: int, names: Collection[str]) -> Match:
     for index, part in enumerate(todo):
-        if part.kind == "text":
+        if part.kind == "text" or (part.kind == "space" and not part.optional):
             rest = text[at : at + len(part.text)]
             if rest != part.text:
                 return Match(MORE if part.text.startswith(rest) else NO, {})
             at += len(rest)
-        elif part.kind == "space":
-            end = _SPACE.match(text, at).end() if _SPACE.match(text, at) else at
-            if index + 1 < len(todo):
-                if end == len(text):
-                    return Match(MORE, {})
-            if end == at and not part.optional:
-                return Match(MORE if end == len(text) else NO, {})
+        elif part.optional:
+            end = blank(text, at)
+            if end == len(text) and index + 1 < len(todo):
+                return Match(MORE, {})
             at = end
         elif part.kind == "NAME":
             return _match_name(todo[index + 1 :], text, at, names)
@@ -116,6 +115,12 @@ def _match_name(todo: tuple[Part, ...], text: str, at: int, names: Collection[st
         return Match(NO, {})
     found = _match(todo, text, end, names)
     return Match(found.end, {"NAME": word, **found.holes})
+
+
+def blank(text: str, start: int = 0) -> int:
+    """Position behind the whitespace from `start` on."""
+    found = _SPACE.match(text, start)
+    return found.end() if found else start
 
 
 def write(literal: str, **holes: str) -> str:

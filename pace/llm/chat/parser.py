@@ -10,7 +10,7 @@ from pace.llm.chat.arguments.tagged_arguments import held_back
 from pace.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.ids import IdRule
-from pace.llm.chat.literals import MORE, NO, Match, match
+from pace.llm.chat.literals import MORE, NO, Match, blank, match
 from pace.llm.chat.reasoning import Reasoning
 from pace.llm.chat.tools import Tool
 
@@ -88,7 +88,7 @@ class TurnParser:
         """Steps from place to place until one has to wait for more text."""
         while True:
             if self._skip_blank:
-                self._held = self._held.lstrip()
+                self._held = self._held[blank(self._held) :]
                 if not self._held:
                     return
                 self._skip_blank = False
@@ -116,8 +116,7 @@ class TurnParser:
         if self._reasoning is None:
             self._place = Place.BODY
             return
-        blank = len(self._held) - len(self._held.lstrip())
-        found = self._match(self._reasoning.opening, blank)
+        found = self._match(self._reasoning.opening, blank(self._held))
         if found.end >= 0:
             self._take(found.end)
             self._begin(Place.THOUGHT)
@@ -145,12 +144,12 @@ class TurnParser:
         if self._format.anywhere and not self._format.answers_are_marked:
             self._place = Place.TEXT
             return
-        blank = len(self._held) - len(self._held.lstrip())
-        call = self._match(self._first, blank, self._tools)
+        start = blank(self._held)
+        call = self._match(self._first, start, self._tools)
         if call.end >= 0:
             yield from self._call(call)
             return
-        marked = self._match(self._format.reply[0], blank) if self._format.answers_are_marked else None
+        marked = self._match(self._format.reply[0], start) if self._format.answers_are_marked else None
         if marked is not None and marked.end >= 0:
             self._take(marked.end)
             self._place = Place.MARKED_TEXT if self._format.reply[1] else Place.TEXT

@@ -72,6 +72,11 @@ def test_without_a_template():
             'get_weather {"city": "Rome"}',
         ),
         (
+            "{{ m.content or '' }}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
+            "{{ f.name ~ ' ' ~ f.arguments }}{% endif %}",
+            'get_weather {"city": "Rome"}',
+        ),
+        (
             "{{ m.content + '!' }}{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}",
             'assistant: !{"name": "get_weather", "arguments": {"city": "Rome"}}',
         ),
@@ -80,7 +85,7 @@ def test_without_a_template():
             '{"name": "get_weather", "arguments": {"city": "Rome"}}',
         ),
     ],
-    ids=["object", "text", "content is a string", "content is null"],
+    ids=["object", "text", "text joined", "content is a string", "content is null"],
 )
 def test_a_template_gets_what_it_wants(tokenizer, body, shown):
     text = rendered(tokenizer, body)

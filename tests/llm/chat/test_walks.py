@@ -32,9 +32,12 @@ def check(turn, tools, ended, text):
 
 
 def beginning(format, tool, spelled):
-    """A turn up to where a call of `tool` is certain; `spelled` without a special token for it."""
+    """A turn up to where a call of `tool` is certain; `spelled` in another way: without a special token, or with more
+    whitespace."""
     trigger = format.trigger.replace("$NAME", tool.name)
-    return trigger[0] + PLAIN + trigger[1:] if spelled and format.anywhere else trigger
+    if not spelled or format.answers_are_marked:
+        return trigger
+    return trigger[0] + PLAIN + trigger[1:] if format.anywhere else " \n" + trigger.replace(": ", ":  ")
 
 
 @pytest.mark.parametrize("specials", [True, False], ids=["tokens", "text"])
@@ -57,7 +60,7 @@ def test_walks(name, specials):
                 assert {call for call, _ in turn.calls} <= {tools[0].name}
             if ended:
                 finished += 1
-                assert turn.calls and (mode == "auto" or not turn.text), text
+                assert turn.calls and (mode == "auto" and format.anywhere or not turn.text), text
                 assert seed % 2 == 0 or len(turn.calls) == 1, text
     assert finished >= 4, "most walks were cut: they show little"
 

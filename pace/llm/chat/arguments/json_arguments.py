@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
+from pace.llm.chat.literals import blank
 from pace.llm.chat.schemas import closed, json_expression
 from pace.llm.chat.tools import Tool
 
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 """What matters outside of strings; `<` begins a tag, and JSON has none there."""
 _INSIDE = re.compile(r'["\\]')
-_SPACE = re.compile(r"\s*")
 
 
 class JsonArguments:
@@ -37,7 +37,7 @@ class _ObjectReader:
     def read(self, text: str) -> Reading:
         start = 0
         if not self._scanner.begun:
-            start = _SPACE.match(text).end()
+            start = blank(text)
             if start == len(text):
                 return Reading("", start, State.MORE)
             if text[start] != "{":

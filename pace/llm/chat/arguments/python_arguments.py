@@ -9,12 +9,11 @@ from typing import Any
 
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.python_literal import LiteralReader
-from pace.llm.chat.literals import pattern
+from pace.llm.chat.literals import blank, pattern
 from pace.llm.chat.schemas import is_plain_string, json_expression, properties, string_choices
 from pace.llm.chat.tools import Tool
 
 _NAME = re.compile(r"[^\W\d]\w*")
-_SPACE = re.compile(r"\s*")
 _EQUALS = re.compile(r"\s*=")
 _QUOTED = r"'([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))*'"
 """A string of Python between single quotes, in Lark."""
@@ -105,13 +104,13 @@ class _KeywordReader:
 
     def _key(self, text: str, start: int) -> tuple[str, int, State]:
         """Takes `key=` or `, key=` whole, and has a reader of its value, or nothing; DONE at the closing bracket."""
-        at = _SPACE.match(text, start).end()
+        at = blank(text, start)
         if text[at : at + 1] == ")":
             return "}" if self._begun else "{}", at, State.DONE
         if self._begun and at < len(text):
             if text[at] != ",":
                 return "", start, State.BROKEN
-            at = _SPACE.match(text, at + 1).end()
+            at = blank(text, at + 1)
         if at == len(text):
             return "", start, State.MORE
         name = self._name(text, at)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
 from pace.llm.chat.arguments.json_arguments import JsonScanner
-from pace.llm.chat.literals import MORE, NO, match, pattern, terminals
+from pace.llm.chat.literals import MORE, NO, blank, match, pattern, terminals
 from pace.llm.chat.schemas import is_plain_string, is_string, json_expression, properties, string_choices
 from pace.llm.chat.tools import Tool
 
@@ -101,12 +101,12 @@ class _TaggedReader:
 
     def _tag(self, text: str) -> Reading:
         """Takes `before name after` whole; DONE where none begins."""
-        blank = len(text) - len(text.lstrip())
-        begins = match(self._tags.before, text, blank)
+        start = blank(text)
+        begins = match(self._tags.before, text, start)
         if begins.end == MORE:
             return Reading("", 0, State.MORE)
         if begins.end < 0:
-            return Reading("}" if self._begun else "{}", blank, State.DONE)
+            return Reading("}" if self._begun else "{}", start, State.DONE)
         name, end = self._name(text, begins.end)
         if end < 0:
             return Reading("", 0, State.MORE if end == MORE else State.BROKEN)
@@ -166,7 +166,7 @@ class _Scan:
 
     def end_tag(self, text: str, start: int, tag: str) -> int:
         """Position of the tag, -1 where it has not come. `text` and `start` are those of the last call, or longer."""
-        value = start + len(text[start:]) - len(text[start:].lstrip())
+        value = blank(text, start)
         if text[value : value + 1] in ("{", "[", '"') and self._state is State.MORE:
             self._at, self._state = self._scanner.scan(text, max(self._at, value))
             if self._state is State.MORE:
