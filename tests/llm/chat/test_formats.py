@@ -95,19 +95,19 @@ def test_cuts_change_nothing(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cut_turn_has_no_false_end(name):
-    """Every beginning of a turn: no more calls have ended than are written whole, and what is there is a beginning."""
+    """Every beginning of a turn: the calls that have ended are those that are written whole, and others a beginning."""
     format = FORMATS[name]
-    tools, calls, _, text, _ = written(format, 1)
-    text = text.replace(PLAIN, "")
-    whole = parse(TurnParser(format, tools), text)
-    for length in range(len(text)):
-        cut = parse(TurnParser(format, tools), text[:length])
+    tools, calls, values, text, _ = written(format, 1)
+    by_name = {tool.name: tool for tool in tools}
+    texts = [format.write(calls[: k + 1], by_name, values[: k + 1]).replace(PLAIN, "") for k in range(len(calls))]
+    ends = [len(part) - len(format.closing) for part in texts]
+    whole = parse(TurnParser(format, tools), texts[-1])
+    for length in range(len(texts[-1]) + 1):
+        cut = parse(TurnParser(format, tools), texts[-1][:length])
+        assert cut.ended == [k for k, end in enumerate(ends) if length >= end]
+        assert len(cut.calls) <= len(whole.calls)
         for (call, arguments), (full_call, full_arguments) in zip(cut.calls, whole.calls):
             assert call == full_call and full_arguments.startswith(arguments)
-        assert len(cut.ended) >= len(cut.calls) - 1 and len(cut.calls) <= len(whole.calls)
-        unfinished = format.tail + format.closing
-        if len(cut.ended) == len(calls) and not format.closing:
-            assert length >= len(text) - len(unfinished) and (length == len(text) or not format.tail.strip())
 
 
 @pytest.mark.parametrize("name", FORMATS)
