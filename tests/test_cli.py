@@ -512,11 +512,15 @@ def test_chat_history():
             @staticmethod
             def apply_chat_template(messages, **options):
                 Recorder.given.append([(message["role"], message["content"]) for message in messages])
-                return [1]
+                return "text"
+
+            def __call__(self, text, **options):
+                return {"input_ids": [1]}
 
         def stream(self, ids, config):
             yield from ("a", "b", "c")
 
+    Recorder.tokenizer = Recorder.tokenizer()
     conversation = Conversation(Recorder(), None, "be brief")
     assert list(conversation.answer("one")) == ["a", "b", "c"]
     answer = conversation.answer("two")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
-from pace.cli.prompts import encode_chat
+from pace.llm.chat.template import ChatTemplate
 
 HELP = """\
 /system TEXT   start again, with TEXT as the system prompt (without TEXT: with none)
@@ -44,7 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
     model = load_model(arguments)
-    encode_chat(model.tokenizer, [{"role": "user", "content": ""}])  # no template: say so now, not after the first line
     conversation = Conversation(model, config, arguments.system)
     interactive = sys.stdin.isatty()
     if interactive:
@@ -62,7 +61,9 @@ class Conversation:
     """The messages so far, and the model that continues them."""
 
     def __init__(self, model, config, system: str | None):
+        """Raises ValueError where the model has no chat template."""
         self.model, self.config = model, config
+        self.template = ChatTemplate(model.tokenizer)
         self.restart(system)
 
     def restart(self, system: str | None) -> None:
@@ -76,7 +77,7 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": question}]
         answer = ""
         try:
-            for piece in self.model.stream(encode_chat(self.model.tokenizer, messages), self.config):
+            for piece in self.model.stream(self.template.encode(messages), self.config):
                 answer += piece
                 yield piece
         except (KeyboardInterrupt, GeneratorExit):

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
-from pace.cli.prompts import encode_chat, read_prompt
+from pace.cli.prompts import read_prompt
+from pace.llm.chat.template import ChatTemplate
 
 if TYPE_CHECKING:
     from pace.llm import GenerateOutput, StreamEvent
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = prompt
     if arguments.chat:
         system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
-        inputs = encode_chat(model.tokenizer, [*system, {"role": "user", "content": prompt}])
+        inputs = ChatTemplate(model.tokenizer).encode([*system, {"role": "user", "content": prompt}])
 
     writer = JsonWriter(prompt) if arguments.json else TextWriter(config.num_return_sequences)
     try:

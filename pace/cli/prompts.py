@@ -5,18 +5,6 @@ from __future__ import annotations
 import sys
 
 
-def encode_chat(tokenizer, messages: list[dict[str, str]]) -> list[int]:
-    """The token ids of a conversation by the tokenizer's own chat template, up to where the answer begins.
-
-    Raises: ValueError where the tokenizer has no template.
-    """
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ValueError(
-            "this tokenizer has no chat template, so the model was not made for conversations; give it plain text with `pace generate`"
-        )
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-
-
 def read_prompt(argument: str | None) -> str:
     """The prompt: the argument itself, or with `-` (or none at all, from a pipe) what stands on stdin.
 

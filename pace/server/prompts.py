@@ -6,6 +6,7 @@ import copy
 import threading
 from typing import Any
 
+from pace.llm.chat.template import ChatTemplate
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 
@@ -33,6 +34,16 @@ class PromptReader:
             self._local.tokenizer = copy.deepcopy(self._tokenizer)
         return self._local.tokenizer
 
+    @property
+    def template(self) -> ChatTemplate:
+        """This thread's. Raises ApiError where the model has none."""
+        if not hasattr(self._local, "template"):
+            try:
+                self._local.template = ChatTemplate(self.tokenizer)
+            except ValueError as error:
+                raise ApiError(400, f"{error}, to /v1/completions") from None
+        return self._local.template
+
     def read(self, job: Job) -> list[list[int]]:
         """The token ids of each prompt. Raises ApiError for what cannot be read or is too long, and for token ids that
         the model does not have."""
@@ -53,19 +64,14 @@ class PromptReader:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text that the model's chat template makes of messages."""
-        tokenizer = self.tokenizer
-        if getattr(tokenizer, "chat_template", None) is None:
-            raise ApiError(
-                400, "this model has no chat template: it was not made for conversations; use /v1/completions"
-            )
+        template = self.template
         self._check_bytes(sum(len(message["content"].encode()) for message in prompt.messages), prompt.param)
         try:
-            return tokenizer.apply_chat_template(
+            return template.render(
                 prompt.messages,
-                tokenize=False,
-                add_generation_prompt=prompt.add_generation_prompt,
-                continue_final_message=prompt.continue_final_message,
-                **prompt.template_kwargs,
+                begin_answer=prompt.add_generation_prompt,
+                continue_answer=prompt.continue_final_message,
+                variables=prompt.template_kwargs,
             )
         except Exception as error:  # the template's own complaint: roles that must alternate, say
             raise ApiError(400, f"the chat template refuses these messages: {error}", param=prompt.param) from None

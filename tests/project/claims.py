@@ -75,6 +75,13 @@ CLAIMS = {
             plain = LLMModel(TINY).generate("1, 2, 3, 4, 5, 6, 7, 8, 9,", SamplingConfig(max_new_tokens=40))
             assert output.generated_token_ids == plain.generated_token_ids""",
     },
+    "docs/tools.md": {
+        "read_tools": """
+            from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds
+            assert isinstance(events[0], CallBegins) and events[0].name == "get_weather"
+            assert "".join(e.text for e in events if isinstance(e, ArgumentsPiece)) == '{"city": "Rome"}'
+            assert events[-1] == CallEnds(0)""",
+    },
     "docs/cache.md": {
         "prefix_cache_bytes": """
             assert output.metrics.num_reused_tokens >= 16 and output.metrics.num_reused_tokens % 16 == 0""",

@@ -1,0 +1,134 @@
+"""Arguments as Python writes them in a call: `city="Rome", days=3`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
+from pace.llm.chat.arguments.python_literal import LiteralReader
+from pace.llm.chat.literals import blank, pattern
+from pace.llm.chat.schemas import is_plain_string, json_expression, properties, string_choices
+from pace.llm.chat.tools import Tool
+
+_NAME = re.compile(r"[^\W\d]\w*")
+_EQUALS = re.compile(r"\s*=")
+_QUOTED = r"'([^'\\\x00-\x1f\x7f]|\\(['\\bfnrt]|u00[0-1][0-9a-f]))*'"
+"""A string of Python between single quotes, in Lark."""
+
+
+class PythonArguments:
+    """A value stands as in JSON, which Python mostly reads alike; booleans and strings of which a schema says nothing
+    else may stand as in Python. The reader takes both languages, at any depth."""
+
+    def write(self, values: Mapping[str, Any], tool: Tool) -> str:
+        known = properties(tool)
+        return ", ".join(f"{key}={_written(value, known.get(key, ({}, False))[0])}" for key, value in values.items())
+
+    def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
+        known = list(properties(tool).items())
+        for index, (key, (schema, _)) in enumerate(known):
+            rules.add(f"{name}_{index}", f"/{pattern(key)}=/ {self._value(schema, tool.strict)}")
+        required = [needed for _, (_, needed) in known]
+        some = _some(rules, name, required, 0, len(known)) if known else '""'
+        return some if any(required) or not known else f"{some}?"
+
+    @staticmethod
+    def _value(schema: Mapping[str, Any], strict: bool) -> str:
+        if _is_boolean(schema):
+            return "/True|False/"
+        expression = json_expression(schema, strict)
+        choices = string_choices(schema)
+        if choices is not None:
+            return " | ".join([expression, *(f"/{pattern(_quoted(choice))}/" for choice in choices)]).join("()")
+        return f"({expression} | /{_QUOTED}/)" if is_plain_string(schema) else expression
+
+    def reader(self, tool: Tool) -> Reader:
+        return _KeywordReader(sorted(properties(tool), key=len, reverse=True))
+
+
+def _some(rules: Rules, name: str, required: list[bool], start: int, stop: int) -> str:
+    """A rule for the arguments from `start` to `stop`, in order and at least one of them.
+
+    It is made of those of its halves: rules that refer to one another in a row overflow llguidance's stack.
+    """
+    if stop - start == 1:
+        return f"{name}_{start}"
+    middle = (start + stop) // 2
+    left, right = _some(rules, name, required, start, middle), _some(rules, name, required, middle, stop)
+    both = f"{left} /,( )?/ {right}" if any(required[middle:stop]) else f"{left} (/,( )?/ {right})?"
+    return rules.add(f"{name}_{start}_{stop}", both if any(required[start:middle]) else f"{both} | {right}")
+
+
+def _is_boolean(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "boolean" and not {"enum", "const", "$ref"} & set(schema)
+
+
+def _written(value: Any, schema: Mapping[str, Any]) -> str:
+    if isinstance(value, bool) and _is_boolean(schema):
+        return str(value)
+    bare = isinstance(value, str) and (is_plain_string(schema) or string_choices(schema) is not None)
+    return _quoted(value) if bare else json.dumps(value, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    """A string of Python between single quotes."""
+    return "'" + json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'") + "'"
+
+
+class _KeywordReader:
+    """Reads `key=value, ...` up to the closing bracket, which it leaves."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self._value: LiteralReader | None = None
+        self._begun = False
+
+    def read(self, text: str) -> Reading:
+        pieces: list[str] = []
+        at = 0
+        while True:
+            if self._value is None:
+                piece, at, state = self._key(text, at)
+                pieces.append(piece)
+                if self._value is None:
+                    return Reading("".join(pieces), at, state)
+            reading = self._value.read(text[at:])
+            pieces.append(reading.piece)
+            at += reading.used
+            if reading.state is not State.DONE:
+                return Reading("".join(pieces), at, reading.state)
+            self._value = None
+
+    def _key(self, text: str, start: int) -> tuple[str, int, State]:
+        """Takes `key=` or `, key=` whole, and has a reader of its value, or nothing; DONE at the closing bracket."""
+        at = blank(text, start)
+        if text[at : at + 1] == ")":
+            return "}" if self._begun else "{}", at, State.DONE
+        if self._begun and at < len(text):
+            if text[at] != ",":
+                return "", start, State.BROKEN
+            at = blank(text, at + 1)
+        if at == len(text):
+            return "", start, State.MORE
+        name = self._name(text, at)
+        equals = _EQUALS.match(text, at + len(name))
+        if not equals or not name:
+            return "", start, State.MORE if _may_grow(text[at:], name, self._names) else State.BROKEN
+        self._value = LiteralReader()
+        opening = ", " if self._begun else "{"
+        self._begun = True
+        return f"{opening}{json.dumps(name, ensure_ascii=False)}: ", equals.end(), State.MORE
+
+    def _name(self, text: str, at: int) -> str:
+        """The name that is followed by `=`: one of the tool's, whatever is in it, or what looks like one of Python's."""
+        known = (n for n in self._names if text.startswith(n, at) and _EQUALS.match(text, at + len(n)))
+        found = _NAME.match(text, at)
+        return next(known, found.group() if found else "")
+
+
+def _may_grow(text: str, name: str, names: list[str]) -> bool:
+    """Whether more text may make `name =` of this text."""
+    return any(n.startswith(text) or text.rstrip() == n for n in names) or (name != "" and text.rstrip() == name)

@@ -1,0 +1,207 @@
+"""Arguments one by one between tags: `<parameter=city>\\nRome\\n</parameter>`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pace.llm.chat.arguments.base import Reader, Reading, Rules, State
+from pace.llm.chat.arguments.json_arguments import JsonScanner
+from pace.llm.chat.literals import MORE, NO, blank, match, pattern, terminals
+from pace.llm.chat.schemas import is_plain_string, is_string, json_expression, properties, string_choices
+from pace.llm.chat.tools import Tool
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+@dataclass(frozen=True)
+class TaggedArguments:
+    """`before name after value end`, for each argument.
+
+    A string stands as it is; it cannot hold `end`. Other values are JSON. So is a string of which the schema says more
+    than its type or a list of strings: it has quotes.
+    """
+
+    before: str
+    after: str
+    """Without whitespace at its ends."""
+    end: str
+    """A tag without whitespace."""
+    padding: str = ""
+    """Stands around a value and does not belong to it."""
+    between: str = "\n"
+
+    def write(self, values: Mapping[str, Any], tool: Tool) -> str:
+        known = properties(tool)
+        texts = []
+        for name, value in values.items():
+            schema = known.get(name, ({}, False))[0]
+            text = value if isinstance(value, str) and self.is_bare(schema) else json.dumps(value, ensure_ascii=False)
+            texts.append(f"{self.before}{name}{self.after}{self.padding}{text}{self.padding}{self.end}{self.between}")
+        return "".join(texts)
+
+    def grammar(self, tool: Tool, rules: Rules, name: str) -> str:
+        found = []
+        for index, (key, (schema, required)) in enumerate(properties(tool).items()):
+            opening = terminals(self.before + "$NAME" + self.after + self.padding, rules.special, key)
+            value = self._value(schema, tool.strict, rules, f"{name}_{index}_value")
+            between = f" /({pattern(self.between)})?/" if self.between else ""
+            argument = rules.add(f"{name}_{index}", f"{opening} {value}{between}")
+            found.append(argument if required else f"{argument}?")
+        return rules.add(name, " ".join(found))
+
+    def _value(self, schema: Mapping[str, Any], strict: bool, rules: Rules, name: str) -> str:
+        """A value and its end tag."""
+        if is_plain_string(schema):
+            return rules.until(name, self.end)
+        end = terminals(self.padding + self.end, rules.special)
+        if self.is_bare(schema):
+            choices = string_choices(schema) or []
+            return f"{rules.add(name, ' | '.join(f'/{pattern(choice)}/' for choice in choices))} {end}"
+        return f"{json_expression(schema, strict)} {end}"
+
+    def is_bare(self, schema: Mapping[str, Any]) -> bool:
+        """Whether a value of this schema stands without quotes: a string that is any, or one of some without tags and
+        blank ends."""
+        choices = string_choices(schema)
+        if choices is None:
+            return is_plain_string(schema)
+        return all(choice.strip() == choice != "" and self.end not in choice for choice in choices)
+
+    def reader(self, tool: Tool) -> Reader:
+        return _TaggedReader(self, {name: schema for name, (schema, _) in properties(tool).items()})
+
+
+class _TaggedReader:
+    """Reads arguments as long as one follows. Strings come through piece by piece, other values whole."""
+
+    def __init__(self, tags: TaggedArguments, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._tags = tags
+        self._schemas = schemas
+        self._names = sorted(schemas, key=len, reverse=True)
+        self._schema: Mapping[str, Any] | None = None
+        """That of the value that is being read."""
+        self._padded = False
+        """Whether the padding before the value was seen to."""
+        self._begun = False
+        self._scan = _Scan()
+
+    def read(self, text: str) -> Reading:
+        pieces: list[str] = []
+        at = 0
+        while True:
+            step = self._tag if self._schema is None else self._value
+            reading = step(text[at:])
+            pieces.append(reading.piece)
+            at += reading.used
+            if reading.state is not State.MORE or not reading.used:
+                return Reading("".join(pieces), at, reading.state)
+
+    def _tag(self, text: str) -> Reading:
+        """Takes `before name after` whole; DONE where none begins."""
+        start = blank(text)
+        begins = match(self._tags.before, text, start)
+        if begins.end == MORE:
+            return Reading("", 0, State.MORE)
+        if begins.end < 0:
+            return Reading("}" if self._begun else "{}", start, State.DONE)
+        name, end = self._name(text, begins.end)
+        if end < 0:
+            return Reading("", 0, State.MORE if end == MORE else State.BROKEN)
+        self._schema, self._padded = self._schemas.get(name, {}), not self._tags.padding
+        opening, quote = ", " if self._begun else "{", '"' if self._tags.is_bare(self._schema) else ""
+        self._begun = True
+        return Reading(f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}", end, State.MORE)
+
+    def _name(self, text: str, start: int) -> tuple[str, int]:
+        """The name and the end of `after`: one of the schema's, whatever is in it, or any up to `after`."""
+        for name in self._names:
+            if text.startswith(name, start):
+                end = match(self._tags.after, text, start + len(name)).end
+                if end != NO:
+                    return name, end
+            elif name.startswith(text[start:]):
+                return name, MORE
+        stop = text.find(self._tags.after.split()[0], start)
+        return (text[start:stop], match(self._tags.after, text, stop).end) if stop >= 0 else ("", MORE)
+
+    def _value(self, text: str) -> Reading:
+        padding, tag = self._tags.padding, self._tags.end
+        start = 0
+        if not self._padded:
+            if len(text) < len(padding) and padding.startswith(text):
+                return Reading("", 0, State.MORE)
+            start = len(padding) if text.startswith(padding) else 0
+        if self._tags.is_bare(self._schema):
+            self._padded = True
+            return self._string(text, start)
+        end = self._scan.end_tag(text, start, tag)
+        if end < 0:
+            return Reading("", 0, State.MORE)
+        piece = _as_json(text[start:end].removesuffix(padding), self._schema)
+        self._schema, self._scan = None, _Scan()
+        return Reading(piece, end + len(tag), State.MORE)
+
+    def _string(self, text: str, start: int) -> Reading:
+        """What is certain of a bare string, and its end tag where it has come."""
+        closing = self._tags.padding + self._tags.end
+        end = text.find(self._tags.end, start)
+        if end >= 0:
+            self._schema = None
+            value = text[start:end].removesuffix(self._tags.padding)
+            return Reading(_escaped(value) + '"', end + len(self._tags.end), State.MORE)
+        held = held_back(text[start:], closing, self._tags.end)
+        return Reading(_escaped(text[start : len(text) - held]), len(text) - held, State.MORE)
+
+
+class _Scan:
+    """Looks for the end tag of a value that grows: not in what was looked at, and not inside a string of JSON."""
+
+    def __init__(self) -> None:
+        self._scanner = JsonScanner()
+        self._state = State.MORE
+        self._at = 0
+
+    def end_tag(self, text: str, start: int, tag: str) -> int:
+        """Position of the tag, -1 where it has not come. `text` and `start` are those of the last call, or longer."""
+        value = blank(text, start)
+        if text[value : value + 1] in ("{", "[", '"') and self._state is State.MORE:
+            self._at, self._state = self._scanner.scan(text, max(self._at, value))
+            if self._state is State.MORE:
+                return -1
+        if self._state is State.DONE:
+            found = match("\n" + tag, text, self._at)
+            if found.end != NO:
+                return found.end if found.end == MORE else found.end - len(tag)
+        return text.find(tag, start)
+
+
+def held_back(text: str, *markers: str) -> int:
+    """How many characters at the end of `text` may begin one of `markers`."""
+    longest = min(len(text), max(map(len, markers)) - 1)
+    for length in range(longest, 0, -1):
+        end = text[-length:]
+        if any(len(marker) > length and marker.startswith(end) for marker in markers):
+            return length
+    return 0
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _as_json(text: str, schema: Mapping[str, Any]) -> str:
+    """A value as JSON text: as it stands where it is JSON, else a constant of Python, else a string."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return _PYTHON.get(text) or json.dumps(text, ensure_ascii=False)
+    if is_string(schema) and not isinstance(value, str):
+        return json.dumps(text, ensure_ascii=False)
+    return text
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

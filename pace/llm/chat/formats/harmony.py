@@ -1,0 +1,15 @@
+"""gpt-oss: every message names its channel. A turn ends with its one call."""
+
+from pace.llm.chat.format import ToolFormat
+
+FORMATS = (
+    ToolFormat(
+        name="harmony",
+        signs=("<|start|>assistant", "<|channel|>", "functions"),
+        trigger="<|channel|>commentary to=",
+        call="<|channel|>commentary to=functions.$NAME <|constrain|>json<|message|>$ARGS",
+        between=None,
+        anywhere=False,
+        reply=("<|channel|>final<|message|>", ""),
+    ),
+)

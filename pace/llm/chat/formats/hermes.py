@@ -1,0 +1,12 @@
+"""Hermes and Qwen: one JSON object a call, between tags."""
+
+from pace.llm.chat.format import ToolFormat
+
+FORMATS = (
+    ToolFormat(
+        name="hermes",
+        signs=("<tool_call>", '"arguments'),
+        trigger="<tool_call>",
+        call='<tool_call>\n{"name": "$NAME", "arguments": $ARGS}\n</tool_call>',
+    ),
+)

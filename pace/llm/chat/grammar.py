@@ -1,0 +1,132 @@
+"""A grammar of one turn of the assistant, in llguidance's Lark, from the description that also parses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pace.llm.chat.arguments import Rules
+from pace.llm.chat.arguments.base import ANY_TEXT
+from pace.llm.chat.format import ToolFormat
+from pace.llm.chat.literals import ANY_BLANK, parts, pattern, terminals
+from pace.llm.chat.reasoning import Reasoning
+from pace.llm.chat.tools import Tool, ToolChoice
+
+
+def turn_grammar(
+    format: ToolFormat,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    parallel: bool = True,
+    reasoning: Reasoning | None = None,
+    special: Mapping[str, int] | None = None,
+) -> str:
+    """What a turn may be.
+
+    With "auto" it is free text in which a call, once its trigger is there, is valid. With "required" and "named" it is
+    calls and nothing else. A thought may come first, and must end where the prompt began it; a trigger inside it is
+    text. Without `parallel` there is one call at most. `special` are the ids of the tokenizer's special tokens by name.
+
+    Raises ValueError where no tool may be called: such a turn is free text, and needs no grammar.
+    """
+    chosen = choice.among(tools)
+    if not chosen:
+        raise ValueError("a turn without tools to call is free text and needs no grammar")
+    turn = _Turn(format, chosen, parallel and format.between is not None, Rules(special or {}))
+    body = turn.free() if choice.mode == "auto" else turn.section(turn.rules.add("opening", turn.opening()))
+    rules = turn.rules
+    rules.add("body", body)
+    if reasoning is None:
+        rules.add("start", "body")
+    elif reasoning.begun:
+        rules.add("start", f"{rules.until('thought', reasoning.closing)} body")
+    else:
+        blank = ANY_BLANK if choice.mode == "auto" else r"[ \t\r\n]{0,2}"
+        begins = rules.until("thought_begins", reasoning.opening, before=blank)
+        rules.add("start", f"body | {begins} {rules.until('thought', reasoning.closing)} body")
+    return rules.text()
+
+
+class _Turn:
+    """The rules of one turn, while they are made. Expressions that are returned are Lark."""
+
+    def __init__(self, format: ToolFormat, tools: Sequence[Tool], parallel: bool, rules: Rules) -> None:
+        self._format = format
+        self._tools = tools
+        self._parallel = parallel
+        self.rules = rules
+        self._before, _, self._after = format.head.partition("$NAME")
+        self._tail = terminals(format.tail, rules.special)
+        self._arguments = [
+            format.arguments.grammar(tool, rules, f"arguments_{index}") for index, tool in enumerate(tools)
+        ]
+
+    def opening(self) -> str:
+        """All that stands before the name of the first call."""
+        return terminals(self._format.opening + self._before, self.rules.special)
+
+    def section(self, opening: str) -> str:
+        """One call or several, after `opening`, which stands before the name of the first."""
+        calls = f"{opening} {self._named()}"
+        if self._parallel:
+            between = terminals(self._format.between + self._before, self.rules.special)
+            calls += f" ({between} {self._named()})*"
+        return f"{calls} {self._closing()}"
+
+    def free(self) -> str:
+        """Text, and calls after their trigger."""
+        if self._format.answers_are_marked:
+            section = self.section(self.rules.add("opening", self.opening()))
+            return f"{section} | {self._marked_answer()}"
+        if not self._format.anywhere:
+            return f"{self._at_the_start()} | {ANY_TEXT}"
+        trigger = self._format.trigger
+        before = self._format.opening + self._before
+        assert before.startswith(trigger), "a trigger begins a call"
+        begins = self.rules.until("begins", trigger)
+        rest = terminals(before.removeprefix(trigger), self.rules.special)
+        if not self._parallel:
+            return f"{self.section(f'{begins} {rest}')} | {ANY_TEXT}"
+        section = f"{begins} {rest} {self._named()} {self._closing()}"
+        if self._format.closing:
+            section = self.section(f"{begins} {rest}")
+        return f"({self.rules.add('section', section)})* {ANY_TEXT}"
+
+    def _at_the_start(self) -> str:
+        """Calls of a turn that begins with the trigger, which may reach beyond the name."""
+        trigger, head = self._format.trigger, self._format.opening + self._format.head
+        assert head.startswith(trigger), "a trigger begins a call"
+        first = []
+        for index, tool in enumerate(self._tools):
+            begins = self.rules.add(f"begins_{index}", f"/{_trigger(trigger, tool.name)}/", lazy=True)
+            rest = terminals(head.removeprefix(trigger), self.rules.special, tool.name)
+            first.append(f"{begins} {rest} {self._arguments[index]} {self._tail}")
+        calls = self.rules.add("first", " | ".join(first))
+        if self._parallel:
+            between = terminals(self._format.between + self._before, self.rules.special)
+            calls += f" ({between} {self._named()})*"
+        return f"{calls} {self._closing()}"
+
+    def _named(self) -> str:
+        """A call from its name on."""
+        alternatives = []
+        for index, tool in enumerate(self._tools):
+            head = terminals("$NAME" + self._after, self.rules.special, tool.name)
+            alternatives.append(f"{head} {self._arguments[index]} {self._tail}")
+        return self.rules.add("named", " | ".join(alternatives))
+
+    def _closing(self) -> str:
+        return terminals(self._format.closing, self.rules.special)
+
+    def _marked_answer(self) -> str:
+        opening, closing = self._format.reply
+        begins = terminals(opening, self.rules.special)
+        return f"{begins} {self.rules.until('answer', closing) if closing else ANY_TEXT}"
+
+
+def _trigger(literal: str, name: str) -> str:
+    """A literal of plain text at the beginning of a turn, as one regular expression: with all whitespace that the
+    parser takes, so that nothing is a call for it and text for the grammar."""
+    found = ANY_BLANK
+    for part in parts(literal):
+        found += ANY_BLANK if part.optional else pattern(name if part.kind == "NAME" else part.text)
+    return found

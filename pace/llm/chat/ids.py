@@ -1,0 +1,29 @@
+"""Ids of tool calls, by the rules of the formats. Each takes the tool's name and the index of the call in its turn."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable
+
+IdRule = Callable[[str, int], str]
+_LETTERS = string.ascii_letters + string.digits
+
+
+def call_id(name: str, index: int) -> str:
+    """`call_` and 24 letters and digits: what clients know."""
+    return "call_" + _random(24)
+
+
+def nine_characters(name: str, index: int) -> str:
+    """Nine letters and digits: all that Mistral's templates take."""
+    return _random(9)
+
+
+def numbered(name: str, index: int) -> str:
+    """`functions.NAME:INDEX`, as Kimi writes them itself."""
+    return f"functions.{name}:{index}"
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))

@@ -1,0 +1,240 @@
+"""Reads a turn of the assistant while it is generated: its thought, its text, and its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
+
+from pace.llm.chat.arguments import Reader, State
+from pace.llm.chat.arguments.tagged_arguments import held_back
+from pace.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought
+from pace.llm.chat.format import ToolFormat
+from pace.llm.chat.ids import IdRule
+from pace.llm.chat.literals import MORE, NO, Match, blank, match
+from pace.llm.chat.reasoning import Reasoning
+from pace.llm.chat.tools import Tool
+
+
+class Place(Enum):
+    """Where in a turn the parser is."""
+
+    START = "start"
+    THOUGHT = "thought"
+    BODY = "body"
+    """Where the answer begins: after the thought, if any."""
+    TEXT = "text"
+    MARKED_TEXT = "marked text"
+    """In an answer whose end is marked."""
+    ARGUMENTS = "arguments"
+    TAIL = "tail"
+    AFTER_CALL = "after a call"
+
+
+class TurnParser:
+    """Makes events of generated text, in which special tokens stand by their names.
+
+    The events joined are the same whatever the cuts between two `push`. Text that only looks like a call comes back as
+    text. A call that goes wrong behind its name does not end, and what follows is text. No call is looked for without
+    `tools`. Whitespace around a thought's markers is dropped.
+    """
+
+    def __init__(
+        self,
+        format: ToolFormat,
+        tools: Sequence[Tool],
+        reasoning: Reasoning | None = None,
+        make_id: IdRule | None = None,
+    ) -> None:
+        """`make_id` gives ids to calls in place of the format's rule."""
+        self._format = format
+        self._tools = {tool.name: tool for tool in tools}
+        self._reasoning = reasoning
+        self._make_id = make_id or format.make_id
+        self._first = format.opening + format.head
+        self._next = None if format.between is None else format.between + format.head
+        self._held = ""
+        """What came and is not told yet."""
+        self._skip_blank = False
+        self._final = False
+        self._calls = 0
+        self._reader: Reader | None = None
+        self._place = Place.START
+        if reasoning is not None and reasoning.begun:
+            self._begin(Place.THOUGHT)
+        self._steps = {
+            Place.START: self._start,
+            Place.THOUGHT: self._thought,
+            Place.BODY: self._body,
+            Place.TEXT: self._text,
+            Place.MARKED_TEXT: self._marked_text,
+            Place.ARGUMENTS: self._arguments,
+            Place.TAIL: self._tail,
+            Place.AFTER_CALL: self._after_call,
+        }
+
+    def push(self, text: str) -> list[Event]:
+        """The events of the text that came."""
+        self._held += text
+        return list(_joined(self._events()))
+
+    def close(self) -> list[Event]:
+        """What was held back, at the end of the turn. Nothing may be pushed afterwards."""
+        self._final = True
+        events = list(_joined(self._events()))
+        self._held = ""
+        return events
+
+    def _events(self) -> Iterable[Event]:
+        """Steps from place to place until one has to wait for more text."""
+        while True:
+            if self._skip_blank:
+                self._held = self._held[blank(self._held) :]
+                if not self._held:
+                    return
+                self._skip_blank = False
+            before = self._place, len(self._held)
+            yield from self._steps[self._place]()
+            if (self._place, len(self._held)) == before:
+                return
+
+    def _take(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
+
+    def _begin(self, place: Place) -> None:
+        """Goes to a place where whitespace at the beginning does not count."""
+        self._place, self._skip_blank = place, True
+
+    def _match(self, literal: str, start: int = 0, names: Collection[str] = ()) -> Match:
+        """As `match`, but at the end of the turn nothing more can come."""
+        found = match(literal, self._held, start, names)
+        if found.end == MORE and self._final:
+            found.end = NO
+        return found
+
+    def _start(self) -> Iterable[Event]:
+        if self._reasoning is None:
+            self._place = Place.BODY
+            return
+        found = self._match(self._reasoning.opening, blank(self._held))
+        if found.end >= 0:
+            self._take(found.end)
+            self._begin(Place.THOUGHT)
+        elif found.end != MORE:
+            self._place = Place.BODY
+        yield from ()
+
+    def _thought(self) -> Iterable[Event]:
+        text, ended = self._up_to(self._reasoning.closing)
+        yield Thought(text)
+        if ended:
+            self._begin(Place.BODY)
+
+    def _up_to(self, marker: str) -> tuple[str, bool]:
+        """Takes what stands before a marker, and the marker where it has come."""
+        end = self._held.find(marker)
+        if end >= 0:
+            text = self._take(end)
+            self._take(len(marker))
+            return text, True
+        return self._take(len(self._held) - (0 if self._final else held_back(self._held, marker))), False
+
+    def _body(self) -> Iterable[Event]:
+        """The first characters of an answer: they decide where calls do not stand amid text."""
+        if self._format.anywhere and not self._format.answers_are_marked:
+            self._place = Place.TEXT
+            return
+        start = blank(self._held)
+        call = self._match(self._first, start, self._tools)
+        if call.end >= 0:
+            yield from self._call(call)
+            return
+        marked = self._match(self._format.reply[0], start) if self._format.answers_are_marked else None
+        if marked is not None and marked.end >= 0:
+            self._take(marked.end)
+            self._place = Place.MARKED_TEXT if self._format.reply[1] else Place.TEXT
+        elif call.end != MORE and (marked is None or marked.end != MORE):
+            self._place = Place.TEXT
+
+    def _text(self) -> Iterable[Event]:
+        """Text, up to where a call may begin."""
+        if not self._tools or not self._format.anywhere:
+            yield Text(self._take(len(self._held)))
+            return
+        trigger = self._format.trigger
+        start = self._held.find(trigger)
+        while start >= 0:
+            call = self._match(self._first, start, self._tools)
+            if call.end != NO:
+                yield Text(self._take(start))
+                if call.end >= 0:
+                    call.end -= start
+                    yield from self._call(call)
+                return
+            start = self._held.find(trigger, start + 1)
+        held = 0 if self._final else held_back(self._held, trigger)
+        yield Text(self._take(len(self._held) - held))
+
+    def _marked_text(self) -> Iterable[Event]:
+        text, ended = self._up_to(self._format.reply[1])
+        yield Text(text)
+        if ended:
+            self._begin(Place.TEXT)
+
+    def _call(self, found: Match) -> Iterable[Event]:
+        """A call begins: all before its arguments was found."""
+        self._take(found.end)
+        name, index = found.holes["NAME"], self._calls
+        self._calls += 1
+        self._reader = self._format.arguments.reader(self._tools[name])
+        self._place = Place.ARGUMENTS
+        yield CallBegins(index, found.holes.get("ID") or self._make_id(name, index), name)
+
+    def _arguments(self) -> Iterable[Event]:
+        reading = self._reader.read(self._held)
+        self._take(reading.used)
+        yield ArgumentsPiece(self._calls - 1, reading.piece)
+        if reading.state is State.DONE:
+            self._place = Place.TAIL
+        elif reading.state is State.BROKEN:
+            self._place = Place.TEXT
+
+    def _tail(self) -> Iterable[Event]:
+        found = self._match(self._format.tail)
+        if found.end >= 0:
+            self._take(found.end)
+            self._place = Place.AFTER_CALL
+            yield CallEnds(self._calls - 1)
+        elif found.end != MORE:
+            self._place = Place.TEXT
+
+    def _after_call(self) -> Iterable[Event]:
+        """Another call of the same run, or its closing, or text."""
+        following = self._match(self._next, 0, self._tools) if self._next is not None else None
+        if following is not None and following.end >= 0:
+            yield from self._call(following)
+            return
+        closing = self._match(self._format.closing)
+        waits = following is not None and following.end == MORE
+        if not waits and closing.end != MORE:
+            self._take(max(closing.end, 0))
+            self._place = Place.TEXT
+
+
+def _joined(events: Iterable[Event]) -> Iterable[Event]:
+    """Events without empty pieces, neighbours of one kind as one."""
+    last: Event | None = None
+    for event in events:
+        if isinstance(event, (Text, Thought, ArgumentsPiece)) and not event.text:
+            continue
+        if last is not None and type(event) is type(last) and not isinstance(event, (CallBegins, CallEnds)):
+            if isinstance(event, ArgumentsPiece):
+                last = ArgumentsPiece(last.index, last.text + event.text)
+            else:
+                last = type(event)(last.text + event.text)
+            continue
+        if last is not None:
+            yield last
+        last = event
+    if last is not None:
+        yield last

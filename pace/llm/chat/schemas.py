@@ -1,0 +1,88 @@
+"""JSON schemas of tools, as a grammar takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pace.llm.chat.tools import Tool
+
+_OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$ref",
+                      "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "minProperties"})  # fmt: skip
+"""Keywords beside which a missing `additionalProperties` must stay missing."""
+_TYPES = {"string": (str,), "boolean": (bool,), "integer": (int, float), "number": (int, float), "array": (list,),
+          "object": (dict,), "null": (type(None),)}  # fmt: skip
+"""Types of Python that values of JSON schema's types may have."""
+_PLAIN = frozenset({"type", "title", "description", "default", "examples", "deprecated", "$comment"})
+"""Keywords that say nothing about which strings are allowed."""
+
+
+def json_expression(schema: Mapping[str, Any] | bool, strict: bool) -> str:
+    """`%json {...}` for Lark: a schema without the settings of a client, and with ours.
+
+    Between tokens of JSON there is at most one space, after a comma or a colon: small models write blanks without end.
+    """
+    own = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    if not strict:
+        own["lenient"] = True
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    return "%json " + json.dumps({"x-guidance": own} | {k: v for k, v in schema.items() if k != "x-guidance"})
+
+
+def closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments without arguments that it does not name, unless it says something of them."""
+    named = set(parameters.get("required", ())) <= set(parameters.get("properties", ()))
+    if not named or _OPENING & set(parameters):
+        return dict(parameters)
+    return dict(parameters) | {"additionalProperties": False}
+
+
+def properties(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
+    """The schema of each argument by its name, and whether it is required: for forms that write arguments singly.
+
+    A schema has the definitions that it may refer to. Nothing that a schema says of several arguments together is in it.
+    An argument that need not be there and cannot be, since no value is allowed, is left out.
+    """
+    schema = tool.parameters
+    shared = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
+    required = schema.get("required", ())
+    known = dict(schema.get("properties", {})) | {k: {} for k in required if k not in schema.get("properties", {})}
+    found = {}
+    for name, own in known.items():
+        if name in required or _possible(own):
+            found[name] = (
+                ({} if own is True else {"not": {}} if own is False else dict(own)) | shared,
+                name in required,
+            )
+    return found
+
+
+def _possible(schema: Mapping[str, Any] | bool) -> bool:
+    """False for a schema that allows nothing: `false`, or values that are all of other types than it says."""
+    if isinstance(schema, bool):
+        return schema
+    kind, values = schema.get("type"), schema.get("enum")
+    kinds = _TYPES.get(kind) if isinstance(kind, str) else None
+    return kinds is None or not isinstance(values, list) or any(type(value) in kinds for value in values)
+
+
+def is_plain_string(schema: Mapping[str, Any]) -> bool:
+    """Whether every string and nothing else is allowed."""
+    return schema.get("type") == "string" and set(schema) <= _PLAIN | {"$defs", "definitions", "$schema"}
+
+
+def string_choices(schema: Mapping[str, Any]) -> list[str] | None:
+    """The strings that are allowed, where a schema lists them and nothing else."""
+    if schema.get("type", "string") != "string" or not set(schema) <= _PLAIN | {"enum", "$defs", "definitions"}:
+        return None
+    listed = schema.get("enum")
+    if isinstance(listed, list) and listed and all(isinstance(value, str) for value in listed):
+        return list(dict.fromkeys(listed))
+    return None
+
+
+def is_string(schema: Mapping[str, Any]) -> bool:
+    """Whether nothing but strings is allowed."""
+    return schema.get("type") == "string" or string_choices(schema) is not None

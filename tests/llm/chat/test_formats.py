@@ -1,0 +1,205 @@
+"""Every format: its own writer, its grammar and its parser agree."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+pytest.importorskip("llguidance")
+
+from pace.llm.chat import FORMATS, Tool, ToolCall, ToolChoice, TurnParser, detect_format, format_named, turn_grammar
+from tests.llm.chat.grammars import PLAIN, TINY, accepts, random_object, random_tools, special_names, vocabulary
+from tests.llm.chat.turns import parse
+
+SEEDS = range(6)
+
+
+def random_calls(format, tools, rng):
+    """Calls, and their arguments parsed."""
+    count = 1 if format.between is None else rng.randrange(1, 4)
+    chosen = [rng.choice(tools) for _ in range(count)]
+    values = [random_object(tool.parameters, rng) for tool in chosen]
+    return [ToolCall("abcDEF%03d" % k, tool.name, "") for k, tool in enumerate(chosen)], values
+
+
+def written(format, seed):
+    rng = random.Random(f"{format.name} {seed}")
+    tools = random_tools(rng)
+    calls, values = random_calls(format, tools, rng)
+    text = format.write(calls, {tool.name: tool for tool in tools}, values)
+    return tools, calls, values, text, rng
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_the_grammar_admits_is_parsed(name):
+    """With special tokens and with plain text in their place."""
+    format = FORMATS[name]
+    for seed in SEEDS:
+        tools, calls, values, text, rng = written(format, seed)
+        for words in (vocabulary(tuple(special_names(format))), vocabulary()):
+            tokens = words.encode(text)
+            for choice in (ToolChoice("required"), ToolChoice("auto")):
+                grammar = turn_grammar(format, tools, choice, special=words.special)
+                assert accepts(grammar, words, tokens), f"{choice.mode}: {text}"
+        whole = parse(TurnParser(format, tools), text.replace(PLAIN, ""))
+        expected = json.loads(json.dumps(values, ensure_ascii=False).replace(PLAIN, ""))
+        assert [name for name, _ in whole.calls] == [call.name for call in calls], text
+        assert [json.loads(arguments) for _, arguments in whole.calls] == expected, text
+        assert whole.ended == list(range(len(calls))) and whole.text == "" == whole.thought
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_names_and_choices_of_any_characters(name):
+    format, odd = (
+        FORMATS[name],
+        ["a/b", 'a"b', "a\\b", "x y", "#~&-^$.*+?()[]{}|", "größe", "$NAME", "a=b", "a>b", "//"],
+    )
+    choices = ["red", "red ", "it's", "", "</parameter>", "</arg_value>", "//", "\n", '"q"']
+    for key in odd:
+        for enum in (choices, choices[:1], choices[2:3]):
+            schema = {
+                "type": "object",
+                "properties": {key: {"enum": enum}, "n": {"type": "integer"}},
+                "required": [key],
+            }
+            tools = [Tool("f", parameters=schema)]
+            words = vocabulary(tuple(special_names(format)))
+            grammar = turn_grammar(format, tools, ToolChoice("required"), special=words.special)
+            for value in enum:
+                text = format.write([ToolCall("123456789", "f", "")], {"f": tools[0]}, [{key: value, "n": 1}])
+                if not value.startswith("</"):  # which would be encoded as a token
+                    assert accepts(grammar, words, words.encode(text)), text
+                calls = parse(TurnParser(format, tools), text).calls
+                assert [json.loads(arguments) for _, arguments in calls] == [{key: value, "n": 1}], text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_cuts_change_nothing(name):
+    """One cut anywhere, all cuts at once, and random ones; with text around where the format has any."""
+    format = FORMATS[name]
+    for seed in SEEDS[:3]:
+        tools, calls, _, text, rng = written(format, seed)
+        text = text.replace(PLAIN, "")
+        if format.anywhere:
+            text = f"Let me <see>. {text} Done [1] <tool"
+        whole = parse(TurnParser(format, tools, make_id="{}{}".format), text)
+        assert len(whole.ended) == len(calls)
+        cuts = [[k] for k in range(len(text))] + [range(len(text))]
+        cuts += [sorted(rng.choices(range(len(text)), k=5)) for _ in range(5)]
+        for cut in cuts:
+            assert parse(TurnParser(format, tools, make_id="{}{}".format), text, cut) == whole, f"cut at {list(cut)}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_cut_turn_has_no_false_end(name):
+    """Every beginning of a turn: the calls that have ended are those that are written whole, and others a beginning."""
+    format = FORMATS[name]
+    tools, calls, values, text, _ = written(format, 1)
+    by_name = {tool.name: tool for tool in tools}
+    texts = [format.write(calls[: k + 1], by_name, values[: k + 1]).replace(PLAIN, "") for k in range(len(calls))]
+    ends = [len(part) - len(format.closing) for part in texts]
+    whole = parse(TurnParser(format, tools), texts[-1])
+    for length in range(len(texts[-1]) + 1):
+        cut = parse(TurnParser(format, tools), texts[-1][:length])
+        assert cut.ended == [k for k, end in enumerate(ends) if length >= end]
+        assert len(cut.calls) <= len(whole.calls)
+        for (call, arguments), (full_call, full_arguments) in zip(cut.calls, whole.calls):
+            assert call == full_call and full_arguments.startswith(arguments)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_without_parallel_calls(name):
+    format = FORMATS[name]
+    if format.between is None:
+        pytest.skip("has one call at most anyway")
+    tools = random_tools(random.Random(0))
+    by_name = {tool.name: tool for tool in tools}
+    values = [random_object(tools[0].parameters, random.Random(0))] * 2
+    words = vocabulary(tuple(special_names(format)))
+    for choice in (ToolChoice("required"), ToolChoice("auto"), ToolChoice("named", (tools[0].name,))):
+        one = turn_grammar(format, tools, choice, parallel=False, special=words.special)
+        many = turn_grammar(format, tools, choice, parallel=True, special=words.special)
+        for count in (1, 2):
+            calls = [ToolCall(f"12345678{k}", tools[0].name, "") for k in range(count)]
+            tokens = words.encode(format.write(calls, by_name, values[:count]))
+            assert accepts(many, words, tokens)
+            assert accepts(one, words, tokens) == (count == 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_the_tools_that_are_chosen(name):
+    format = FORMATS[name]
+    rng = random.Random(3)
+    tools = random_tools(rng)
+    values = random_object(tools[1].parameters, rng)
+    call = [ToolCall("123456789", tools[1].name, "")]
+    words = vocabulary(tuple(special_names(format)))
+    tokens = words.encode(format.write(call, {tool.name: tool for tool in tools}, [values]))
+    for names, admitted in (((tools[1].name,), True), ((tools[0].name,), False)):
+        for mode in ("required", "named", "auto"):
+            grammar = turn_grammar(format, tools, ToolChoice(mode, names), special=words.special)
+            if not admitted and mode == "auto" and not format.anywhere and not format.answers_are_marked:
+                continue  # a turn that begins otherwise than a call is text
+            assert accepts(grammar, words, tokens) == admitted
+            if mode != "auto":
+                assert not accepts(grammar, words, words.encode("Hello"))
+                assert not accepts(grammar, words, [])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rules_do_not_nest_deeply(name):
+    """However many arguments a tool has: llguidance's stack overflows where thousands of rules refer to one another."""
+    keys = {f"p{index}": {"type": "string"} for index in range(500)}
+    grammar = turn_grammar(FORMATS[name], [Tool("f", parameters={"properties": keys})], ToolChoice("required"))
+    rules = dict(line.split(": ", 1) for line in grammar.splitlines()[1:])
+    uses = {rule.removesuffix("[lazy]"): set(re.findall(r"\w+", rules[rule])) & set(rules) for rule in rules}
+    level, depth = {"start"}, 0
+    while level:
+        level, depth = set().union(*(uses[rule] for rule in level)), depth + 1
+    assert 2 <= depth < 25
+
+
+FRAGMENTS = {
+    "harmony": '{{- "<|start|>assistant to=" }}{{- "functions." + call.name + "<|channel|>commentary " }}',
+    "kimi": "<|tool_calls_section_begin|>",
+    "deepseek_v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n```json\\n'",
+    "deepseek_v31": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments",
+    "command": '<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": "{{ name }}", "parameters": {}}',
+    "mistral_call_id": "{{- '[TOOL_CALLS]' + name }}{{- '[CALL_ID]' + call.id }}{{- '[ARGS]' + arguments }}",
+    "mistral_v11": "{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}",
+    "mistral": "{{- '[TOOL_CALLS][' }}{{- ', \"id\": \"' + call.id + '\"}' }}",
+    "glm45": "<tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>",
+    "glm4": "# 可用工具",
+    "seed": "<seed:tool_call>\n<function=f>\n<parameter=p>v</parameter>",
+    "qwen_coder": "{{- '\\n<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}",
+    "functionary": "start_tag = <function=example_function_name>{}</function>",
+    "phi4_mini": "'<|tool|>' + message['tools'] + '<|/tool|>'",
+    "granite3": "{%- set available_tools = tools %} respond only with <|tool_call|>",
+    "functools": "functools[{{ calls }}]",
+    "nemotron": "<TOOLCALL>[{{ calls }}]</TOOLCALL>",
+    "apriel": "<tool_calls>[{{ calls }}]</tool_calls>",
+    "lfm2": "'List of tools: <|tool_list_start|>['",
+    "llama4": "<|python_start|>",
+    "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+    "llama3": 'Environment: ipython Respond in the format {"name": function name, '
+    '"parameters": dictionary of argument name and its value}.',
+    "llama3_python_tag": '<|python_tag|>{"name": "f", "parameters": {}}',
+    "hermes": '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>',
+    "generic": "{% for message in messages %}{{ message.content }}{% endfor %}",
+}
+
+
+def test_formats_are_detected_by_their_templates():
+    assert set(FRAGMENTS) == set(FORMATS)
+    for name, fragment in FRAGMENTS.items():
+        assert detect_format("{{ bos_token }}" + fragment).name == name
+    assert detect_format((TINY.parent / "chat_template.jinja").read_text()).name == "hermes"
+
+
+def test_formats_have_names():
+    assert all(format_named(name).name == name for name in FORMATS)
+    with pytest.raises(ValueError, match="'xml'; there are .*hermes.*generic"):
+        format_named("xml")
