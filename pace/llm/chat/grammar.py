@@ -19,12 +19,14 @@ def turn_grammar(
     parallel: bool = True,
     reasoning: Reasoning | None = None,
     special: Mapping[str, int] | None = None,
+    has_answer: bool = False,
 ) -> str:
     """What a turn may be.
 
     With "auto" it is free text in which a call, once its trigger is there, is valid. With "required" and "named" it is
     calls and nothing else. A thought may come first, and must end where the prompt began it; a trigger inside it is
     text. Without `parallel` there is one call at most. `special` are the ids of the tokenizer's special tokens by name.
+    With `has_answer` a turn of "auto" is calls or `@answer`, another grammar, in place of free text.
 
     Raises ValueError where no tool may be called: such a turn is free text, and needs no grammar.
     """
@@ -32,7 +34,11 @@ def turn_grammar(
     if not chosen:
         raise ValueError("a turn without tools to call is free text and needs no grammar")
     turn = _Turn(format, chosen, parallel and format.between is not None, Rules(special or {}))
-    body = turn.free() if choice.mode == "auto" else turn.section(turn.rules.add("opening", turn.opening()))
+    if choice.mode == "auto" and not has_answer:
+        body = turn.free()
+    else:
+        body = turn.section(turn.rules.add("opening", turn.opening()))
+        body += " | @answer" if has_answer else ""
     rules = turn.rules
     rules.add("body", body)
     if reasoning is None:

@@ -42,13 +42,13 @@ class ChatTemplate:
         """`format` stands in for the one that is detected. Raises ValueError where the tokenizer has no template."""
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError("this model has no chat template: it was not made for conversations; give it plain text")
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._format = format
 
     @cached_property
     def source(self) -> str:
         """The template's text; that for tools where it has several."""
-        template = self._tokenizer.chat_template
+        template = self.tokenizer.chat_template
         if isinstance(template, Mapping):
             return template.get("tool_use") or template.get("default") or ""
         return template
@@ -88,11 +88,11 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """The token ids of a conversation, up to where the answer begins."""
-        return list(self._tokenizer(self.render(messages, tools), add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(self.render(messages, tools), add_special_tokens=False)["input_ids"])
 
     def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
         given = {"tools": [tool.for_template() for tool in tools]} if tools else {}
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, **given, **options)
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, **given, **options)
 
     @cached_property
     def _knows_tools(self) -> bool:

@@ -1,0 +1,110 @@
+"""One answer to come: what the model reads, what it may write, and how that is understood."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pace.grammar import Grammar
+from pace.llm.chat.arguments import Rules
+from pace.llm.chat.format import ToolFormat
+from pace.llm.chat.grammar import turn_grammar
+from pace.llm.chat.parser import TurnParser
+from pace.llm.chat.reasoning import Reasoning
+from pace.llm.chat.template import ChatTemplate, Message, special_tokens
+from pace.llm.chat.tools import Tool, ToolChoice
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is known of an answer before it is generated."""
+
+    prompt: str
+    """The conversation as the model reads it, up to where the answer begins."""
+    grammar: Grammar | None
+    """What the answer may be; None for free text."""
+    format: ToolFormat
+    tools: tuple[Tool, ...]
+    """Those that may be called."""
+    choice: ToolChoice
+    reasoning: Reasoning | None
+    """How thoughts are marked; None where the answer has none."""
+    shown: frozenset[int]
+    """Special tokens whose names the parser looks for; others are no text."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the answer is text and nothing else, and needs no parser."""
+        return not self.tools and self.reasoning is None
+
+    def parser(self) -> TurnParser:
+        """A parser at the beginning of the answer."""
+        return TurnParser(self.format, self.tools, self.reasoning)
+
+
+def plan_turn(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    choice: ToolChoice | None = None,
+    parallel: bool = True,
+    answer: Grammar | None = None,
+    begin_answer: bool = True,
+    continue_answer: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> Turn:
+    """The turn that follows `messages`. `choice` None lets the model call as it likes. `answer` is what its text must be
+    where it calls nothing. `begin_answer`, `continue_answer` and `variables` are for the template.
+
+    Raises ValueError where calls are demanded and the text of an answer is prescribed, and whatever the template does.
+    """
+    choice = choice or ToolChoice("auto" if tools else "none")
+    callable_tools = tuple(choice.among(tools))
+    if answer is not None and callable_tools and choice.mode != "auto":
+        raise ValueError("the answer must be a call of a tool, and must be of a form: ask for one of the two")
+    told = tools if choice.mode != "none" else ()
+    prompt = template.render(messages, told, begin_answer, continue_answer, variables)
+    reasoning = template.reasoning and template.reasoning.after(prompt)
+    special = special_tokens(template.tokenizer)
+    grammar = answer
+    if callable_tools:
+        grammar = _grammar(
+            turn_grammar(template.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
+            answer,
+        )
+    elif answer is not None and reasoning is not None:
+        grammar = _grammar(_thought_first(reasoning, special), answer)
+    literals = "".join(
+        [template.format.opening, template.format.call, template.format.between or "", template.format.closing]
+        + [*template.format.reply, *((reasoning.opening, reasoning.closing) if reasoning else ())]
+    )
+    shown = frozenset(number for name, number in special.items() if name in literals)
+    return Turn(prompt, grammar, template.format, callable_tools, choice, reasoning, shown)
+
+
+ANSWER = "@answer"
+"""What stands in a grammar of a turn for the grammar of its text."""
+
+
+def _grammar(lark: str, answer: Grammar | None) -> Grammar:
+    """A grammar of a turn in which `@answer` is another one."""
+    parts: list[dict[str, Any]] = [{"name": "turn", "lark_grammar": lark}]
+    if answer is not None:
+        first, *others = json.loads(answer.source)["grammars"]
+        parts += [{**first, "name": "answer"}, *others]
+    return Grammar("turn", json.dumps({"grammars": parts}, ensure_ascii=False))
+
+
+def _thought_first(reasoning: Reasoning, special: Mapping[str, int]) -> str:
+    """A thought, which may be left out unless it has begun, then the answer."""
+    rules = Rules(special)
+    thought = rules.until("thought", reasoning.closing)
+    blank = r"[ \t\r\n]{0,2}"
+    if reasoning.begun:
+        rules.add("start", f"{thought} /{blank}/ {ANSWER}")
+    else:
+        begins = rules.until("thought_begins", reasoning.opening, before=blank)
+        rules.add("start", f"{ANSWER} | {begins} {thought} /{blank}/ {ANSWER}")
+    return rules.text()
