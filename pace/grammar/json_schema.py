@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pace.grammar.limits import GrammarLimits
@@ -73,14 +73,15 @@ def prepare_schema(schema: dict[str, Any], limits: GrammarLimits) -> dict[str, A
     that says nothing in the words of JSON Schema."""
     if schema and not (_ASSERTIONS | _ANNOTATIONS) & schema.keys():
         raise ValueError(f"{next(iter(schema))!r:.100} is no keyword of JSON Schema, and the schema has no other")
-    _check_size(schema, limits)
+    check_size(schema, limits)
     beside = lambda part: ["$ref"] if "$ref" in part and ("$id" in part or "id" in part) else []
     if place := _at(schema, "not supported beside an id, whose meaning depends on the draft", beside):
         raise ValueError(place)
     return _prepare(schema)
 
 
-def _check_size(schema: dict[str, Any], limits: GrammarLimits) -> None:
+def check_size(schema: Mapping[str, Any], limits: GrammarLimits) -> None:
+    """Raises ValueError for a schema that is too large or too deep, or that no JSON text can hold."""
     num_schemas = 0
     waiting = [("#", schema, 1)]
     while waiting:

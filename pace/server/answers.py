@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from pace.llm.chat.events import Event
+from pace.llm.chat.turn import TurnReader
 from pace.llm.clients.streamer import NoPieces
 from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
 from pace.llm.decoding.grammar_mask import GrammarTooComplex
@@ -26,7 +28,7 @@ class Finish:
     """Why a choice ended."""
 
     reason: str
-    """ "stop" or "length"."""
+    """ "stop", "length" or "tool_calls"."""
     stop: str | int | None = None
     """The stop string, or the id of the token that was given as one; None for the model's own end."""
     is_end_token: bool = False
@@ -41,6 +43,8 @@ class Piece:
     text: str
     tokens: list[TokenPiece] = field(default_factory=list)
     """Those whose text is in `text`, in order; none where nobody asked for tokens or log-probabilities."""
+    events: list[Event] = field(default_factory=list)
+    """What a conversation's answer consists of: thoughts, text and calls. `text` is then the text among them."""
     finish: Finish | None = None
     prompt: list[TokenPiece] | None = None
     """In a choice's first piece, where it was asked for: the prompt's tokens."""
@@ -53,6 +57,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
+    """Of the completion, those of thoughts."""
 
     @property
     def total_tokens(self) -> int:
@@ -69,13 +75,20 @@ class Cursor:
         self.num_read = 0
         self.is_done = False
         self._job = job
+        turn = None if job.turn is None or job.turn.is_plain else job.turn
+        self._reader = None if turn is None else TurnReader(turn, row.sequence.stopping.end_tokens)
         self._pieces: TextPieces | NoPieces = (
             NoPieces()
             if tokenizer is None
-            else TextPieces(tokenizer, job.sampling.stop_strings, job.skip_special_tokens)
+            else TextPieces(tokenizer, job.sampling.stop_strings, job.skip_special_tokens and turn is None)
         )
         self._end_token = getattr(tokenizer, "eos_token_id", None)
         self._token_texts = TokenTexts(tokenizer) if job.wants_tokens else None
+
+    @property
+    def num_thought(self) -> int:
+        """Tokens of thoughts, of those read."""
+        return 0 if self._reader is None else self._reader.num_thought
 
     def read(self) -> Piece | None:
         """What came since the last call; None where that is nothing to show. Raises the row's error."""
@@ -94,27 +107,43 @@ class Cursor:
         tokens = [] if self._token_texts is None else self._token_texts.take(len(text), is_ended)
         if finish is not None and finish.is_end_token and tokens and not tokens[-1].text:
             tokens[-1] = tokens[-1].as_end()
-        return Piece(self.index, text, tokens, finish) if text or tokens or finish is not None else None
+        events: list[Event] = []
+        if self._reader is not None:
+            text, events = self._reader.told(is_ended)
+            if finish is not None and finish.reason == "stop" and self._reader.has_called:
+                finish = replace(finish, reason="tool_calls")
+        if not (text or tokens or events or finish is not None):
+            return None
+        return Piece(self.index, text, tokens, events, finish)
 
     def _read_tokens(self) -> str:
         fresh = self.row.tokens[self.num_read :]
         self.num_read += len(fresh)
         if not fresh:
             return ""
-        if self._token_texts is None:
+        if self._token_texts is None and self._reader is None:
             return self._pieces.release(self._pieces.detokenize([token for token, _ in fresh]))
         text = ""
         for token, logprob in fresh:
-            given = self._pieces.detokenize([token])
-            text += self._pieces.release(given)
-            self._token_texts.push(token, logprob, given)
+            is_text = self._reader is None or self._reader.is_text(token)
+            given = self._pieces.detokenize([token]) if is_text else ""
+            text += self._release(given)
+            if self._token_texts is not None:
+                self._token_texts.push(token, logprob, given)
+        return text
+
+    def _release(self, given: str, ended: bool = False) -> str:
+        """What of the text so far may be shown, which is what the turn consists of."""
+        text = self._pieces.release(given, ended)
+        if self._reader is not None:
+            self._reader.push(text)
         return text
 
     def _flush(self) -> str:
         rest = self._pieces.detokenize_rest()
         if self._token_texts is not None:
             self._token_texts.close(rest)
-        return self._pieces.release(rest, ended=True)
+        return self._release(rest, ended=True)
 
     def _finish(self) -> Finish:
         sequence = self.row.sequence
@@ -123,6 +152,8 @@ class Cursor:
         if (matched := sequence.stopping.matched_string) is not None:
             return Finish("stop", matched)
         token = self.row.tokens[-1][0]
+        if token not in sequence.stopping.end_tokens:  # a grammar has come to its end
+            return Finish("stop")
         return Finish("stop", None if token == self._end_token else token, is_end_token=True)
 
 
@@ -165,6 +196,7 @@ class Answer:
             prompt_tokens=sum(sequence.num_prompt_tokens for sequence in firsts),
             completion_tokens=0 if self._job.max_tokens == 0 else sum(cursor.num_read for cursor in self._cursors),
             cached_tokens=sum(sequence.times.num_reused for sequence in firsts),
+            reasoning_tokens=sum(cursor.num_thought for cursor in self._cursors),
         )
 
     @property
@@ -197,6 +229,7 @@ class Answer:
                 choice = choices[piece.index]
                 choice.text += piece.text
                 choice.tokens += piece.tokens
+                choice.events += piece.events
                 choice.finish = piece.finish
                 choice.prompt = choice.prompt or piece.prompt
         return self._best(choices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pace.llm.chat.turn import Turn
 from pace.llm.configs import SamplingConfig
 from pace.server.schemas.structure import Structure
 
@@ -22,6 +23,10 @@ class ChatPrompt:
     """Whether those that begin a text come before the template's own."""
     param: str = "messages"
     """What the client calls the messages."""
+    tools: list[Any] | None = None
+    """What the model may call, in the client's words."""
+    tool_choice: Any = None
+    parallel_calls: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Job:
     include_stop: bool = False
     """Whether the stop string stays in the text."""
     skip_special_tokens: bool = True
+    turn: Turn | None = None
+    """How the answer of a conversation is to be understood, once a worker has rendered it."""
     structure: Structure | None = None
     """What the text must be."""
     warnings: tuple[str, ...] = ()

@@ -44,6 +44,8 @@ class Limits:
     top_logprobs: int = 20
     token_lists: int = 1024
     """Entries of `logit_bias`, `bad_words`, `stop_token_ids` and `allowed_token_ids`."""
+    tools: int = 128
+    """Tools of a request; their schemas together are bounded like a grammar."""
     grammar_bytes: int = 256 << 10
     """Of a grammar, a schema, or choices together."""
     grammar_depth: int = 64

@@ -6,9 +6,14 @@ import copy
 import threading
 from typing import Any
 
+from pace.grammar import Grammar
+from pace.grammar.json_schema import check_size
+from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate
+from pace.llm.chat.turn import Turn, plan_turn
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
+from pace.server.limits import Limits
 
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists"
 
@@ -16,13 +21,14 @@ PROMPTS = "a string, a list of strings, a list of token ids, or a list of such l
 class PromptReader:
     """Reads prompts for one model. Each thread has a copy of the tokenizer, which is not safe to share."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, max_length: int, bytes_per_token: int) -> None:
-        """`max_length` is what prompt and answer may have together; a text of more than `bytes_per_token` for each of
-        these is refused before it is tokenised."""
+    def __init__(self, tokenizer: Any, vocab_size: int, max_length: int, limits: Limits) -> None:
+        """`max_length` is what prompt and answer may have together; a text of more than `limits.bytes_per_token` for each
+        of these is refused before it is tokenised."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.max_length = max_length
-        self._most_bytes = bytes_per_token * max_length
+        self._limits = limits
+        self._most_bytes = limits.bytes_per_token * max_length
         self._local = threading.local()
 
     @property
@@ -44,13 +50,16 @@ class PromptReader:
                 raise ApiError(400, f"{error}, to /v1/completions") from None
         return self._local.template
 
-    def read(self, job: Job) -> list[list[int]]:
-        """The token ids of each prompt. Raises ApiError for what cannot be read or is too long, and for token ids that
+    def read(self, job: Job, grammar: Grammar | None = None) -> list[list[int]]:
+        """The token ids of each prompt; of a conversation, `job.turn` is set, in which an answer that calls nothing is of
+        `grammar`. Raises ApiError for what cannot be read or is too long, and for token ids that
         the model does not have."""
         for param, tokens in job.tokens_named.items():
             self._check_tokens(tokens, param)
         if isinstance(job.prompt, ChatPrompt):
-            rows, param = [self.encode_chat(job.prompt)], job.prompt.param
+            job.turn = self.plan(job.prompt, grammar)
+            rows = [self.encode(job.turn.prompt, job.prompt.add_special_tokens, job.prompt.param)]
+            param = job.prompt.param
         else:
             rows, param = self._texts(job.prompt), "prompt"
         if job.truncate_prompt is not None:
@@ -62,19 +71,55 @@ class PromptReader:
                 raise self._too_long(len(row), param)
         return rows
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """The text that the model's chat template makes of messages."""
+    def plan(self, prompt: ChatPrompt, grammar: Grammar | None = None) -> Turn:
+        """The turn that follows a conversation. Raises ApiError."""
         template = self.template
-        self._check_bytes(sum(len(message["content"].encode()) for message in prompt.messages), prompt.param)
+        tools, choice = self._tools(prompt)
+        if grammar is not None and choice.mode in ("required", "named"):
+            raise ApiError(
+                400, "tool_choice demands a call, and another field the form of a text: give one", param="tool_choice"
+            )
+        self._check_bytes(sum(len((message["content"] or "").encode()) for message in prompt.messages), prompt.param)
         try:
-            return template.render(
+            return plan_turn(
+                template,
                 prompt.messages,
-                begin_answer=prompt.add_generation_prompt,
-                continue_answer=prompt.continue_final_message,
-                variables=prompt.template_kwargs,
+                tools,
+                choice,
+                prompt.parallel_calls,
+                grammar,
+                prompt.add_generation_prompt,
+                prompt.continue_final_message,
+                prompt.template_kwargs,
             )
         except Exception as error:  # the template's own complaint: roles that must alternate, say
             raise ApiError(400, f"the chat template refuses these messages: {error}", param=prompt.param) from None
+
+    def _tools(self, prompt: ChatPrompt) -> tuple[list[Tool], ToolChoice]:
+        """What may be called. Raises ApiError."""
+        items = prompt.tools or []
+        if len(items) > self._limits.tools:
+            raise ApiError(400, f"tools may have {self._limits.tools} entries, got {len(items)}", param="tools")
+        try:
+            tools = read_tools(items)
+            for index, tool in enumerate(tools):
+                try:
+                    check_size(tool.parameters, self._limits.grammar)
+                except ValueError as error:
+                    raise ToolError(f"tools[{index}].function.parameters", str(error)) from None
+            choice = read_choice(prompt.tool_choice, tools)
+        except ToolError as error:
+            raise ApiError(400, str(error), param=error.place) from None
+        num_bytes = sum(len(repr(tool.parameters)) + len(tool.description) for tool in choice.among(tools))
+        if num_bytes > self._limits.grammar_bytes:
+            raise ApiError(
+                400, f"tools have {num_bytes} characters; {self._limits.grammar_bytes} are the most", param="tools"
+            )
+        return tools, choice
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The text that the model's chat template makes of messages."""
+        return self.plan(prompt).prompt
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """The token ids of a conversation."""

@@ -68,9 +68,7 @@ class Service:
     def use(self, generator: Generator) -> None:
         """Serves a model that is loaded."""
         engine = generator.engine
-        self.reader = PromptReader(
-            generator.tokenizer, engine.model.vocab_size, engine.max_length, self.limits.bytes_per_token
-        )
+        self.reader = PromptReader(generator.tokenizer, engine.model.vocab_size, engine.max_length, self.limits)
         self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
         self.fingerprint = fingerprint(self.options.load)
         self.generator = generator
@@ -214,15 +212,15 @@ class Service:
 
     def _prepare(self, generator: Generator, job: Job, salt: str | None) -> list[list[Sequence]]:
         """Sequences of each prompt, ready to be submitted. Runs in a worker. Raises ApiError."""
-        rows = self.reader.read(job)
         config = job.sampling.copy()
+        grammar = None if job.structure is None else job.structure.read(self.limits.grammar)
+        rows = self.reader.read(job, grammar)
+        config.grammar = grammar if job.turn is None else job.turn.grammar
         room = generator.engine.max_length - min(map(len, rows))
         config.max_new_tokens = room if job.max_tokens is None else max(1, min(job.max_tokens, room))
         config.min_new_tokens = min(config.min_new_tokens, config.max_new_tokens)
         if job.bad_words:
             config.bad_words_ids = self.reader.bad_words(job.bad_words)
-        if job.structure is not None:
-            config.grammar = job.structure.read(self.limits.grammar)
         try:
             prepared = generator.prepare_for_generate(rows, config)
         except ModuleNotFoundError as error:  # llguidance

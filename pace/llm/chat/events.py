@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from pace.llm.chat.tools import ToolCall
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,20 @@ class CallEnds:
 
 
 Event = Text | Thought | CallBegins | ArgumentsPiece | CallEnds
+
+
+def thought_of(events: Iterable[Event]) -> str:
+    """The thoughts among the events."""
+    return "".join(event.text for event in events if isinstance(event, Thought))
+
+
+def calls_of(events: Iterable[Event]) -> list[ToolCall]:
+    """The calls among the events; the arguments of one that was cut off are cut."""
+    names: dict[int, tuple[str, str]] = {}
+    arguments: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, CallBegins):
+            names[event.index], arguments[event.index] = (event.id, event.name), ""
+        elif isinstance(event, ArgumentsPiece):
+            arguments[event.index] += event.text
+    return [ToolCall(id, name, arguments[index]) for index, (id, name) in names.items()]

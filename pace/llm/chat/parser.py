@@ -72,6 +72,11 @@ class TurnParser:
             Place.AFTER_CALL: self._after_call,
         }
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes now is part of a thought."""
+        return self._place is Place.THOUGHT
+
     def push(self, text: str) -> list[Event]:
         """The events of the text that came."""
         self._held += text

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pace.grammar import Grammar
 from pace.llm.chat.arguments import Rules
+from pace.llm.chat.events import CallEnds, Event, Text
 from pace.llm.chat.format import ToolFormat
 from pace.llm.chat.grammar import turn_grammar
 from pace.llm.chat.parser import TurnParser
@@ -31,8 +32,8 @@ class Turn:
     choice: ToolChoice
     reasoning: Reasoning | None
     """How thoughts are marked; None where the answer has none."""
-    shown: frozenset[int]
-    """Special tokens whose names the parser looks for; others are no text."""
+    hidden: frozenset[int]
+    """Special tokens that are no text: all but those whose names the parser looks for."""
 
     @property
     def is_plain(self) -> bool:
@@ -42,6 +43,42 @@ class Turn:
     def parser(self) -> TurnParser:
         """A parser at the beginning of the answer."""
         return TurnParser(self.format, self.tools, self.reasoning)
+
+
+class TurnReader:
+    """Follows an answer, token by token: `is_text`, then `push` with the text that the token made certain."""
+
+    def __init__(self, turn: Turn, end_tokens: Collection[int]) -> None:
+        """`end_tokens` end the answer, and are no part of it."""
+        self.num_thought = 0
+        """Tokens of thoughts."""
+        self.has_called = False
+        """Whether a call is whole that the model chose to make."""
+        self._turn = turn
+        self._parser = turn.parser()
+        self._no_text = turn.hidden | frozenset(end_tokens)
+        self._events: list[Event] = []
+
+    def is_text(self, token: int) -> bool:
+        return token not in self._no_text
+
+    def push(self, text: str) -> None:
+        """Takes the text of a token, "" for one whose text is not certain yet."""
+        self.num_thought += self._parser.is_thinking
+        self._take(self._parser.push(text) if text else [])
+
+    def told(self, is_ended: bool) -> tuple[str, list[Event]]:
+        """What came since the last call: the text of the answer, and all events, this text among them."""
+        if is_ended:
+            self._take(self._parser.close())
+        events, self._events = self._events, []
+        if self._turn.choice.mode in ("required", "named"):  # a call that was cut before its name is no text
+            events = [event for event in events if not isinstance(event, Text)]
+        return "".join(event.text for event in events if isinstance(event, Text)), events
+
+    def _take(self, events: list[Event]) -> None:
+        self.has_called |= self._turn.choice.mode != "named" and any(isinstance(event, CallEnds) for event in events)
+        self._events += events
 
 
 def plan_turn(
@@ -80,8 +117,9 @@ def plan_turn(
         [template.format.opening, template.format.call, template.format.between or "", template.format.closing]
         + [*template.format.reply, *((reasoning.opening, reasoning.closing) if reasoning else ())]
     )
-    shown = frozenset(number for name, number in special.items() if name in literals)
-    return Turn(prompt, grammar, template.format, callable_tools, choice, reasoning, shown)
+    shown = {number for name, number in special.items() if name in literals}
+    hidden = frozenset(template.tokenizer.all_special_ids) - shown
+    return Turn(prompt, grammar, template.format, callable_tools, choice, reasoning, hidden)
 
 
 ANSWER = "@answer"

@@ -11,12 +11,11 @@ from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
-from pace.server.schemas.fields import Strings
+from pace.server.schemas.fields import Bounded, Strings
 from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
 
 CHAT_REFUSED = REFUSED | {
-    "tools": "tools are not served yet",
-    "functions": "tools are not served yet",
+    "functions": "functions have become tools: send tools and tool_choice",
     "audio": "this model writes text only",
     "prediction": "predicted outputs are not served",
     "web_search_options": "nothing is fetched",
@@ -24,7 +23,7 @@ CHAT_REFUSED = REFUSED | {
     "documents": "the template's documents are not served",
     "echo": "chat has no echo; completions do",
 }
-CHAT_INERT = INERT | {"parallel_tool_calls", "function_call", "include_reasoning"}
+CHAT_INERT = INERT | {"function_call", "include_reasoning"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED = frozenset("messages tools documents add_generation_prompt continue_final_message tokenize chat_template "
@@ -38,7 +37,7 @@ _MESSAGES = {
     "minItems": 1,
     "items": {
         "type": "object",
-        "required": ["role", "content"],
+        "required": ["role"],
         "properties": {"role": {"enum": list(ROLES)}, "content": CONTENT},
     },
 }
@@ -49,7 +48,9 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: Annotated[list[Any], Bounded] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     modalities: Strings | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -75,8 +76,6 @@ class ChatRequest(GenerationRequest):
     def _check_forms(self) -> None:
         if self.modalities not in (None, ["text"], []):
             raise refused("modalities", "this model writes text only")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise refused("tool_choice", "tools are not served yet")
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
         """The messages, for the chat template. Raises ApiError for what cannot be read."""
@@ -99,7 +98,16 @@ class ChatRequest(GenerationRequest):
         begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         kwargs = _template_kwargs(effort | (self.chat_template_kwargs or {}), limits)
-        return ChatPrompt(messages, begins, goes_on, kwargs, bool(self.add_special_tokens))
+        return ChatPrompt(
+            messages,
+            begins,
+            goes_on,
+            kwargs,
+            bool(self.add_special_tokens),
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_calls=self.parallel_tool_calls is not False,
+        )
 
 
 def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
@@ -109,20 +117,35 @@ def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
     role = item.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise ApiError(400, f"{place}.role must be one of {', '.join(ROLES)}; got {role!r:.60}", param=f"{place}.role")
-    if item.get("tool_calls") or item.get("function_call"):
-        raise refused(f"{place}.tool_calls", "tools are not served yet")
+    if item.get("function_call"):
+        raise refused(f"{place}.function_call", "function calls have become tool_calls")
     if item.get("content") is None and role != "assistant":
         raise ApiError(400, f"{place}.content is missing", param=f"{place}.content")
     message = {
         "role": "system" if role == "developer" else role,
         "content": joined_text(item.get("content"), f"{place}.content", limits.parts),
     }
+    if (calls := item.get("tool_calls")) and role == "assistant":
+        message["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls", limits)
     for name in ("name", "tool_call_id"):
         if (value := item.get(name)) is not None:
             if not isinstance(value, str):
                 raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
             message[name] = value
     return message
+
+
+def _tool_calls(calls: Any, place: str, limits: Limits) -> list[dict[str, Any]]:
+    """Calls of an earlier answer. Raises ApiError for those that are none."""
+    if not isinstance(calls, list) or len(calls) > limits.tools:
+        raise ApiError(400, f"{place} must be a list of at most {limits.tools} calls", param=place)
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if not named or not isinstance(call.get("id", ""), str):
+            message = "must have an id, and a function with a name and arguments"
+            raise ApiError(400, f"{place}[{index}] {message}", param=f"{place}[{index}]")
+    return calls
 
 
 def _template_kwargs(kwargs: dict[str, Any], limits: Limits) -> dict[str, Any]:

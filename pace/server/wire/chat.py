@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pace.llm.chat.events import ArgumentsPiece, CallBegins, Event, Text, Thought, calls_of, thought_of
 from pace.server.answers import Piece, TokenPiece, Usage
 from pace.server.errors import ApiError
 from pace.server.schemas.chat import ChatRequest
@@ -34,9 +35,12 @@ class ChatForm:
             if piece.prompt is not None and self._request.return_token_ids:
                 first["prompt_token_ids"] = [token.token for token in piece.prompt]
             chunks += self._chunk(first, usage)
-        if piece.text or piece.tokens:
-            choice = self._choice(piece.index, {"content": piece.text})
-            self._add_tokens(choice, piece.tokens)
+        deltas = list(filter(None, map(_delta, piece.events)))
+        if not deltas and (piece.text or piece.tokens):
+            deltas = [{"content": piece.text}]
+        for number, delta in enumerate(deltas):
+            choice = self._choice(piece.index, delta)
+            self._add_tokens(choice, [] if number else piece.tokens)
             chunks += self._chunk(choice, usage)
         if piece.finish is not None:
             choice = self._choice(piece.index, {})
@@ -69,7 +73,7 @@ class ChatForm:
     def _message(self, choice: Piece) -> dict[str, Any]:
         message = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": _message_of(choice),
             "logprobs": None,
             "finish_reason": choice.finish.reason,
             "stop_reason": choice.finish.stop,
@@ -107,3 +111,33 @@ class ChatForm:
                 if token >= 0
             ],
         }
+
+
+def _delta(event: Event) -> dict[str, Any]:
+    """What a chunk says of a part of an answer."""
+    match event:
+        case Text(text):
+            return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text}
+        case CallBegins(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case ArgumentsPiece(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+    return {}
+
+
+def _message_of(choice: Piece) -> dict[str, Any]:
+    """The message of an answer that is whole."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    thought, calls = thought_of(choice.events), calls_of(choice.events)
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    return message

@@ -30,7 +30,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def reader(tokenizer: Any) -> PromptReader:
-    return PromptReader(tokenizer, len(tokenizer), LENGTH, bytes_per_token=16)
+    return PromptReader(tokenizer, len(tokenizer), LENGTH, Limits(bytes_per_token=16))
 
 
 def tokenize(reader: PromptReader, **body: Any) -> dict[str, Any]:
