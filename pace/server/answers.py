@@ -43,11 +43,11 @@ class Piece:
     text: str
     tokens: list[TokenPiece] = field(default_factory=list)
     """Those whose text is in `text`, in order; none where nobody asked for tokens or log-probabilities."""
-    events: list[Event] = field(default_factory=list)
-    """What a conversation's answer consists of: thoughts, text and calls. `text` is then the text among them."""
     finish: Finish | None = None
     prompt: list[TokenPiece] | None = None
     """In a choice's first piece, where it was asked for: the prompt's tokens."""
+    events: list[Event] = field(default_factory=list)
+    """What a conversation's answer consists of: thoughts, text and calls. `text` is then the text among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Cursor:
                 finish = replace(finish, reason="tool_calls")
         if not (text or tokens or events or finish is not None):
             return None
-        return Piece(self.index, text, tokens, events, finish)
+        return Piece(self.index, text, tokens, finish, events=events)
 
     def _read_tokens(self) -> str:
         fresh = self.row.tokens[self.num_read :]
