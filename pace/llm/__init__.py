@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pace.grammar import Grammar
     from pace.llm.cache.manager import CacheManager
+    from pace.llm.clients.chat import ChatAnswer, ChatOutput
     from pace.llm.clients.requests import Request
     from pace.llm.clients.session import Session
     from pace.llm.clients.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
@@ -39,6 +40,8 @@ _HOMES = {
     "BaseStreamer": "clients.streamer",
     "CacheManager": "cache",
     "CallbackStreamer": "clients.streamer",
+    "ChatAnswer": "clients.chat",
+    "ChatOutput": "clients.chat",
     "DraftModelConfig": "speculation.configs",
     "Engine": "engine",
     "GenerateOutput": "outputs",

@@ -289,6 +289,13 @@ class SamplingConfig:
         }
         return makers[asked[0]](getattr(self, asked[0])) if asked else None
 
+    def take_grammar(self) -> Grammar | None:
+        """`make_grammar`, after which no field says what the text is to be."""
+        grammar = self.make_grammar()
+        for name in ("json_schema", "regex", "grammar", "choices", "response_format"):
+            setattr(self, name, None)
+        return grammar
+
     def check_consistent(self, asked: Collection[str] | None = None) -> None:
         """Raises ValueError or NotImplementedError for fields that contradict each other; warns about those without
         effect, of the fields `asked` for by the caller (by default all that are set)."""

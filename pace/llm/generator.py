@@ -10,8 +10,12 @@ from typing import Any
 
 import torch
 
+from pace.llm.chat import Tool, format_named, read_choice, read_tools
+from pace.llm.chat.template import ChatTemplate, Message
+from pace.llm.chat.turn import plan_turn
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
+from pace.llm.clients.chat import ChatAnswer
 from pace.llm.clients.requests import Request, Stream
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
@@ -284,6 +288,45 @@ class Generator:
         """Queues one prompt and returns at once; see `LLMModel.add_request`."""
         prepared = self._prepare_one("add_request", prompt, sampling_config)
         return self._request(prepared, checked_priority(priority), checked_salt(cache_salt))
+
+    def chat(
+        self,
+        messages: str | list[Message],
+        sampling_config: SamplingConfig | None = None,
+        tools: list[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        tool_format: str | None = None,
+        template_variables: dict[str, Any] | None = None,
+    ) -> ChatAnswer:
+        """The answer to a conversation, which begins with the first event that is asked for; see `LLMModel.chat`."""
+        if self.tokenizer is None:
+            raise ValueError("a conversation needs a tokenizer with a chat template, and this model has none")
+        template = ChatTemplate(self.tokenizer, None if tool_format is None else format_named(tool_format))
+        listed = [tool.for_template() if isinstance(tool, Tool) else tool for tool in tools or ()]
+        known = read_tools(listed)
+        config = (sampling_config or SamplingConfig()).copy()
+        turn = plan_turn(
+            template,
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else messages,
+            known,
+            read_choice(tool_choice, known),
+            parallel_tool_calls,
+            config.take_grammar(),
+            variables=template_variables,
+        )
+        config.grammar = turn.grammar
+        prompt = list(self.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
+        prepared = self._prepare_one("chat", prompt, config)
+        if prepared.num_rows > 1:
+            raise ValueError(f"chat gives one answer, and this config asks for {prepared.num_rows}; use generate")
+        return ChatAnswer(
+            turn,
+            lambda: self._request(prepared),
+            self.tokenizer,
+            self._end_tokens(prepared.config),
+            prepared.config.stop_strings or [],
+        )
 
     def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None) -> Prepared:
         prepared = self.prepare_for_generate(prompt, sampling_config)

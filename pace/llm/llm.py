@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pace.llm import loading
+from pace.llm.clients.chat import ChatAnswer, ChatOutput
 from pace.llm.clients.requests import Request
 from pace.llm.clients.session import Session, score
 from pace.llm.configs import KVCacheType, SamplingConfig
@@ -128,6 +129,43 @@ class LLMModel:
         Raises what `generate` does, and ValueError for several prompts and for beams.
         """
         return self._open.add_request(prompt, sampling_config, priority, cache_salt)
+
+    def chat(
+        self,
+        messages: str | list[Any],
+        sampling_config: SamplingConfig | None = None,
+        *,
+        tools: list[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        response_format: dict[str, Any] | None = None,
+        stream: bool = False,
+        tool_format: str | None = None,
+        template_variables: dict[str, Any] | None = None,
+    ) -> ChatOutput | ChatAnswer:
+        """Answers a conversation, by the model's chat template.
+
+        `messages`: dicts with `role` and `content`, calls and results of tools among them, as OpenAI's API has them; or
+        one question.
+        `tools`: what the model may call, as OpenAI's API describes functions, or `pace.llm.chat.Tool`. A call that it
+        begins names one of them, and its arguments follow the schema (docs/structured.md).
+        `tool_choice`: "auto", "none", "required", or `{"type": "function", "function": {"name": ...}}`. With the last two
+        the answer is a call, whatever the weights.
+        `parallel_tool_calls`: False for one call at most.
+        `response_format`: what the text of the answer must be, as in `SamplingConfig`.
+        `stream`: False for a ChatOutput; True for a ChatAnswer, which gives events as they come.
+        `tool_format`: the name of a format of calls, where the one that the template shows is not the model's.
+        `template_variables`: what the template may look at, such as `{"enable_thinking": False}`.
+
+        Raises ValueError or TypeError, before any work, for what cannot be served.
+        """
+        config = (sampling_config or SamplingConfig()).copy()
+        if response_format is not None:
+            config.response_format = response_format
+        answer = self._open.chat(
+            messages, config, tools, tool_choice, parallel_tool_calls, tool_format, template_variables
+        )
+        return answer if stream else answer.output
 
     def session(self) -> Session:
         """An empty sequence to append tokens to, look at logits of, take tokens back from, and fork."""

@@ -1,0 +1,104 @@
+"""One answer in a conversation: text, thoughts and calls of tools, as they come or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pace.llm.chat.events import Event, Text, calls_of, thought_of
+from pace.llm.chat.tools import ToolCall
+from pace.llm.chat.turn import Turn, TurnReader
+from pace.llm.clients.requests import Request
+from pace.llm.decoding.detokenizer import TextPieces
+from pace.llm.outputs import Metrics
+from pace.llm.sequence import TokenLogprob
+
+
+@dataclass(frozen=True)
+class ChatOutput:
+    """An answer that is whole, or as far as it came."""
+
+    text: str
+    """What the model says: without thoughts and calls."""
+    thought: str
+    """What it wrote down before, where its template knows thoughts; else ""."""
+    tool_calls: list[ToolCall]
+    """Calls in their order. Where the answer was cut off (`finish_reason` "length"), the last one's arguments may be."""
+    finish_reason: str
+    """ "stop", "tool_calls", "length" or "cancelled"."""
+    logprobs: list[TokenLogprob] | None
+    """Of each generated token, where `SamplingConfig.logprobs` asked for them."""
+    metrics: Metrics
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, to be appended to the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class ChatAnswer:
+    """An answer on its way, made by `LLMModel.chat(stream=True)`. Iterating gives its events as they come, once; closing
+    or dropping it ends the generation."""
+
+    def __init__(
+        self, turn: Turn, start: Callable[[], Request], tokenizer: Any, end_tokens: list[int], stop_strings: list[str]
+    ) -> None:
+        """`start` posts the request, with the first event that is asked for."""
+        self._turn = turn
+        self._start = start
+        self._pieces = TextPieces(tokenizer, stop_strings, skip_special_tokens=False)
+        self._reader = TurnReader(turn, end_tokens)
+        self._request: Request | None = None
+        self._told: list[Event] = []
+        self._coming = self._events()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        return next(self._coming)
+
+    def close(self) -> None:
+        """Ends the generation, if it has not ended. `output` is then what came until now. Closing twice is harmless."""
+        self._coming.close()
+
+    @property
+    def output(self) -> ChatOutput:
+        """Waits for the end. Raises what went wrong with the request."""
+        for _ in self._coming:
+            pass
+        if self._request is None:
+            raise ValueError("this answer was closed before it began")
+        output = self._request.result()
+        reason = output.finish_reasons[0]
+        return ChatOutput(
+            text="".join(event.text for event in self._told if isinstance(event, Text)),
+            thought=thought_of(self._told),
+            tool_calls=calls_of(self._told),
+            finish_reason="tool_calls" if reason == "stop" and calls_of(self._told) else reason,
+            logprobs=output.logprobs and output.logprobs[0],
+            metrics=output.metrics,
+        )
+
+    def _events(self) -> Iterator[Event]:
+        self._request = self._start()
+        try:
+            for event in self._request.events():
+                is_ended = event.token is None
+                if is_ended:
+                    self._reader.push(self._pieces.flush())
+                else:
+                    self._reader.push(self._pieces.push(event.token) if self._reader.is_text(event.token) else "")
+                _, events = self._reader.told(is_ended)
+                for told in events:
+                    self._told.append(told)
+                    yield told
+        finally:
+            self._request.cancel()
