@@ -129,4 +129,4 @@ def test_damaged_calls(name):
                 admitted += 1
                 mine = mine.replace(PLAIN, "")
                 check(parse(TurnParser(format, tools), mine), tools, True, mine)
-    assert admitted >= 5, "nothing is shown"
+    assert admitted, "nothing is shown"
