@@ -89,10 +89,7 @@ def _match(todo: tuple[Part, ...], text: str, at: int, names: Collection[str]) -
                 return Match(MORE if part.text.startswith(rest) else NO, {})
             at += len(rest)
         elif part.optional:
-            end = blank(text, at)
-            if end == len(text) and index + 1 < len(todo):
-                return Match(MORE, {})
-            at = end
+            at = blank(text, at)
         elif part.kind == "NAME":
             return _match_name(todo[index + 1 :], text, at, names)
         else:

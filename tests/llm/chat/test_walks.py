@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 
@@ -12,8 +13,8 @@ pytest.importorskip("jsonschema")
 
 import jsonschema
 
-from pace.llm.chat import FORMATS, Reasoning, ToolChoice, TurnParser, turn_grammar
-from tests.llm.chat.grammars import PLAIN, random_tools, special_names, vocabulary, walk
+from pace.llm.chat import FORMATS, Reasoning, ToolCall, ToolChoice, TurnParser, turn_grammar
+from tests.llm.chat.grammars import PLAIN, accepts, random_object, random_tools, special_names, vocabulary, walk
 from tests.llm.chat.turns import parse
 
 MOST = 250
@@ -96,3 +97,36 @@ def test_walks_after_a_thought(name, begun):
         turn = parse(TurnParser(format, tools, reasoning), text)
         assert turn.thought == thought.replace(PLAIN, "") and not turn.text
         check(turn, tools, ended, text)
+
+
+def damaged(text, rng):
+    """The text with pieces left out, doubled, or other whitespace in between."""
+    pieces = re.findall(r"\w+|\s+|[^\w\s]", text)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(pieces))
+        pieces[at : at + 1] = rng.choice(
+            [[], [pieces[at]] * 2, [" ", pieces[at]], [pieces[at], "\n"], [PLAIN, pieces[at]]]
+        )
+        pieces = pieces or [" "]
+    return rng.choice(["", "", " ", "Hi "]) + "".join(pieces)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_calls(name):
+    """Whatever a call is turned into: what the grammar still admits has no invalid call for the parser."""
+    format = FORMATS[name]
+    words = vocabulary(tuple(special_names(format)))
+    rng = random.Random(name)
+    admitted = 0
+    for _ in range(5):
+        tools = random_tools(rng)
+        values = random_object(tools[0].parameters, rng)
+        text = format.write([ToolCall("123456789", tools[0].name, "")], {tools[0].name: tools[0]}, [values])
+        grammar = turn_grammar(format, tools, ToolChoice("auto"), special=words.special)
+        for _ in range(20):
+            mine = damaged(text, rng)
+            if accepts(grammar, words, words.encode(mine)):
+                admitted += 1
+                mine = mine.replace(PLAIN, "")
+                check(parse(TurnParser(format, tools), mine), tools, True, mine)
+    assert admitted, "nothing is shown"
