@@ -502,6 +502,28 @@ def test_chat_commands(command):
 def test_chat_history():
     """What the model is given, turn by turn, and what an interrupted answer leaves; on a model that only records."""
     from pace.cli.chat import Conversation
+    from pace.llm import ChatOutput
+    from pace.llm.chat import Text
+
+    class Answer:
+        """Says a, b and c."""
+
+        def __init__(self):
+            self.said = []
+            self.is_closed = False
+
+        def __iter__(self):
+            for letter in "abc":
+                self.said.append(letter)
+                yield Text(letter)
+
+        def close(self):
+            self.is_closed = True
+
+        @property
+        def output(self):
+            assert self.is_closed or len(self.said) == 3
+            return ChatOutput("".join(self.said), "", [], "cancelled" if self.is_closed else "stop", None, None)
 
     class Recorder:
         given = []
@@ -509,18 +531,10 @@ def test_chat_history():
         class tokenizer:
             chat_template = "some"
 
-            @staticmethod
-            def apply_chat_template(messages, **options):
-                Recorder.given.append([(message["role"], message["content"]) for message in messages])
-                return "text"
+        def chat(self, messages, config, tools, stream):
+            self.given.append([(message["role"], message["content"]) for message in messages])
+            return Answer()
 
-            def __call__(self, text, **options):
-                return {"input_ids": [1]}
-
-        def stream(self, ids, config):
-            yield from ("a", "b", "c")
-
-    Recorder.tokenizer = Recorder.tokenizer()
     conversation = Conversation(Recorder(), None, "be brief")
     assert list(conversation.answer("one")) == ["a", "b", "c"]
     answer = conversation.answer("two")
@@ -537,6 +551,21 @@ def test_chat_history():
     conversation.restart(None)
     list(conversation.answer("four"))
     assert Recorder.given[-1] == [("user", "four")]
+
+
+def test_chat_with_tools(command, tmp_path):
+    """A call is shown; the next line is its result."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps([{"type": "function", "function": {"name": "get_weather", "parameters": city}}]))
+    lines = "What is the weather in Rome?\nsunny, 25 degrees\nWhat is the capital of Spain?\n"
+    code, out, err = command("chat", "--tools", str(file), stdin=lines)
+    assert (code, err) == (0, "")
+    assert out == 'get_weather({"city": "Rome"})\nIt is 25 degrees.\nThe capital of Spain is Madrid.\n'
+    for text in ("[5]", "{", '[{"name": "a b"}]'):
+        file.write_text(text)
+        code, out, err = command("chat", "--tools", str(file), stdin="")
+        assert code != 0 and "holds no tools" in err and not out
 
 
 def test_chat_survives_a_full_context(command):
