@@ -36,6 +36,9 @@ CLAIMS = {
     "docs/structured.md": {
         "import json": """
             assert set(json.loads(out.texts[0])) == {"city", "people"} and out.finish_reasons == ["stop"]""",
+        "tools=tools": """
+            assert answer.finish_reason == "tool_calls" and call.name == "get_weather" and "Rome" in call.arguments
+            assert "25" in model.chat(messages, tools=tools).text""",
         "except ValueError": """
             assert "#/properties/a/not: not supported" in str(caught)""",
         "Grammar.lark": r"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import runpy
@@ -137,6 +138,18 @@ def test_beam(run):
 def test_chat(run):
     output = run("pace_llm_chat.py", stdin="What is the capital of Spain?\nAnd of Portugal?\n\n")
     assert output == "The capital of Spain is Madrid.\nThe capital of Portugal is Lisbon.\n"
+
+
+def test_json(run):
+    out = run("pace_llm_json.py")
+    person = json.loads(out[: out.rindex("}") + 1])
+    assert set(person) == {"name", "age", "likes"} and 0 <= person["age"] <= 120
+    assert re.search(r"[1-9]\d* of \d+ tokens needed no step", out)
+
+
+def test_tools(run):
+    out = run("pace_llm_tools.py")
+    assert 'get_weather({"city": "Rome"}) -> sunny, 24 degrees' in out and out.endswith("24 degrees.\n")
 
 
 def test_prefix(run):
