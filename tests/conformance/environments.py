@@ -35,7 +35,7 @@ def source_archive(folder: Path, package: str) -> Path:
     if not home.exists():
         archive = home.with_name(f"{home.name}.tar.gz")
         if not archive.exists():
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
             _call([*command, "--no-binary", name, "--dest", folder, package])
         with tarfile.open(archive) as files:
             files.extractall(folder, filter="data")
