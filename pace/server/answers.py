@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pace.llm.chat.events import Event
+from pace.llm.chat.events import Event, Text
 from pace.llm.chat.turn import TurnReader
 from pace.llm.clients.streamer import NoPieces
 from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
@@ -48,6 +48,11 @@ class Piece:
     """In a choice's first piece, where it was asked for: the prompt's tokens."""
     events: list[Event] = field(default_factory=list)
     """What a conversation's answer consists of: thoughts, text and calls. `text` is then the text among them."""
+
+    @property
+    def parts(self) -> list[Event]:
+        """The events; the text alone, where there are none."""
+        return self.events or ([Text(self.text)] if self.text else [])
 
 
 @dataclass(frozen=True, slots=True)

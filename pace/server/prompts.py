@@ -106,7 +106,7 @@ class PromptReader:
                 try:
                     check_size(tool.parameters, self._limits.grammar)
                 except ValueError as error:
-                    raise ToolError(f"tools[{index}].function.parameters", str(error)) from None
+                    raise ToolError(f"tools[{index}]", f"has parameters that cannot be used: {error}") from None
             choice = read_choice(prompt.tool_choice, tools)
         except ToolError as error:
             raise ApiError(400, str(error), param=error.place) from None

@@ -92,6 +92,9 @@ CLAIMS = {
     "docs/serving.md": {
         "client.chat.completions.create": """
             assert chunk.choices[0].finish_reason in ("stop", "length")""",
+        "get_weather": """
+            function = answer.choices[0].message.tool_calls[0].function
+            assert (function.name, function.arguments) == ("get_weather", '{"city": "Rome"}')""",
     },
     "docs/quantization.md": {
         "careful": """

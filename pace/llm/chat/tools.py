@@ -63,7 +63,8 @@ class ToolChoice:
 
 
 def read_tools(items: Any, place: str = "tools") -> list[Tool]:
-    """The tools of a request, in the nested form (`function: {name, ...}`) or the flat one (`name` beside `type`).
+    """The tools of a request, in the nested form (`function: {name, ...}`) or the flat one (`name` beside `type`, and
+    maybe `input_schema` for `parameters`).
 
     Raises ToolError for what is no list of tools, a name outside `[a-zA-Z0-9_.-]{1,64}` or given twice, and parameters
     that are no schema of an object.
@@ -143,10 +144,11 @@ def _tool(function: Mapping[str, Any], place: str) -> Tool:
     strict = function.get("strict")
     if not isinstance(strict, (bool, type(None))):
         raise ToolError(f"{place}.strict", f"must be true or false, got {_shown(strict)}")
-    parameters = function.get("parameters")
+    key = "input_schema" if "input_schema" in function else "parameters"
+    parameters = function.get(key)
     if parameters is None:
         return Tool(name, description or "", strict=bool(strict))
-    _check_parameters(parameters, f"{place}.parameters")
+    _check_parameters(parameters, f"{place}.{key}")
     return Tool(name, description or "", {"type": "object", **parameters}, bool(strict))
 
 

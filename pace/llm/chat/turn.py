@@ -58,6 +58,7 @@ class TurnReader:
         self._parser = turn.parser()
         self._no_text = turn.hidden | frozenset(end_tokens)
         self._events: list[Event] = []
+        self._is_after_call = False
 
     def is_text(self, token: int) -> bool:
         return token not in self._no_text
@@ -78,7 +79,15 @@ class TurnReader:
 
     def _take(self, events: list[Event]) -> None:
         self.has_called |= self._turn.choice.mode != "named" and any(isinstance(event, CallEnds) for event in events)
-        self._events += events
+        self._events += [event for event in map(self._without_blank, events) if event is not None]
+
+    def _without_blank(self, event: Event) -> Event | None:
+        """The event; of text behind a call, without the whitespace that it begins with."""
+        if isinstance(event, Text) and self._is_after_call:
+            event = Text(event.text.lstrip()) if not event.text.isspace() else None
+        if event is not None:
+            self._is_after_call = isinstance(event, CallEnds)
+        return event
 
 
 def plan_turn(

@@ -37,6 +37,7 @@ class GrammarMask(TokenMask):
         self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), 4 * len(row))
         self._check()
         words = row.numpy().view(np.uint32)
+        self._mend(words)
         may_end = self._matcher.is_accepting()
         for token in self._end_tokens:
             _set_bit(words, token, may_end)
@@ -60,12 +61,27 @@ class GrammarMask(TokenMask):
         return self._matcher.validate_tokens(self._before_end(tokens))
 
     def forced(self) -> list[int]:
-        return [] if self.is_finished else self._before_end(self._matcher.compute_ff_tokens())
+        """The matcher makes tokens of text as the tokenizer does, to which the name of a special token in a string is that
+        token. The grammar does not take it as text: what is certain ends before it."""
+        tokens = [] if self.is_finished else self._before_end(self._matcher.compute_ff_tokens())
+        return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
 
     def fork(self) -> GrammarMask:
         twin = GrammarMask(self._matcher.deep_copy(), self._end_tokens, self._other_ends)
         twin._num_ends = self._num_ends
         return twin
+
+    def _mend(self, words: np.ndarray) -> None:
+        """Allows what the matcher takes where the one token that it allows is none of that: the name of a special token in
+        a string (see `forced`). Asks for each token of the vocabulary; such places are rare."""
+        if np.count_nonzero(words) != 1:
+            return
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        only = int(allowed[0])
+        if len(allowed) > 1 or only in self._end_tokens + self._other_ends or self._matcher.validate_tokens([only]):
+            return
+        for token in range(32 * len(words)):
+            _set_bit(words, token, token != only and self._matcher.validate_tokens([token]) == 1)
 
     def _takes(self, token: int) -> bool:
         """Accepts a token if it is allowed."""

@@ -1,27 +1,26 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's requests, text only."""
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's requests."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from pace.grammar import Grammar, GrammarLimits
 from pace.grammar.response_format import read_response_format
 from pace.llm.configs import SamplingConfig
-from pace.server.errors import ApiError, refused
+from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
-from pace.server.schemas.description import CONTENT
+from pace.server.schemas.blocks import Choice, Turn, check_tools, for_openai, read_turns
 from pace.server.schemas.fields import Bounded, Request, Strings
 from pace.server.schemas.generation import joined_text
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.structure import Structure
-from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
+from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
 
 MESSAGES_REFUSED = {
-    "tools": NOT_YET,
-    "mcp_servers": NOT_YET,
+    "mcp_servers": "tools are the client's own; nobody else is asked",
     "container": "there are no containers here",
     "context_management": "conversations are not edited",
 }
@@ -33,27 +32,12 @@ MESSAGES_INERT = frozenset(
 
 BETWEEN_SYSTEM = "\n"
 """What Anthropic puts between the texts of a system prompt. Source: platform.claude.com, OpenAI SDK compatibility."""
-_THOUGHTS = ("thinking", "redacted_thinking")
 
 
-class Turn(Nested):
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[Any, WithJsonSchema(CONTENT)]
+class Thinking(Nested):
+    """Whether the chat template asks for thoughts. Nothing counts their tokens: `budget_tokens` is not held."""
 
-    def text(self, place: str, limits: Limits) -> str:
-        """Its text, without the assistant's thoughts. Raises ApiError for what is no text."""
-        content = self.content
-        if content is None:
-            raise ApiError(400, f"{place} is missing", param=place)
-        if self.role == "assistant" and isinstance(content, list):
-            content = [part for part in content if not (isinstance(part, dict) and part.get("type") in _THOUGHTS)]
-        return joined_text(content, place, limits.parts)
-
-
-class Kind(Nested):
-    """An object of which the type alone is looked at."""
-
-    type: str
+    type: Literal["enabled", "adaptive", "disabled"]
 
 
 class OutputConfig(Nested):
@@ -69,39 +53,37 @@ class CountTokensRequest(Request):
     model: str | None = None
     messages: Annotated[list[Turn], Bounded]
     system: Any = None
-    thinking: Kind | None = None
-    tool_choice: Kind | None = None
+    thinking: Thinking | None = None
+    tools: Annotated[list[Any], Bounded] | None = None
+    tool_choice: Choice | None = None
     output_config: OutputConfig | None = None
 
     def to_prompt(self, limits: Limits) -> ChatPrompt:
         """The system prompt and the turns, for the chat template. An answer goes on with a last turn of the
         assistant's. Raises ApiError for what cannot be served."""
-        self._check_served()
+        check_tools(self.tools)
         check_count("messages", self.messages, limits.messages)
         system = joined_text(self.system, "system", limits.parts, BETWEEN_SYSTEM)
-        turns: list[dict[str, Any]] = []
-        for i, turn in enumerate(self.messages):
-            text = turn.text(f"messages[{i}].content", limits)
-            if turns and turns[-1]["role"] == turn.role:  # neighbours of one role are one turn
-                turns[-1]["content"] += "\n" + text
-            else:
-                turns.append({"role": turn.role, "content": text})
+        turns = read_turns(self.messages, limits)
         if turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()  # begins nothing
         goes_on = bool(turns) and turns[-1]["role"] == "assistant"
-        return ChatPrompt(with_system(system, turns, BETWEEN_SYSTEM), not goes_on, goes_on, self._template_kwargs())
-
-    def _check_served(self) -> None:
-        """Raises for values that are known and not served, of fields that are."""
-        if self.thinking and self.thinking.type != "disabled":
-            raise refused("thinking", f'{NOT_YET}, other than {{"type": "disabled"}}')
-        if self.tool_choice and self.tool_choice.type not in ("none", "auto"):
-            raise refused("tool_choice", f"{NOT_YET}, other than none and auto")
+        if goes_on and turns[-1].get("tool_calls"):
+            raise ApiError(400, "messages: calls of tools need their results, in a turn of the user", param="messages")
+        return ChatPrompt(
+            with_system(system, turns, BETWEEN_SYSTEM),
+            not goes_on,
+            goes_on,
+            self._template_kwargs(),
+            tools=for_openai(self.tools),
+            tool_choice=self.tool_choice and self.tool_choice.for_openai(),
+            parallel_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
+        )
 
     def _template_kwargs(self) -> dict[str, Any]:
         kwargs: dict[str, Any] = {}
         if self.thinking:
-            kwargs["enable_thinking"] = False
+            kwargs["enable_thinking"] = self.thinking.type != "disabled"
         if self.output_config and self.output_config.effort:
             kwargs["reasoning_effort"] = self.output_config.effort
         return kwargs

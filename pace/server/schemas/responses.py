@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: requests that stand for themselves. Nothing is stored, and only text comes out."""
+"""`POST /v1/responses`: requests that stand for themselves. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from pace.server.errors import ApiError, refused
 from pace.server.jobs import ChatPrompt, Job
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Bounded, Request, Strings
-from pace.server.schemas.generation import joined_text
+from pace.server.schemas.items import NOT_STORED, Item, read_items
 from pace.server.schemas.sampling import Settings
 from pace.server.schemas.structure import Structure
-from pace.server.schemas.turns import NOT_YET, Nested, check_count, check_salt, with_system
-
-_NOT_STORED = "responses are not stored here; send the whole conversation as input"
+from pace.server.schemas.turns import Nested, check_count, check_salt, with_system
 
 RESPONSES_REFUSED = {
-    "tools": NOT_YET,
-    "previous_response_id": _NOT_STORED,
-    "conversation": _NOT_STORED,
+    "previous_response_id": NOT_STORED,
+    "conversation": NOT_STORED,
     "background": "an answer lives as long as its connection; use stream",
     "prompt": "no prompts are stored here; send instructions and input",
     "context_management": "conversations are not compacted",
@@ -34,20 +31,10 @@ RESPONSES_INERT = frozenset(
     "access_programs background_options image max_tool_calls prompt_cache_key prompt_cache_retention "
     "safety_identifier user".split()
 )
-"""Fields without effect on a text that one machine writes without tools."""
+"""Fields without effect on what one machine writes. `max_tool_calls` counts those of OpenAI's own tools."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""The one value of `include` that adds something here; the others are about tools."""
-
-_CALLS = frozenset(("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"))
-
-
-class Item(Nested):
-    """One item of the input. An item without a type is a message."""
-
-    type: str = "message"
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Any = None
+"""The one value of `include` that adds something here; the others are about tools of OpenAI's."""
 
 
 def _as_items(value: Any) -> Any:
@@ -68,7 +55,7 @@ class TextConfig(Nested):
 
 
 class Reasoning(Nested):
-    """`effort` is for the chat template. Without reasoning in the output there is nothing to summarise."""
+    """`effort` is for the chat template. Thoughts are given as they are: there is no summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -93,6 +80,7 @@ class ResponsesRequest(Request):
     """Accepted, and answered with false."""
     truncation: Literal["auto", "disabled"] | None = None
     service_tier: str | None = None
+    tools: Annotated[list[Any], Bounded] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -137,20 +125,27 @@ class ResponsesRequest(Request):
     def to_prompt(self, limits: Limits) -> ChatPrompt:
         """The instructions and the input, for the chat template. Raises ApiError."""
         check_count("input", self.input, limits.messages)
-        items = ((item, f"input[{i}]") for i, item in enumerate(self.input))
-        messages = [_message(item, place, limits) for item, place in items if item.type != "reasoning"]
+        messages = read_items(self.input, limits)
         if not messages:
             raise ApiError(400, "input must hold a message", param="input")
         effort = self.reasoning.effort if self.reasoning else None
         kwargs: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         if effort == "none":
             kwargs["enable_thinking"] = False
-        return ChatPrompt(with_system(self.instructions, messages), template_kwargs=kwargs, param="input")
+        return ChatPrompt(
+            with_system(self.instructions, messages),
+            template_kwargs=kwargs,
+            param="input",
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_calls=self.parallel_tool_calls is not False,
+        )
 
     def _check_served(self) -> None:
         """Raises for values that are known and not served, of fields that are."""
-        if self.tool_choice not in (None, "none", "auto"):
-            raise refused("tool_choice", f'{NOT_YET}, other than "none" and "auto"')
+        if self.tools and self.wants_logprobs:
+            param = "top_logprobs" if self.top_logprobs else "include"
+            raise refused(param, "log-probabilities belong to messages, and calls are none; chat completions have both")
         if self.truncation == "auto":
             raise refused("truncation", "nothing is dropped from a conversation; send what fits the context")
         if self.service_tier not in (None, "auto", "default"):
@@ -159,18 +154,3 @@ class ResponsesRequest(Request):
             raise refused("prompt_cache_options.prewarm", "every request is answered; ask for max_output_tokens: 1")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-
-
-def _message(item: Item, place: str, limits: Limits) -> dict[str, Any]:
-    """An item in the template's terms."""
-    if item.type in _CALLS:
-        raise refused(place, f"{item.type} is {NOT_YET}")
-    if item.type == "item_reference":
-        raise refused(place, f"{_NOT_STORED}, not references")
-    if item.type != "message":
-        raise refused(place, f"only messages are served, got an item of type {item.type[:40]!r}")
-    for name in ("role", "content"):
-        if getattr(item, name) is None:
-            raise ApiError(400, f"{place}.{name} is missing", param=f"{place}.{name}")
-    role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": joined_text(item.content, f"{place}.content", limits.parts)}

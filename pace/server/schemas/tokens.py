@@ -11,7 +11,6 @@ from pace.server.schemas.chat import ChatRequest
 from pace.server.schemas.fields import Integers, Request
 
 TOKENS_REFUSED = {
-    "tools": "tools are not served yet",
     "chat_template": "templates of a client are not run; chat_template_kwargs sets what the model's own looks at",
 }
 
@@ -33,6 +32,8 @@ class TokenizeRequest(Request):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    """Those that the template tells of, beside `messages`."""
 
     def input(self, limits: Limits) -> str | ChatPrompt:
         """What is to be tokenised. Raises ApiError."""
@@ -49,6 +50,7 @@ class TokenizeRequest(Request):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.chat_template_kwargs,
+            tools=self.tools,
         )
         return chat.to_prompt(limits)
 

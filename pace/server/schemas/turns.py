@@ -10,8 +10,6 @@ from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Request
 
-NOT_YET = "not served yet"
-
 
 class Nested(BaseModel):
     """An object within a request, as strict as the request. Members that no field knows are not looked at."""

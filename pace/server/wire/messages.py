@@ -2,43 +2,80 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from pace.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought
 from pace.server.answers import Finish, Piece, Usage
 from pace.server.errors import ApiError
 from pace.server.schemas.messages import MessagesRequest
 from pace.server.wire.form import dumps, named_event
 from pace.server.wire.openai import Envelope
 
-_DELTA_HEAD = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
-)
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""The type of a block's pieces, and what their text is called."""
+
+
+class Block:
+    """One block of a message, while it is written."""
+
+    def __init__(self, index: int, kind: str, **members: Any) -> None:
+        self.kind = kind
+        self.is_whole = kind != "tool_use"
+        """Whether it may be shown in the end: a call that was cut off has no input."""
+        self._index = index
+        self._members = members
+        self._texts: list[str] = []
+        delta, self._name = _DELTAS[kind]
+        head = dumps({"type": "content_block_delta", "index": index, "delta": {"type": delta, self._name: ""}})
+        self._head = b"event: content_block_delta\ndata: " + head[: -len('""}}')]  # once for all deltas
+
+    def begin(self) -> bytes:
+        block = {"type": self.kind, **self._members}
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def add(self, text: str) -> bytes:
+        self._texts.append(text)
+        return self._head + dumps(text) + b"}}\n\n"
+
+    def end(self) -> bytes:
+        return _event("content_block_stop", index=self._index)
+
+    def object(self) -> dict[str, Any]:
+        """The whole block."""
+        text = "".join(self._texts)
+        value = {"input": json.loads(text)} if self.kind == "tool_use" else {self._name: text}
+        return {"type": self.kind, **self._members, **value}
 
 
 class MessagesForm:
-    """A message with one block of text."""
+    """A message with blocks of thought, text and calls, in the order in which they come."""
 
     def __init__(self, request: MessagesRequest, envelope: Envelope, tokenizer: Any) -> None:
         """As all forms are made; this one asks neither the request nor the tokenizer."""
         self._envelope = envelope
         self._finish: Finish | None = None
+        self._blocks: list[Block] = []
+        self._is_open = False
+        """Whether the last block goes on."""
 
     def begin(self, usage: Usage) -> bytes:
-        return (
-            _event("message_start", message=self._message([], None, usage))
-            + _event("content_block_start", index=0, content_block=_block(""))
-            + _event("ping")
-        )
+        return _event("message_start", message=self._message(usage)) + _event("ping")
 
     def piece(self, piece: Piece, usage: Usage) -> bytes:
         if piece.finish is not None:
             self._finish = piece.finish
-        return _DELTA_HEAD + dumps(piece.text) + b"}}\n\n" if piece.text else b""
+        return b"".join(map(self._take, piece.parts))
 
     def end(self, usage: Usage) -> bytes:
         return (
-            _event("content_block_stop", index=0)
-            + _event("message_delta", delta=_stop(self._finish), usage=_usage_object(usage))
+            (b"" if self._blocks else self._open("text", text=""))
+            + self._close()
+            + _event("message_delta", delta=self._stop(), usage=_usage_object(usage))
             + _event("message_stop")
         )
 
@@ -46,37 +83,72 @@ class MessagesForm:
         return named_event("error", error.anthropic())
 
     def whole(self, choices: list[Piece], usage: Usage) -> dict[str, Any]:
-        return self._message([_block(choices[0].text)], choices[0].finish, usage)
+        self.piece(choices[0], usage)
+        self.end(usage)
+        return self._message(usage)
 
-    def _message(self, content: list[dict[str, Any]], finish: Finish | None, usage: Usage) -> dict[str, Any]:
+    def _take(self, event: Event) -> bytes:
+        """The events of a part of the answer."""
+        match event:
+            case Text(text):
+                begin = b"" if self._goes_on("text") else self._open("text", text="")
+                return begin + self._blocks[-1].add(text)
+            case Thought(text):
+                begin = b"" if self._goes_on("thinking") else self._open("thinking", thinking="", signature="")
+                return begin + self._blocks[-1].add(text)
+            case CallBegins(_, id, name):
+                return self._open("tool_use", id=id, name=name, input={})
+            case ArgumentsPiece(_, text):
+                return self._blocks[-1].add(text)
+            case CallEnds():
+                self._blocks[-1].is_whole = True
+                return self._close()
+
+    def _goes_on(self, kind: str) -> bool:
+        return self._is_open and self._blocks[-1].kind == kind
+
+    def _open(self, kind: str, **members: Any) -> bytes:
+        """Begins a block, after the end of the last one."""
+        closed = self._close()
+        self._blocks.append(Block(len(self._blocks), kind, **members))
+        self._is_open = True
+        return closed + self._blocks[-1].begin()
+
+    def _close(self) -> bytes:
+        if not self._is_open:
+            return b""
+        self._is_open = False
+        return self._blocks[-1].end()
+
+    def _message(self, usage: Usage) -> dict[str, Any]:
         return {
             "id": self._envelope.id,
             "type": "message",
             "role": "assistant",
             "model": self._envelope.model,
-            "content": content,
-            **_stop(finish),
+            "content": [block.object() for block in self._blocks if block.is_whole],
+            **self._stop(),
             "usage": _usage_object(usage),
         }
+
+    def _stop(self) -> dict[str, Any]:
+        """Why the answer ended; nulls while it goes on."""
+        finish, sequence = self._finish, None
+        if finish is None:
+            reason = None
+        elif finish.reason == "length":
+            reason = "max_tokens"
+        elif any(block.kind == "tool_use" and block.is_whole for block in self._blocks):
+            reason = "tool_use"
+        elif isinstance(finish.stop, str):
+            reason, sequence = "stop_sequence", finish.stop
+        else:
+            reason = "end_turn"
+        return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def _event(name: str, **members: Any) -> bytes:
     return named_event(name, {"type": name, **members})
-
-
-def _block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def _stop(finish: Finish | None) -> dict[str, Any]:
-    """Why the answer ended; nulls while it goes on."""
-    if finish is None:
-        return {"stop_reason": None, "stop_sequence": None}
-    if finish.reason != "stop":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if isinstance(finish.stop, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:

@@ -3,82 +3,105 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
+from pace.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought
 from pace.llm.decoding.token_bytes import TokenBytes
 from pace.llm.decoding.token_texts import TokenPiece
 from pace.server.answers import Piece, Usage
 from pace.server.errors import ApiError
 from pace.server.schemas.responses import ResponsesRequest
 from pace.server.wire.form import dumps, named_event
+from pace.server.wire.items import CallItem, Events, Item, MessageItem, ReasoningItem
 from pace.server.wire.openai import Envelope, finite
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """Those that the error of a response may have; "server_error" for all others."""
 
-_PLACE = {"output_index": 0, "content_index": 0}
-
 
 class ResponsesForm:
-    """A response with one message, which has one part of text. Its events are numbered."""
+    """A response: thoughts, messages and calls as items, in the order in which they come. Its events are numbered."""
 
     def __init__(self, request: ResponsesRequest, envelope: Envelope, tokenizer: Any) -> None:
         """`tokenizer` names tokens, where they are asked for."""
         self._request = request
         self._envelope = envelope
         self._bytes = TokenBytes.of(tokenizer)
-        self._item_id = f"msg_{uuid.uuid4().hex}"
         self._num_events = 0
-        self._texts: list[str] = []
+        self._items: list[Item] = []
+        self._is_open = False
+        """Whether the last item goes on."""
         self._logprobs: list[dict[str, Any]] = []
+        """Those that wait for their text: of a thought, say."""
         self._reason = "stop"
-        head = {"type": "response.output_text.delta", "item_id": self._item_id, **_PLACE}
-        self._delta_head = b"event: response.output_text.delta\ndata: " + dumps(head)[:-1]  # made once for all deltas
+        self._delta_head = b""
 
     def begin(self, usage: Usage) -> bytes:
-        response = self._response("in_progress", [])
-        return (
-            self._event("response.created", response=response)
-            + self._event("response.in_progress", response=response)
-            + self._event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-            + self._event("response.content_part.added", item_id=self._item_id, **_PLACE, part=_part("", []))
+        response = self._response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
         )
 
     def piece(self, piece: Piece, usage: Usage) -> bytes:
-        logprobs = self._take(piece)
-        return self._delta(piece.text, logprobs) if piece.text or logprobs else b""
+        if self._request.wants_logprobs:
+            self._logprobs += [self._logprob(token) for token in piece.tokens if not token.is_end]
+        if piece.finish is not None:
+            self._reason = piece.finish.reason
+        return b"".join(map(self._take, piece.parts))
 
     def end(self, usage: Usage) -> bytes:
-        part, item, status = self._part(), self._message(), self._status()
-        done = {"text": part["text"], "logprobs": self._logprobs}
-        return (
-            self._event("response.output_text.done", item_id=self._item_id, **_PLACE, **done)
-            + self._event("response.content_part.done", item_id=self._item_id, **_PLACE, part=part)
-            + self._event("response.output_item.done", output_index=0, item=item)
-            + self._event(f"response.{status}", response=self._response(status, [item], usage))
-        )
+        status = self._status()
+        data = b"" if self._items else self._open(MessageItem(0))
+        return data + self._close(status) + self._event(f"response.{status}", response=self._response(status, usage))
 
     def error(self, error: ApiError) -> bytes:
-        self._reason = "error"
+        if self._is_open:
+            self._items[-1].status = "incomplete"
         code = ERROR_CODES.get(error.status, "server_error")
-        response = self._response("failed", [self._message()], error={"code": code, "message": error.message})
+        response = self._response("failed", error={"code": code, "message": error.message})
         return self._event("response.failed", response=response)
 
     def whole(self, choices: list[Piece], usage: Usage) -> dict[str, Any]:
-        self._take(choices[0])
-        return self._response(self._status(), [self._message()], usage)
+        self.piece(choices[0], usage)
+        self.end(usage)
+        return self._response(self._status(), usage)
 
-    def _take(self, piece: Piece) -> list[dict[str, Any]]:
-        """Keeps what a piece brings, for the objects at the end; returns its log-probabilities."""
-        self._texts.append(piece.text)
-        logprobs = []
-        if self._request.wants_logprobs:
-            logprobs = [self._logprob(token) for token in piece.tokens if not token.is_end]
-            self._logprobs += logprobs
-        if piece.finish is not None:
-            self._reason = piece.finish.reason
-        return logprobs
+    def _take(self, event: Event) -> bytes:
+        """The events of a part of the answer."""
+        match event:
+            case Text(text):
+                return self._continued(MessageItem) + self._delta(text)
+            case Thought(text):
+                return self._continued(ReasoningItem) + self._events(self._items[-1].add(text))
+            case CallBegins(_, id, name):
+                return self._close() + self._open(CallItem(len(self._items), id, name))
+            case ArgumentsPiece(_, text):
+                return self._events(self._items[-1].add(text))
+            case CallEnds():
+                self._items[-1].is_whole = True
+                return self._close()
+
+    def _continued(self, kind: type[Item]) -> bytes:
+        """Sees to it that the last item is of a kind, and open."""
+        if self._is_open and isinstance(self._items[-1], kind):
+            return b""
+        return self._close() + self._open(kind(len(self._items)))
+
+    def _open(self, item: Item) -> bytes:
+        self._items.append(item)
+        self._is_open = True
+        head = {"type": "response.output_text.delta", **item.place}
+        self._delta_head = b"event: response.output_text.delta\ndata: " + dumps(head)[:-1]  # once for all deltas
+        return self._events(item.begin())
+
+    def _close(self, status: str = "completed") -> bytes:
+        """Ends the item that is open, if any."""
+        if not self._is_open:
+            return b""
+        last = self._items[-1]
+        rest = self._delta("") if self._logprobs and isinstance(last, MessageItem) else b""
+        self._is_open = False
+        return rest + self._events(last.end(status))
 
     def _logprob(self, piece: TokenPiece) -> dict[str, Any]:
         most = self._request.top_logprobs or 0
@@ -97,10 +120,16 @@ class ResponsesForm:
             ],
         }
 
-    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+    def _delta(self, text: str) -> bytes:
+        """The text, with the log-probabilities that wait."""
+        logprobs, self._logprobs = self._logprobs, []
+        self._items[-1].take(text, logprobs)
         number = b"%d" % self._next_number()
         tail = dumps(logprobs) if logprobs else b"[]"
         return b'%b,"sequence_number":%b,"delta":%b,"logprobs":%b}\n\n' % (self._delta_head, number, dumps(text), tail)
+
+    def _events(self, events: Events) -> bytes:
+        return b"".join(self._event(name, **members) for name, members in events)
 
     def _event(self, name: str, **members: Any) -> bytes:
         return named_event(name, {"type": name, "sequence_number": self._next_number(), **members})
@@ -110,24 +139,9 @@ class ResponsesForm:
         return self._num_events - 1
 
     def _status(self) -> str:
-        return "completed" if self._reason == "stop" else "incomplete"
+        return "completed" if self._reason in ("stop", "tool_calls") else "incomplete"
 
-    def _part(self) -> dict[str, Any]:
-        return _part("".join(self._texts), self._logprobs)
-
-    def _message(self) -> dict[str, Any]:
-        return self._item(self._status(), [self._part()])
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def _response(
-        self,
-        status: str,
-        output: list[dict[str, Any]],
-        usage: Usage | None = None,
-        error: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    def _response(self, status: str, usage: Usage | None = None, error: dict[str, Any] | None = None) -> dict[str, Any]:
         request = self._request
         return {
             "id": self._envelope.id,
@@ -138,7 +152,7 @@ class ResponsesForm:
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._envelope.model,
-            "output": output,
+            "output": [item.object() for item in self._items],
             **({} if usage is None else {"usage": _usage_object(usage)}),
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
@@ -148,7 +162,7 @@ class ResponsesForm:
             "top_logprobs": request.top_logprobs or 0,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "text": {"format": (request.text and request.text.format) or {"type": "text"}},
-            "tools": [],
+            "tools": [_tool(tool) for tool in request.tools or ()],
             "tool_choice": request.tool_choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "truncation": "disabled",
@@ -159,8 +173,9 @@ class ResponsesForm:
         }
 
 
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as it came, with what their object must have."""
+    return {"description": None, "parameters": None, "strict": False, **tool, "type": "function"}
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:
@@ -169,6 +184,6 @@ def _usage_object(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }

@@ -21,6 +21,10 @@ from pace.server.schemas.messages import (
 )
 
 HI = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {"city": "Köln"}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]}
+FIRST = "messages[0].content[0]"
 
 
 def job_of(body: Any, defaults: SamplingConfig | None = None, limits: Limits | None = None) -> Job:
@@ -77,6 +81,39 @@ def test_an_answer_goes_on_with_a_last_turn_of_the_assistant() -> None:
     assert said(prompt) == [("user", "hi")] and prompt.add_generation_prompt and not prompt.continue_final_message
 
 
+def test_calls_and_their_results_are_messages() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    error = {"type": "tool_result", "tool_use_id": "t2", "content": "no such city", "is_error": True}
+    turns = [
+        *HI,
+        {"role": "assistant", "content": [thought, block("Let me see."), CALL, CALL | {"id": "t2"}]},
+        {"role": "user", "content": [block("And?"), RESULT, error]},
+        {"role": "assistant", "content": [CALL]},
+        {"role": "user", "content": [RESULT]},
+    ]
+    choice = {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
+    prompt = prompt_of(messages=turns, tools=[TOOL | {"type": "custom"}], tool_choice=choice)
+    assert said(prompt) == [
+        ("user", "hi"),
+        ("assistant", "Let me see."),
+        ("tool", "sunny"),
+        ("tool", "Error: no such city"),
+        ("user", "And?"),
+        ("assistant", ""),
+        ("tool", "sunny"),
+    ]
+    calls = prompt.messages[1]["tool_calls"]
+    assert [call["id"] for call in calls] == ["t1", "t2"] and prompt.messages[3]["tool_call_id"] == "t2"
+    assert calls[0]["function"] == {"name": "f", "arguments": '{"city": "Köln"}'}
+    assert prompt.tools == [TOOL] and prompt.tool_choice == {"type": "function", "name": "f"}
+    assert not prompt.parallel_calls and prompt_of(messages=HI).parallel_calls
+
+
+@pytest.mark.parametrize(("kind", "choice"), [("any", "required"), ("auto", "auto"), ("none", "none")])
+def test_choices_have_names_of_their_own(kind: str, choice: str) -> None:
+    assert prompt_of(messages=HI, tools=[TOOL], tool_choice={"type": kind}).tool_choice == choice
+
+
 def test_sampling_is_what_was_asked() -> None:
     body = {"messages": HI, "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "stop_sequences": ["x", "y"]}
     job = job_of(body | {"stream": True, "seed": 7, "cache_salt": "s"})
@@ -92,6 +129,8 @@ def test_sampling_is_what_was_asked() -> None:
 def test_thinking_and_effort_are_for_the_template() -> None:
     prompt = prompt_of(messages=HI, thinking={"type": "disabled"}, output_config={"effort": "low"})
     assert prompt.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    for thinking in ({"type": "adaptive"}, {"type": "enabled", "budget_tokens": 1024}):
+        assert prompt_of(messages=HI, thinking=thinking).template_kwargs == {"enable_thinking": True}
 
 
 @pytest.mark.parametrize(
@@ -110,14 +149,10 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
         ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"context_management": {"edits": [1]}}, "context_management"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"thinking": {"type": "adaptive"}}, "thinking"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -145,7 +180,18 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [RESULT | {"tool_use_id": 5}]}]}, f"{FIRST}.tool_use_id"),
+        ({"messages": [{"role": "user", "content": [RESULT | {"content": [{}]}]}]}, f"{FIRST}.content[0]"),
+        ({"messages": [{"role": "user", "content": [RESULT] * 129}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [RESULT, {"type": "image"}]}]}, "messages[0].content[1]"),
+        ({"messages": [{"role": "assistant", "content": [CALL | {"id": None}]}]}, f"{FIRST}.id"),
+        ({"messages": [{"role": "assistant", "content": [CALL | {"input": "{}"}]}]}, f"{FIRST}.input"),
+        ({"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),
+        ({"tools": 5}, "tools"),
+        ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
+        ({"thinking": {"type": "on"}}, "thinking.type"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "messages[0].content[0]"),
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system[0]"),

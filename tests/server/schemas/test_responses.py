@@ -131,22 +131,19 @@ def test_fields_without_effect_are_taken(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {"model": "m"}}, "moderation"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, "input[0]"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "1"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": "a"}, {"type": "web_search_call"}]}, "input[1]"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}]}, "input[0]"),
+        ({"tools": [{"type": "function", "name": "f"}], "top_logprobs": 1}, "top_logprobs"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -169,6 +166,12 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
         ({"input": [{"role": "user", "content": [part("a"), {"type": "input_text"}]}]}, "input[0].content[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [part("a")] * 17}]}, "input[0].content"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": [{}]}]}, "input[0].output[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 129}, "input[128]"),
+        ({"tools": 5}, "tools"),
         ({"instructions": 5}, "instructions"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": "5"}, "max_output_tokens"),
@@ -191,6 +194,36 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     error = refusal_of({"input": "hi"} | fields)
     assert error.param == param and param in error.message
+
+
+def test_calls_belong_to_the_message_that_they_follow() -> None:
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "message", "role": "assistant", "content": [part("b")]},
+        {
+            "type": "function_call",
+            "call_id": "c1",
+            "name": "f",
+            "arguments": '{"x": 1}',
+            "id": "fc_1",
+            "status": "done",
+        },
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {"type": "function_call_output", "call_id": "c2", "output": [part("2"), part("3")]},
+        {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
+    ]
+    tools = [{"type": "function", "name": "f"}]
+    prompt = job_of({"input": items, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}).prompt
+    calls = [(message["role"], message["content"], message.get("tool_call_id")) for message in prompt.messages]
+    results = [("tool", "1", "c1"), ("tool", "23", "c2")]
+    assert calls == [("user", "a", None), ("assistant", "b", None), *results, ("assistant", "", None)]
+    names = [[call["id"] for call in message.get("tool_calls", ())] for message in prompt.messages]
+    assert names == [[], ["c1", "c2"], [], [], ["c3"]]
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    assert prompt.messages[1]["tool_calls"][0] == {"id": "c1", "type": "function", "function": function}
+    assert (prompt.tools, prompt.tool_choice, prompt.parallel_calls) == (tools, "required", False)
 
 
 def test_limits_are_those_of_the_table() -> None:

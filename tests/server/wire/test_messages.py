@@ -125,7 +125,7 @@ def test_events_of_a_stream_come_in_order(server: Server) -> None:
     assert received[0].message.usage.input_tokens == 11 and received[0].message.stop_reason is None
     assert {event.index for event in received[1:7]} == {0}
     names = [name for name, _ in events(stream(form(), server.pieces))]
-    assert names[:3] == ["message_start", "content_block_start", "ping"]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert b"[DONE]" not in stream(form(), server.pieces)
 
 
@@ -141,8 +141,8 @@ def test_an_error_amid_a_stream_is_raised(server: Server, status: int, kind: str
 
 
 def test_a_refusal_is_an_error_of_theirs(server: Server) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="tools: not served yet"):
-        server.client.messages.create(**ASKED, tools=[{"name": "f", "input_schema": {"type": "object"}}])
+    with pytest.raises(anthropic.BadRequestError, match="mcp_servers: tools are the client's own"):
+        server.client.messages.create(**ASKED, extra_body={"mcp_servers": [{"url": "u"}]})
 
 
 def test_tokens_are_counted(server: Server) -> None:

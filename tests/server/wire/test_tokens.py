@@ -94,7 +94,7 @@ def test_the_tokenizer_is_described(reader: PromptReader, tokenizer: Any) -> Non
         ({"prompt": "a" * (16 * LENGTH + 1)}, "prompt"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
-        ({"messages": MESSAGES, "tools": [{}]}, "tools"),
+        ({"messages": MESSAGES, "tools": [{}]}, "tools[0].name"),
         ({"messages": MESSAGES, "chat_template": "{{ x }}"}, "chat_template"),
     ],
 )

@@ -1,0 +1,118 @@
+"""Anthropic's turns, which consist of blocks, and its tools, in the template's terms."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import WithJsonSchema
+
+from pace.server.errors import ApiError, refused
+from pace.server.limits import Limits
+from pace.server.schemas.description import CONTENT
+from pace.server.schemas.generation import joined_text
+from pace.server.schemas.turns import Nested
+
+_THOUGHTS = ("thinking", "redacted_thinking")
+_NO_TEXT = {"type": "text", "text": ""}
+"""What stands for a block that is no text, so that others keep their places."""
+
+
+class Turn(Nested):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[Any, WithJsonSchema(CONTENT)]
+
+
+class Choice(Nested):
+    """Whether tools are called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def for_openai(self) -> Any:
+        """The same in OpenAI's words, which `read_choice` knows."""
+        if self.type == "tool":
+            return {"type": "function", "name": self.name}
+        return "required" if self.type == "any" else self.type
+
+
+def read_turns(turns: list[Turn], limits: Limits) -> list[dict[str, Any]]:
+    """Messages in the template's terms. Neighbours of one role are one message; each result of a tool is one of its own,
+    and comes before the text of its turn. Thoughts of the assistant are left out. Raises ApiError."""
+    messages: list[dict[str, Any]] = []
+    for index, turn in enumerate(turns):
+        for message in _messages(turn, f"messages[{index}].content", limits):
+            last = messages[-1] if messages else None
+            if last is None or message["role"] == "tool" or last["role"] != message["role"]:
+                messages.append(message)
+                continue
+            last["content"] = "\n".join(filter(None, [last["content"], message["content"]]))
+            if calls := last.get("tool_calls", []) + message.get("tool_calls", []):
+                last["tool_calls"] = calls
+    return messages
+
+
+def check_tools(tools: list[Any] | None) -> None:
+    """Raises ApiError for tools that are not the client's own; `read_tools` checks the others."""
+    for index, tool in enumerate(tools or ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in (None, "custom"):
+            raise refused(f"tools[{index}].type", f"only tools of the client's own are served, not {kind!r:.60}")
+
+
+def for_openai(tools: list[Any] | None) -> list[Any] | None:
+    """The tools without their type, which OpenAI calls otherwise."""
+    if tools is None:
+        return None
+    return [{k: v for k, v in tool.items() if k != "type"} if isinstance(tool, dict) else tool for tool in tools]
+
+
+def _messages(turn: Turn, place: str, limits: Limits) -> list[dict[str, Any]]:
+    """A turn as messages: the results of tools, then the rest."""
+    content = turn.content
+    if content is None:
+        raise ApiError(400, f"{place} is missing", param=place)
+    if not isinstance(content, list):
+        return [{"role": turn.role, "content": joined_text(content, place, limits.parts)}]
+    results, calls, texts = [], [], []
+    for index, block in enumerate(content):
+        kind, where = block.get("type") if isinstance(block, dict) else None, f"{place}[{index}]"
+        if kind == "tool_result" and turn.role == "user":
+            results.append(_result(block, where, limits))
+        elif kind == "tool_use" and turn.role == "assistant":
+            calls.append(_call(block, where))
+        elif kind not in _THOUGHTS or turn.role != "assistant":
+            texts.append(block)
+            continue
+        texts.append(_NO_TEXT)
+    if len(results) + len(calls) > limits.tools:
+        raise ApiError(400, f"{place} may have {limits.tools} calls or results", param=place)
+    text = joined_text(texts, place, limits.parts + len(results) + len(calls))
+    message = {"role": turn.role, "content": text, **({"tool_calls": calls} if calls else {})}
+    return [*results, message] if text or not results else results
+
+
+def _call(block: dict[str, Any], place: str) -> dict[str, Any]:
+    for name in ("id", "name"):
+        _check_text(block, name, place)
+    if not isinstance(block.get("input"), dict):
+        raise ApiError(400, f"{place}.input must be an object", param=f"{place}.input")
+    arguments = json.dumps(block["input"], ensure_ascii=False)
+    return {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": arguments}}
+
+
+def _result(block: dict[str, Any], place: str, limits: Limits) -> dict[str, Any]:
+    """What a tool returned. Templates know no errors: one is called so in its text."""
+    _check_text(block, "tool_use_id", place)
+    text = joined_text(block.get("content"), f"{place}.content", limits.parts)
+    return {
+        "role": "tool",
+        "tool_call_id": block["tool_use_id"],
+        "content": f"Error: {text}" if block.get("is_error") else text,
+    }
+
+
+def _check_text(block: dict[str, Any], name: str, place: str) -> None:
+    if not isinstance(block.get(name), str):
+        raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")

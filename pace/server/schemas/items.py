@@ -1,0 +1,78 @@
+"""Items of a response's input: messages, calls of functions, and what these returned."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pace.server.errors import ApiError, refused
+from pace.server.limits import Limits
+from pace.server.schemas.generation import joined_text
+from pace.server.schemas.turns import Nested
+
+NOT_STORED = "responses are not stored here; send the whole conversation as input"
+
+
+class Item(Nested):
+    """One item of the input. An item without a type is a message."""
+
+    type: str = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Any = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    """JSON text."""
+    output: Any = None
+
+
+def read_items(items: list[Item], limits: Limits) -> list[dict[str, Any]]:
+    """The items as messages in the template's terms; thoughts are left out. Calls belong to the message of the assistant
+    that they follow. Raises ApiError."""
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(items):
+        place = f"input[{index}]"
+        if item.type == "reasoning":
+            continue
+        if item.type == "function_call":
+            _add_call(messages, _call(item, place), place, limits)
+        elif item.type == "function_call_output":
+            messages.append(_result(item, place, limits))
+        elif item.type == "message":
+            messages.append(_message(item, place, limits))
+        elif item.type == "item_reference":
+            raise refused(place, f"{NOT_STORED}, not references")
+        else:
+            raise refused(place, f"only messages and calls of functions are served, got the type {item.type[:40]!r}")
+    return messages
+
+
+def _message(item: Item, place: str, limits: Limits) -> dict[str, Any]:
+    _check_members(item, place, "role", "content")
+    role = "system" if item.role == "developer" else item.role
+    return {"role": role, "content": joined_text(item.content, f"{place}.content", limits.parts)}
+
+
+def _call(item: Item, place: str) -> dict[str, Any]:
+    _check_members(item, place, "call_id", "name", "arguments")
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+
+
+def _add_call(messages: list[dict[str, Any]], call: dict[str, Any], place: str, limits: Limits) -> None:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    calls = messages[-1].setdefault("tool_calls", [])
+    calls.append(call)
+    if len(calls) > limits.tools:
+        raise ApiError(400, f"{place}: there may be {limits.tools} calls in a row", param=place)
+
+
+def _result(item: Item, place: str, limits: Limits) -> dict[str, Any]:
+    _check_members(item, place, "call_id", "output")
+    text = joined_text(item.output, f"{place}.output", limits.parts)
+    return {"role": "tool", "tool_call_id": item.call_id, "content": text}
+
+
+def _check_members(item: Item, place: str, *names: str) -> None:
+    for name in names:
+        if getattr(item, name) is None:
+            raise ApiError(400, f"{place}.{name} is missing", param=f"{place}.{name}")
