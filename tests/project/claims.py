@@ -90,7 +90,7 @@ CLAIMS = {
             assert output.metrics.num_reused_tokens >= 16 and output.metrics.num_reused_tokens % 16 == 0""",
     },
     "docs/serving.md": {
-        "client.chat.completions.create": """
+        "Count from one to ten": """
             assert chunk.choices[0].finish_reason in ("stop", "length")""",
         "get_weather": """
             function = answer.choices[0].message.tool_calls[0].function
