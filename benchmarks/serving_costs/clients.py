@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.serving_costs.servers import ROOT, PaceServer, Server
+from benchmarks.serving_costs.servers import INPUT, ROOT, PaceServer, Server
+from pace.bench.serving.workload import Load
 
 PROMPT = "Once upon a time there was a"
 
 WORKER = """
 import json, sys, time
 from pace.llm import LLMModel, SamplingConfig
-path, tokenizer, quantization, streams, generated = json.loads(sys.argv[1])
+path, tokenizer, quantization, prompts, generated = json.loads(sys.argv[1])
 model = LLMModel(path, tokenizer, quantization=quantization, progress=False)
-prompts = ["Once upon a time there was a"] + [f"{number} " + "and so on " * 5 for number in range(1, streams)]
 config = SamplingConfig(max_new_tokens=generated, ignore_eos=True)
 for line in sys.stdin:
     asked = prompts[:int(line)]
@@ -35,10 +35,12 @@ for line in sys.stdin:
 
 
 class Generate:
-    """`generate` of a model, in a process that keeps it. Calls return tokens a second, and seconds to the first one."""
+    """`generate` of a model, in a process that keeps it. Calls take a number of prompts, which are those of a load but
+    for the first, and return tokens a second, and seconds to the first one."""
 
     def __init__(self, model: str, tokenizer: str | None, quantization: str | None, streams: int, generated: int):
-        arguments = json.dumps([model, tokenizer, quantization, streams, generated])
+        prompts = [json.loads(body)["prompt"] for body in Load(streams, INPUT).bodies("")]
+        arguments = json.dumps([model, tokenizer, quantization, [PROMPT, *prompts[1:]], generated])
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             [sys.executable, "-c", WORKER, arguments], stdin=pipe, stdout=pipe, text=True, cwd=ROOT
