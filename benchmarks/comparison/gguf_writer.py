@@ -1,8 +1,7 @@
-"""A Llama, Qwen2 or Qwen3 checkpoint as a GGUF file for llama.cpp, in bf16, fp16 or fp32.
+"""A Llama, Qwen2 or Qwen3 checkpoint as a GGUF file for llama.cpp, in bf16, fp16, fp32 or q8_0.
 
 llama.cpp rotates the pairs (2i, 2i + 1) of a Llama head where checkpoints on the Hub have them at (i, i + D/2): the
-rows of queries and keys are permuted. It rotates Qwen as the Hub has it. Norms and biases are fp32, the tokenizer is
-left out (`no_vocab`). Names and keys: the GGUF specification (ggml/docs/gguf.md) and llama.cpp's src/llama-arch.cpp.
+rows of queries and keys are permuted. It rotates Qwen as the Hub has it. Norms and biases are fp32. Names and keys: the GGUF specification (ggml/docs/gguf.md) and llama.cpp's src/llama-arch.cpp.
 """
 
 from __future__ import annotations
@@ -37,10 +36,12 @@ INNER = {
     "mlp.down_proj": "ffn_down",
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+Q8_0_BYTES, Q8_0_ELEMENTS = 34, 32
 
 
-def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
-    """Writes `checkpoint` (a directory with one model.safetensors) to `path`, tensor by tensor. Raises
+def write_gguf(checkpoint: Path, path: Path, dtype: str, tokenizer: Path | None = None) -> None:
+    """Writes `checkpoint` (a directory with one model.safetensors) to `path`, tensor by tensor, with the byte-level
+    `tokenizer` of a directory, or without one (`no_vocab`). `dtype`: one of DTYPES, or "q8_0". Raises
     NotImplementedError for another architecture or another scaling of the rotary embedding, ImportError without the
     `gguf` package."""
     import gguf
@@ -52,26 +53,33 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
     architecture = ARCHITECTURES[name]
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, config, architecture)
+    if tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        _add_tokenizer(writer, tokenizer, config["vocab_size"])
     kinds = {
         "bf16": gguf.GGMLQuantizationType.BF16,
         "fp16": gguf.GGMLQuantizationType.F16,
         "fp32": gguf.GGMLQuantizationType.F32,
+        "q8_0": gguf.GGMLQuantizationType.Q8_0,
     }
     writer.add_file_type(
         {
             "bf16": gguf.LlamaFileType.MOSTLY_BF16,
             "fp16": gguf.LlamaFileType.MOSTLY_F16,
             "fp32": gguf.LlamaFileType.ALL_F32,
+            "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
         }[dtype]
     )
     factors = rope_factors(config)
     with safe_open(checkpoint / "model.safetensors", "pt") as file:
         matrices = {key: len(file.get_slice(key).get_shape()) == 2 for key in file.keys()}
         for key, is_matrix in matrices.items():
-            shape, kind = file.get_slice(key).get_shape(), kinds[dtype if is_matrix else "fp32"]
-            itemsize = DTYPES[dtype].itemsize if is_matrix else 4
-            stored = np.dtype({gguf.GGMLQuantizationType.BF16: "float16"}.get(kind, f"float{8 * itemsize}"))
-            writer.add_tensor_info(tensor_name(key), shape, stored, math.prod(shape) * itemsize, raw_dtype=kind)
+            shape, held = file.get_slice(key).get_shape(), dtype if is_matrix else "fp32"
+            stored = np.dtype("float32" if held == "fp32" else "float16")  # of another kind it says nothing
+            writer.add_tensor_info(
+                tensor_name(key), shape, stored, _num_bytes(math.prod(shape), held), raw_dtype=kinds[held]
+            )
         if factors is not None:
             writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
         writer.write_header_to_file()
@@ -82,13 +90,25 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
             heads = _heads(config, key) if architecture in PERMUTED else None
             if heads:
                 tensor = permute(tensor, heads)
-            tensor = tensor.to(DTYPES[dtype] if is_matrix else torch.float32).contiguous()
-            writer.write_tensor_data(
-                tensor.view(torch.uint8).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-            )
+            writer.write_tensor_data(_encode(tensor, dtype if is_matrix else "fp32"))
         if factors is not None:
             writer.write_tensor_data(factors)
     writer.close()
+
+
+def _num_bytes(num_elements: int, dtype: str) -> int:
+    if dtype == "q8_0":
+        return num_elements // Q8_0_ELEMENTS * Q8_0_BYTES
+    return num_elements * DTYPES[dtype].itemsize
+
+
+def _encode(tensor: torch.Tensor, dtype: str) -> np.ndarray:
+    import gguf
+
+    if dtype == "q8_0":
+        return gguf.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType.Q8_0)
+    tensor = tensor.to(DTYPES[dtype]).contiguous()
+    return tensor.view(torch.uint8).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def tensor_name(name: str) -> str:
@@ -149,4 +169,25 @@ def _add_config(writer: Any, config: dict[str, Any], architecture: str) -> None:
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_tokenizer_model("no_vocab")
+
+
+def _add_tokenizer(writer: Any, folder: Path, vocab_size: int) -> None:
+    """The tokens and merges of a byte-level tokenizer.json. The ids after them are words that no text is cut into, and
+    the last one is the end: models of random weights hardly ever pick it."""
+    import gguf
+
+    state = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokens = [f"\u0120w{index}" for index in range(vocab_size)]
+    types = [gguf.TokenType.NORMAL] * vocab_size
+    for token, index in state["model"]["vocab"].items():
+        tokens[index] = token
+    for added in state["added_tokens"]:
+        tokens[added["id"]], types[added["id"]] = added["content"], gguf.TokenType.CONTROL
+    types[-1] = gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(merge) for merge in state["model"]["merges"]])
+    writer.add_eos_token_id(vocab_size - 1)
+    writer.add_add_bos_token(False)

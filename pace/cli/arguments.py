@@ -60,8 +60,8 @@ def add_draft_arguments(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_loading_arguments(group: argparse._ActionsContainer) -> None:
-    """How a model is loaded: `MODEL_OPTIONS`."""
+def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization: bool = True) -> None:
+    """How a model is loaded: `MODEL_OPTIONS`. `reads_quantization` as in `add_quantization_argument`."""
     group.add_argument(
         "--tokenizer",
         dest="tokenizer_name_or_path",
@@ -70,7 +70,7 @@ def add_loading_arguments(group: argparse._ActionsContainer) -> None:
         help="where it is not with the model",
     )
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
-    add_quantization_argument(group, argparse.SUPPRESS)
+    add_quantization_argument(group, argparse.SUPPRESS, reads_quantization)
     group.add_argument(
         "--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says"
     )
@@ -120,12 +120,17 @@ def add_kv_cache_dtype_argument(group: argparse._ActionsContainer, default: str)
     group.add_argument("--kv-cache-dtype", default=default, metavar="NAME", help=explanation)
 
 
-def add_quantization_argument(group: argparse._ActionsContainer, default: str | None) -> None:
-    def quantization(text: str) -> Any:
-        from pace.quant import read_quantization
+def add_quantization_argument(group: argparse._ActionsContainer, default: str | None, reads_it: bool = True) -> None:
+    """`reads_it`: whether the value becomes a QuantizationConfig here, which imports torch, or with `LoadOptions`."""
 
+    def quantization(text: str) -> Any:
         try:
-            return read_quantization(json.loads(text) if text.lstrip().startswith("{") else text)
+            asked = json.loads(text) if text.lstrip().startswith("{") else text
+            if not reads_it:
+                return asked
+            from pace.quant import read_quantization
+
+            return read_quantization(asked)
         except (TypeError, ValueError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

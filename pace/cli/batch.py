@@ -64,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"pace: nothing to do: {_requests(num_done)} done before", file=sys.stderr)
             return 0
         load = LoadOptions(**load_arguments(arguments))
-        service = Service(batch_options(load, arguments.served_model_name or (), arguments.any_model_name))
+        options = batch_options(arguments.model, arguments.served_model_name or (), arguments.any_model_name)
+        service = Service(options, load)
         stack.callback(service.close)
         service.load()
         most = arguments.max_concurrency or 2 * service.generator.engine.scheduler.max_sequences_per_step

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pace.assets import TINY
 from pace.cli.arguments import (
@@ -17,6 +18,11 @@ from pace.memory import parse_bytes
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions, read_keys
 
+if TYPE_CHECKING:
+    from pace.server.network.run import Service
+    from pace.server.network.security import Application
+
+PACKAGES = ("fastapi", "pydantic", "uvicorn", "httptools", "prometheus_client")
 FLAG: dict[str, Any] = {"action": "store_true"}
 SERVE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host", {}),
@@ -77,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=str(TINY),
         help="a checkpoint, path or Hub id, or a .gguf file (default: the small model that comes with pace)",
     )
-    add_loading_arguments(group)
+    add_loading_arguments(group, reads_quantization=False)
     add_draft_arguments(group)
     _add_serve_arguments(parser.add_argument_group("serving"))
     _add_limit_arguments(
@@ -121,32 +127,39 @@ def run(arguments: argparse.Namespace) -> int:
         options = serve_options(arguments)
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
-    try:
-        from pace.server.app import make_app
-        from pace.server.network.run import CannotListen, run
-        from pace.server.service import Service
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "pydantic", "uvicorn", "httptools", "prometheus_client"):
-            raise
-        raise ImportError(f"pace serve needs {error.name}: pip install pace-llm[serve]") from None
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(f"pace serve needs {name}: pip install pace-llm[serve]")
+    from pace.server.network.run import CannotListen, WrongOptions, run
 
-    service = Service(options)
     try:
-        return run(options, service, make_app(service))
-    except CannotListen as error:
+        return run(options, lambda: make_service(options, arguments))
+    except (CannotListen, WrongOptions) as error:
         arguments.parser.error(str(error))
 
 
 def serve_options(arguments: argparse.Namespace) -> ServeOptions:
-    """What the command line and PACE_API_KEY ask for. Raises TypeError or ValueError that names the field."""
-    from pace.llm.loading import LoadOptions
-
+    """What the command line and PACE_API_KEY ask of the server. Raises TypeError or ValueError that names the field."""
     given = vars(arguments)
     serve = {name: given[name] for name in SERVE_OPTIONS if name in given}
     serve = {name: tuple(value) if isinstance(value, list) else value for name, value in serve.items()}
     return ServeOptions(
-        load=LoadOptions(**load_arguments(arguments)),
+        model=arguments.model,
         keys=read_keys(arguments.api_key_file),
         limits=Limits(**{name: given[name] for name in LIMIT_OPTIONS if name in given}),
         **serve,
     )
+
+
+def make_service(options: ServeOptions, arguments: argparse.Namespace) -> tuple[Service, Application]:
+    """What `run` has loaded and serves. Imports torch and FastAPI. Raises WrongOptions that names the field."""
+    from pace.llm.loading import LoadOptions
+    from pace.server.app import make_app
+    from pace.server.network.run import WrongOptions
+    from pace.server.service import Service
+
+    try:
+        service = Service(options, LoadOptions(**load_arguments(arguments)))
+    except (TypeError, ValueError) as error:
+        raise WrongOptions(str(error)) from None
+    return service, make_app(service)

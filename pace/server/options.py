@@ -1,4 +1,4 @@
-"""What `pace serve` is started with. Everything is checked here, before weights are read and before a port is open."""
+"""What `pace serve` is started with. Everything is checked here, before a port is open."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pace import env
 from pace.naming import shown
 from pace.server.limits import Limits
-
-if TYPE_CHECKING:
-    from pace.llm.loading import LoadOptions
 
 KEYS_VARIABLE = "PACE_API_KEY"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -27,8 +23,8 @@ class ServeOptions:
     Raises TypeError or ValueError that names the field.
     """
 
-    load: LoadOptions
-    """The model, and how it is loaded."""
+    model: str | Path
+    """What is served, as `LoadOptions` names it. How it is loaded is said there: that takes torch to check."""
     host: str = "127.0.0.1"
     """Address or name to listen at. Beyond this machine, `keys` are required."""
     port: int = 8000
@@ -71,7 +67,7 @@ class ServeOptions:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names by which a request may ask for the model; the first is its id."""
-        return self.served_model_names or (_name_of(self.load.model_name_or_path),)
+        return self.served_model_names or (_name_of(self.model),)
 
     @property
     def is_local(self) -> bool:

@@ -17,8 +17,6 @@ REST_SECONDS = 0.008
 REST_SECONDS_PER_ROW = 0.0003
 """More of it with more rows: of a small model, whose steps are shorter than that, 64 streams then cost the engine less
 (benchmarks/serving.py)."""
-ROWS_AT_ONCE = 8
-"""Rows told in one pass of the loop, after which it looks at its sockets again."""
 
 
 class Wakeups:
@@ -32,8 +30,6 @@ class Wakeups:
         self._dirty: deque[Row] = deque()
         self._is_called = False
         self._rests = False
-        self._left = 0
-        """Rows of this wake that are still to be told."""
 
     def notify(self, row: Row, is_urgent: bool) -> None:
         """Has `row.changed` called on the loop: soon, or after the rest."""
@@ -49,26 +45,15 @@ class Wakeups:
             pass
 
     def _deliver(self) -> None:
-        """Tells the rows that are dirty now. Those that become so meanwhile are told in the same way: by the call that
-        `notify` asks for, or after the rest."""
         self._is_called = False
-        is_at_it, self._left = self._left > 0, len(self._dirty)
-        if not self._rests:
-            self._rests = True
-            self._loop.call_later(REST_SECONDS + REST_SECONDS_PER_ROW * self._left, self._end_rest)
-        if not is_at_it:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Tells a few rows, and has the loop come back for the others."""
-        num_rows = min(ROWS_AT_ONCE, self._left)
-        self._left -= num_rows
-        if self._left:
-            self._loop.call_soon(self._tell)
-        for _ in range(num_rows):
+        rest = REST_SECONDS + REST_SECONDS_PER_ROW * len(self._dirty)
+        while self._dirty:
             row = self._dirty.popleft()
             row.is_dirty = False
             row.changed()
+        if not self._rests:
+            self._rests = True
+            self._loop.call_later(rest, self._end_rest)
 
     def _end_rest(self) -> None:
         self._rests = False

@@ -15,6 +15,7 @@ from typing import Any
 from pace.llm import loading
 from pace.llm.configs import SamplingConfig
 from pace.llm.generator import Generator
+from pace.llm.loading import LoadOptions
 from pace.llm.sequence import Sequence
 from pace.server.admission import Admission
 from pace.server.answers import Answer
@@ -40,8 +41,9 @@ class Service:
     `load` and `close` are called on any thread, everything else on the event loop.
     """
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, load: LoadOptions) -> None:
         self.options = options
+        self.load_options = load
         self.limits = options.limits
         self.status = "loading"
         self.started = int(time.time())
@@ -59,7 +61,7 @@ class Service:
     def load(self) -> None:
         """Loads the model. Raises what `loading.open` raises."""
         try:
-            loaded = loading.open(self.options.load)
+            loaded = loading.open(self.load_options)
             self.use(Generator(loaded.engine, loaded.tokenizer, loaded.defaults))
         except BaseException:
             self.status = "failed"
@@ -70,7 +72,7 @@ class Service:
         engine = generator.engine
         self.reader = PromptReader(generator.tokenizer, engine.model.vocab_size, engine.max_length, self.limits)
         self.admission = Admission(self.limits, engine.scheduler.max_sequences_per_step, self.metrics.rejected)
-        self.fingerprint = fingerprint(self.options.load)
+        self.fingerprint = fingerprint(self.load_options)
         self.generator = generator
         self._warm_workers()
         generator.grammars.cache_bytes = self.limits.grammar_cache_bytes

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from benchmarks.comparison import gguf_writer
 from benchmarks.comparison.checkpoint import write_checkpoint
+from pace.assets import TINY
 from pace.bench.shapes import SHAPES
+from pace.llm.models.hf_utils import load_tokenizer
 
 SMALL = dict(
     num_hidden_layers=2,
@@ -26,12 +29,12 @@ SMALL = dict(
 KINDS = {"bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16), "fp32": ("F32", torch.float32)}
 
 
-def written(tmp_path, shape: str, dtype: str, **changes):
+def written(tmp_path, shape: str, dtype: str, tokenizer=None, **changes):
     """A small checkpoint of `shape`'s architecture as a GGUF file: the reader's fields and tensors, and the
     checkpoint's."""
     gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
     write_checkpoint(SHAPES[shape] | SMALL | changes, tmp_path)
-    gguf_writer.write_gguf(tmp_path, tmp_path / "model.gguf", dtype)
+    gguf_writer.write_gguf(tmp_path, tmp_path / "model.gguf", dtype, tokenizer)
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     fields = {name: field.contents() for name, field in reader.fields.items()}
     return fields, {tensor.name: tensor for tensor in reader.tensors}, load_file(tmp_path / "model.safetensors")
@@ -123,3 +126,25 @@ def test_the_checkpoint_is_the_same_each_time_and_its_weights_differ(tmp_path):
     first, second = one["model.layers.0.mlp.up_proj.weight"], one["model.layers.1.mlp.up_proj.weight"]
     assert not torch.equal(first, second) and first.float().std() == pytest.approx(0.02, rel=0.05)
     assert json.loads((tmp_path / "one" / "config.json").read_text())["eos_token_id"] is None
+
+
+def test_q8_0_with_a_tokenizer(tmp_path):
+    """The blocks are within half a step of the weights, and both ends of the vocabulary are where they belong."""
+    gguf = pytest.importorskip("gguf")
+    changes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 2100}
+    fields, tensors, checkpoint = written(tmp_path, "qwen2.5-0.5b", "q8_0", TINY, **changes)
+    for name, original in checkpoint.items():
+        tensor, wanted = tensors[gguf_writer.tensor_name(name)], original.float()
+        if original.ndim == 1:
+            assert tensor.tensor_type.name == "F32" and torch.equal(values(tensor), wanted)
+            continue
+        found = torch.from_numpy(gguf.dequantize(np.array(tensor.data), tensor.tensor_type)).reshape(wanted.shape)
+        step = wanted.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
+        error = (found - wanted).unflatten(-1, (-1, 32)).abs()
+        assert tensor.tensor_type.name == "Q8_0" and (error <= 0.57 * step).all()  # half, and a scale in fp16
+    own = AutoTokenizer.from_pretrained(TINY)
+    read = load_tokenizer(tmp_path / "model.gguf", 2100)
+    text = "Once upon a time, 12 foxes"
+    assert read.encode(text) == own.encode(text, add_special_tokens=False)
+    assert len(fields["tokenizer.ggml.tokens"]) == 2100 and read.eos_token_id == 2099
+    assert read.decode([2098]) == " w2098"

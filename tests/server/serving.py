@@ -51,9 +51,9 @@ class Serving:
         names = Limits.names()
         limits = Limits(**{name: options.pop(name) for name in list(options) if name in names})
         load = LoadOptions(str(TINY), progress=False)
-        self.options = ServeOptions(load, served_model_names=("tiny", "alias"), limits=limits, **options)
+        self.options = ServeOptions(str(TINY), served_model_names=("tiny", "alias"), limits=limits, **options)
         self.generator = generator or shared_generator()
-        self.service = Service(self.options)
+        self.service = Service(self.options, load)
         self.service.use(self.generator)
 
     def __enter__(self) -> Serving:

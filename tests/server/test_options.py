@@ -6,18 +6,15 @@ import shutil
 import ssl
 import subprocess
 from dataclasses import fields
-from types import SimpleNamespace
 
 import pytest
 
 from pace.server.limits import Limits
 from pace.server.options import ServeOptions, read_keys
 
-LOAD = SimpleNamespace(model_name_or_path="tiny")
-
 
 def options(**more) -> ServeOptions:
-    return ServeOptions(**{"load": LOAD, **more})
+    return ServeOptions(**{"model": "tiny", **more})
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +91,7 @@ def test_the_hosts_that_requests_may_name():
 
 def test_names_of_the_model(tmp_path):
     def name(model, **more):
-        return options(load=SimpleNamespace(model_name_or_path=model), **more).model_names
+        return options(model=model, **more).model_names
 
     (tmp_path / "llama").mkdir()
     (tmp_path / "qwen.Q4_0.gguf").touch()

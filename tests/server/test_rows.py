@@ -1,10 +1,10 @@
-"""How the loop hears of rows: all of them, in order, and never so many at once that others wait."""
+"""How the loop hears of rows: all of them, in order, and not for every token."""
 
 from __future__ import annotations
 
 import asyncio
 
-from pace.server.rows import ROWS_AT_ONCE, Row, Wakeups
+from pace.server.rows import Row, Wakeups
 
 
 async def passes_of_the_loop(number: int) -> None:
@@ -19,18 +19,15 @@ def make_rows(wakeups: Wakeups, number: int, told: list[Row]) -> list[Row]:
     return rows
 
 
-def test_a_wake_is_cut_into_passes_of_the_loop():
+def test_one_wake_tells_all_rows_in_order():
     async def play():
         told: list[Row] = []
-        rows = make_rows(Wakeups(asyncio.get_running_loop()), 5 * ROWS_AT_ONCE + 1, told)
+        rows = make_rows(Wakeups(asyncio.get_running_loop()), 20, told)
         for row in rows:
             row.token(None, 7, None)
-        counts = []
-        while len(told) < len(rows):
-            await asyncio.sleep(0)
-            counts.append(len(told))
-        steps = [later - earlier for earlier, later in zip([0, *counts], counts)]
-        assert max(steps) == ROWS_AT_ONCE and told == rows
+        assert told == []
+        await passes_of_the_loop(1)
+        assert told == rows
 
     asyncio.run(play())
 
@@ -38,17 +35,18 @@ def test_a_wake_is_cut_into_passes_of_the_loop():
 def test_a_row_that_changes_while_others_are_told_is_told_again():
     async def play():
         told: list[Row] = []
-        wakeups = Wakeups(asyncio.get_running_loop())
-        rows = make_rows(wakeups, 3 * ROWS_AT_ONCE, told)
-        for row in rows:
+        first, second = make_rows(Wakeups(asyncio.get_running_loop()), 2, told)
+        tell_second = second.changed
+
+        def end_the_first() -> None:
+            tell_second()
+            first.end(None, "stop", None)
+
+        second.changed = end_the_first
+        for row in (first, second):
             row.token(None, 7, None)
-        while not told:
-            await asyncio.sleep(0)
-        told[0].end(None, "stop", None)  # urgent: in the middle of the wake
-        late = make_rows(wakeups, 1, told)[0]
-        late.token(None, 7, None)
-        await passes_of_the_loop(12)
-        assert told == [*rows, rows[0], late]
+        await passes_of_the_loop(3)
+        assert told == [first, second, first]
 
     asyncio.run(play())
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import subprocess
 import sys
 from dataclasses import fields
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from pace.assets import TINY
 from pace.cli import main, serve
 from pace.llm.speculation.configs import PromptLookupConfig
 from pace.server.limits import Limits
@@ -20,15 +22,18 @@ def no_key(monkeypatch):
     monkeypatch.delenv("PACE_API_KEY", raising=False)
 
 
-def read(*arguments: str) -> ServeOptions:
+def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
-    return serve.serve_options(parser.parse_args(arguments))
+    return parser.parse_args(arguments)
+
+
+def read(*arguments: str) -> ServeOptions:
+    return serve.serve_options(parse(*arguments))
 
 
 def test_what_is_not_given_is_the_default():
-    options = read()
-    assert options == ServeOptions(load=options.load) and options.model_names == ("tiny",)
+    assert read() == ServeOptions(str(TINY)) and read().model_names == ("tiny",)
 
 
 def test_every_option_sets_its_field(tmp_path, monkeypatch):
@@ -36,15 +41,14 @@ def test_every_option_sets_its_field(tmp_path, monkeypatch):
     file = tmp_path / "keys"
     file.write_text("two")
     options = read(
-        *("org/model", "--prompt-lookup", "--dtype", "float32", "--max-seq-len", "512"),
+        "org/model",
         *("--host", "0.0.0.0", "--port", "80", "--uds", "/tmp/s", "--api-key-file", str(file)),
         *("--served-model-name", "a", "--served-model-name", "b", "--any-model-name", "--strict", "--allow-priority"),
         *("--cors-origin", "https://a.example", "--allowed-host", "a.example", "--metrics-prefix", "vllm"),
         *("--max-body", "1MiB", "--max-queue", "0", "--max-wait", "1.5", "--max-per-key", "3"),
     )
-    assert isinstance(options.load.spec_config, PromptLookupConfig)
-    assert (options.load.model_name_or_path, options.load.max_seq_len) == ("org/model", 512)
-    assert (options.host, options.port, options.uds) == ("0.0.0.0", 80, "/tmp/s") and options.keys == ("one", "two")
+    assert (options.model, options.host, options.port, options.uds) == ("org/model", "0.0.0.0", 80, "/tmp/s")
+    assert options.keys == ("one", "two")
     assert options.model_names == ("a", "b")
     assert options.any_model_name and options.strict and options.allow_priority
     assert (options.cors_origins, options.allowed_hosts) == (("https://a.example",), ("a.example",))
@@ -54,18 +58,54 @@ def test_every_option_sets_its_field(tmp_path, monkeypatch):
 
 def test_every_field_has_an_option():
     names = {field.name for field in fields(ServeOptions)}
-    assert set(serve.SERVE_OPTIONS) == names - {"load", "keys", "limits"}
+    assert set(serve.SERVE_OPTIONS) == names - {"model", "keys", "limits"}
     assert set(serve.LIMIT_OPTIONS) < set(Limits.names())
 
 
-def test_a_failure_to_listen_is_one_line_and_2(monkeypatch, capsys):
+def test_how_the_model_is_loaded():
+    pytest.importorskip("fastapi")
+    arguments = parse("org/model", "--prompt-lookup", "--max-seq-len", "512", "--quantization", '{"format": "int4"}')
+    service, _ = serve.make_service(serve.serve_options(arguments), arguments)
+    load = service.load_options
+    assert (load.model_name_or_path, load.max_seq_len) == ("org/model", 512)
+    assert isinstance(load.spec_config, PromptLookupConfig) and str(load.quantization_config.format.name) == "int4"
+
+
+LOOK = """
+import http.client, sys
+from pace.cli import main, serve
+from pace.server.network.run import WrongOptions
+
+def look(options, arguments):
+    for method, path in (("GET", "/health"), ("HEAD", "/health"), ("GET", "/ready"), ("POST", "/v1/completions")):
+        client = http.client.HTTPConnection("localhost", options.port)
+        client.request(method, path)
+        answer = client.getresponse()
+        print(method, path, answer.status, answer.getheader("retry-after"), answer.read().decode())
+    print(sorted({"torch", "numpy", "transformers", "fastapi", "pydantic", "pace._C"} & set(sys.modules)))
+    raise WrongOptions("seen")
+
+serve.make_service = look
+main(["serve", "--port", sys.argv[1], "--quantization", "int8", "--backend", "native", "--prompt-lookup"])
+"""
+
+
+def test_the_port_answers_before_torch_is_imported():
     run = pytest.importorskip("pace.server.network.run", exc_type=ImportError)
-    app, service = ModuleType("pace.server.app"), ModuleType("pace.server.service")
-    app.make_app = lambda service: None
-    service.Service = lambda options: SimpleNamespace()
-    monkeypatch.setitem(sys.modules, app.__name__, app)
-    monkeypatch.setitem(sys.modules, service.__name__, service)
-    with run.listening(ServeOptions(load=SimpleNamespace(model_name_or_path="tiny"), port=0)) as taken:
+    with run.listening(ServeOptions("tiny", port=0)) as free:
+        port = str(free.getsockname()[1])
+    done = subprocess.run([sys.executable, "-c", LOOK, port], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "pace: error: seen (see: pace serve --help)\n")
+    health, head, *later, modules = done.stdout.splitlines()
+    assert (health, head) == ('GET /health 200 None {"status":"ok"}', "HEAD /health 200 None ")
+    assert [line.split(" {")[0] for line in later] == ["GET /ready 503 5", "POST /v1/completions 503 5"]
+    assert all("the model is loading" in line for line in later)
+    assert modules == "[]"
+
+
+def test_a_failure_to_listen_is_one_line_and_2(capsys):
+    run = pytest.importorskip("pace.server.network.run", exc_type=ImportError)
+    with run.listening(ServeOptions("tiny", port=0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as stop:
             main(["serve", "--port", str(port)])
@@ -76,12 +116,7 @@ def test_a_failure_to_listen_is_one_line_and_2(monkeypatch, capsys):
 
 @pytest.mark.parametrize("missing", ["uvicorn", "fastapi", "httptools"])
 def test_a_missing_package_is_named(monkeypatch, capsys, missing):
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            if name == "pace.server.app":
-                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-
-    monkeypatch.delitem(sys.modules, "pace.server.app", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name))
     assert main(["serve"]) == 1
     assert capsys.readouterr().err == f"pace: error: pace serve needs {missing}: pip install pace-llm[serve]\n"

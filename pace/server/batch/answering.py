@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from pace.llm.loading import LoadOptions
 from pace.server.errors import ApiError
 from pace.server.kinds import GENERATING, Generating
 from pace.server.limits import Limits
@@ -25,11 +24,11 @@ MOST_NAMED = 20
 """Fields that are named in the log where nobody knows them."""
 
 
-def batch_options(load: LoadOptions, names: Sequence[str], any_model_name: bool) -> ServeOptions:
+def batch_options(model: str, names: Sequence[str], any_model_name: bool) -> ServeOptions:
     """What a `Service` is told of a batch: requests call the model by `names`, or by any. The limits of one request are
     those of a server; how many wait, and how long, has none."""
     limits = Limits(max_wait=FOREVER, max_queue=1 << 30)
-    return ServeOptions(load, served_model_names=tuple(names), any_model_name=any_model_name, limits=limits)
+    return ServeOptions(model, served_model_names=tuple(names), any_model_name=any_model_name, limits=limits)
 
 
 class Answering:

@@ -1,8 +1,8 @@
-"""The life of the server: open the port, load the model, serve, drain, stop.
+"""The life of the server: open the port, make a service, load its model, serve, drain, stop.
 
-    run(options, service, app)
+    run(options, make)
 
-The port answers from the first moment, and says that the model is loading. SIGTERM or Ctrl-C: no new requests, those at
+The port answers from the first moment, before torch is imported, and says that the model is loading. SIGTERM or Ctrl-C: no new requests, those at
 work get `drain_seconds`, and `run` returns 0. A second one ends the process at once. It is one process: an engine and
 its threads do not survive a fork.
 """
@@ -20,15 +20,18 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 
 from pace.server.network.protocol import Connection
 from pace.server.network.security import Application, Gate
+from pace.server.network.starting import Starting
 from pace.server.options import ServeOptions
+
+Result = TypeVar("Result")
 
 SWITCH_SECONDS = 5e-4
 """Python's threads hand over the interpreter after this time, a tenth of its default. The engine's thread waits that
@@ -61,32 +64,48 @@ class CannotListen(ValueError):
     """The port or the unix socket cannot be opened. The message says why, and what to do."""
 
 
-def run(options: ServeOptions, service: Service, app: Application) -> int:
+class WrongOptions(ValueError):
+    """What was asked of the model cannot be, whatever the model. Raised by `make` of `run`."""
+
+
+def run(options: ServeOptions, make: Callable[[], tuple[Service, Application]]) -> int:
     """Serves until a signal comes, and returns 0. Must be called on the main thread, for its signals.
 
-    Raises CannotListen before anything is loaded, and what `service.load` raises, once the port is closed.
+    `make` is called on another thread once the port answers, and imports what takes long. Raises CannotListen before
+    that, and what `make` and `service.load` raise, once the port is closed.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     _allow_files(2 * options.limits.connections + SPARE_FILES)
     with listening(options) as listener:
-        return asyncio.run(_serve(options, service, Gate(app, options), listener))
+        return asyncio.run(_serve(options, make, listener))
 
 
-async def _serve(options: ServeOptions, service: Service, app: Application, listener: socket.socket) -> int:
-    server = _Server(uvicorn_config(options, app))
+async def _serve(
+    options: ServeOptions, make: Callable[[], tuple[Service, Application]], listener: socket.socket
+) -> int:
+    starting = Starting()
+    server = _Server(uvicorn_config(options, Gate(starting, options)))
     url = _url(options, listener)
     with _first_signal(options) as stop:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await _first_of(server.is_listening.wait(), serving)
-        _say(f"serving {options.model_names[0]} at {url}, and loading it")
-        if not options.is_local and options.tls_certificate is None:
-            _say("keys and prompts cross the network in the clear: use --tls-cert and --tls-key, or a proxy with TLS")
-        try:
-            loading = _in_thread(service.load)
-            await _first_of(loading, stop.wait(), serving)
-            if stop.is_set() and not loading.done():
+
+        async def result_of(function: Callable[[], Result]) -> Result:
+            """What `function()` returns, on a thread of its own. A signal or the end of the server comes before it."""
+            result = _in_thread(function)
+            await _first_of(result, stop.wait(), serving)
+            if stop.is_set() and not result.done():
                 _exit(options, 0)  # a thread that loads cannot be stopped, and nobody waits for an answer
-            await loading
+            return await result
+
+        try:
+            service, starting.app = await result_of(make)
+            _say(f"serving {options.model_names[0]} at {url}, and loading it")
+            if not options.is_local and options.tls_certificate is None:
+                _say(
+                    "keys and prompts cross the network in the clear: use --tls-cert and --tls-key, or a proxy with TLS"
+                )
+            await result_of(service.load)
             gc.freeze()  # what is loaded stays: collections need not look at it, with all threads held up
             _say(f"ready at {url}")
             await _first_of(stop.wait(), serving)
@@ -124,6 +143,7 @@ def uvicorn_config(options: ServeOptions, app: Application) -> uvicorn.Config:
         http=functools.partial(Connection, limits=options.limits, refused=set()),
         ws="none",
         interface="asgi3",
+        lifespan="off",
         log_config=None,
         log_level="error",
         access_log=False,
@@ -242,22 +262,21 @@ def _exit(options: ServeOptions, code: int) -> None:
     os._exit(code)
 
 
-def _in_thread(function: Any) -> asyncio.Future[None]:
+def _in_thread(function: Callable[[], Result]) -> asyncio.Future[Result]:
     """What `function()` returns, of a thread that the interpreter does not wait for at its end."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
+    future: asyncio.Future[Result] = loop.create_future()
 
-    def settle(error: BaseException | None) -> None:
+    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
         if not future.done():
-            future.set_result(None) if error is None else future.set_exception(error)
+            set_outcome(outcome)
 
     def work() -> None:
-        error = None
         try:
-            function()
-        except BaseException as raised:
-            error = raised
-        loop.call_soon_threadsafe(settle, error)
+            set_outcome, outcome = future.set_result, function()
+        except BaseException as error:
+            set_outcome, outcome = future.set_exception, error
+        loop.call_soon_threadsafe(settle, set_outcome, outcome)
 
     threading.Thread(target=work, name="pace-load", daemon=True).start()
     return future

@@ -63,8 +63,6 @@ class Gate:
         self.origins = frozenset(origin.encode() for origin in options.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
         if scope["type"] != "http":
             raise ValueError(f"no {scope['type']} is served")
 

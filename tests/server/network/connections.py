@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,11 +19,10 @@ from pace.server.network.run import _Server, listening, uvicorn_config
 from pace.server.options import ServeOptions
 
 GET = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
-LOAD = SimpleNamespace(model_name_or_path="tiny")
 
 
 def serve_options(**more) -> ServeOptions:
-    return ServeOptions(**{"load": LOAD, "port": 0, **more})
+    return ServeOptions(**{"model": "tiny", "port": 0, **more})
 
 
 class ExampleApp:
@@ -35,8 +33,6 @@ class ExampleApp:
         self.gone: list[str] = []
 
     async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] == "lifespan":
-            raise RuntimeError("no lifespan")
         path = scope["path"]
         self.calls.append(path)
         if path == "/wait":

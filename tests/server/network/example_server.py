@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 import time
-from types import SimpleNamespace
 
 from pace.server.limits import Limits
 from pace.server.network.run import CannotListen, run
@@ -40,8 +39,6 @@ class ExampleService:
         print("closed", file=sys.stderr, flush=True)
 
     async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] == "lifespan":
-            raise RuntimeError("no lifespan")
         status, text = 200, self.status
         if scope["path"] == "/work" and self.status == "ready":
             if self.hangs:
@@ -64,9 +61,8 @@ def main(options: str, service: str = "{}") -> int:
     fields = json.loads(options)
     limits = Limits(**fields.pop("limits", {}))
     example = ExampleService(**json.loads(service))
-    load = SimpleNamespace(model_name_or_path="example")
     try:
-        return run(ServeOptions(load=load, limits=limits, **fields), example, example)
+        return run(ServeOptions("example", limits=limits, **fields), lambda: (example, example))
     except (CannotListen, FileNotFoundError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, CannotListen) else 1
