@@ -95,6 +95,15 @@ class Grammar:
             raise ValueError(f"the choices have {num_bytes} bytes; at most {limits.max_bytes} are taken")
         return cls("choices", _source(lark_grammar="start: " + " | ".join(texts)))
 
+    def after(self, text: str) -> Grammar:
+        """Texts of this grammar with `text` before them."""
+        source = json.loads(self.source)
+        first, *others = source["grammars"]
+        name = first.get("name", "after_text")
+        begin = {"lark_grammar": f"start: {json.dumps(text, ensure_ascii=False)} @{name}"}
+        parts = [begin, first | {"name": name}, *others]
+        return Grammar(self.kind, json.dumps(source | {"grammars": parts}, ensure_ascii=False), self.schema)
+
     @classmethod
     def read(cls, text: str, *, limits: GrammarLimits = DEFAULT_LIMITS) -> Grammar:
         """A grammar whose language shows: GBNF has rules with `::=`, Lark with `:`, and JSON with the member "grammars"

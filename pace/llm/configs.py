@@ -58,6 +58,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "logprobs": checks.logprobs,
     "prompt_logprobs": checks.logprobs,
     "ignore_eos": checks.flag,
+    "token_healing": checks.flag,
     "logits_processors": checks.callables,
     "token_mask": checks.token_mask,
     "json_schema": checks.json_schema,
@@ -159,6 +160,10 @@ class SamplingConfig:
     """The same for each token of the prompt after the first."""
     ignore_eos: bool = False
     """Generate past end tokens."""
+    token_healing: bool = False
+    """Takes back the last tokens of a prompt where a longer token may begin with their text, and generates them again as
+    the model would write them; for prompts that end within a word or before a sign. Texts begin after the prompt all the
+    same (docs/decoding.md)."""
     logits_processors: list[Callable] | None = None
     """`pace.llm.LogitsProcessor` objects, forked for every sequence, or callables as transformers' own: (input_ids
     LongTensor [1, S], logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
@@ -313,6 +318,10 @@ class SamplingConfig:
                 f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; "
                 f"set do_sample=True, or num_beams"
             )
+        if self.token_healing and self.token_mask is not None:
+            raise ValueError("token_healing and token_mask both say which tokens come first; give one of them")
+        if self.token_healing and self.num_beams > 1:
+            raise NotImplementedError("token_healing goes with num_beams=1")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
         idle = ["length_penalty", "early_stopping"] if self.num_beams == 1 else []

@@ -16,18 +16,17 @@ from pace.llm.chat.turn import plan_turn
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
 from pace.llm.clients.chat import ChatAnswer
-from pace.llm.clients.requests import Request, Stream
+from pace.llm.clients.requests import Request, Stream, text_of
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
-from pace.llm.decoding.detokenizer import decode
 from pace.llm.decoding.filters import build_filters
-from pace.llm.decoding.grammars import GrammarCompiler
 from pace.llm.decoding.logits import Processors, build_processors
-from pace.llm.decoding.masks import SequenceMask, TokenMask
+from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
+from pace.llm.guides import Guide, Guides
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
 from pace.llm.sequence import Sequence
@@ -50,8 +49,8 @@ class Prepared:
     """Tokens at which each prompt ends, its own included."""
     seeds: list[int]
     """Seed of each prompt."""
-    mask: TokenMask | None = None
-    """What each sequence gets a fork of: the grammar's, or the caller's."""
+    guides: list[Guide]
+    """What the continuations of each prompt are held to."""
     warnings: tuple[str, ...] = ()
     """What of a JSON schema is not enforced."""
 
@@ -59,6 +58,25 @@ class Prepared:
     def num_rows(self) -> int:
         """`num_return_sequences` of each prompt, one prompt after the other."""
         return len(self.prompts.rows) * self.config.num_return_sequences
+
+    @property
+    def has_captures(self) -> bool:
+        return self.guides[0].captures is not None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As in the config, or 0 where captures need those of the generated tokens."""
+        return 0 if self.config.logprobs is None and self.has_captures else self.config.logprobs
+
+    @property
+    def row_prompts(self) -> list[list[int]]:
+        """The prompt of each row."""
+        return [row[:] for row in self.prompts.rows for _ in range(self.config.num_return_sequences)]
+
+    @property
+    def row_guides(self) -> list[Guide]:
+        """The guide of each row."""
+        return [guide for guide in self.guides for _ in range(self.config.num_return_sequences)]
 
 
 class Generator:
@@ -75,7 +93,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
         self.progress = progress
-        self.grammars = GrammarCompiler(tokenizer, engine.model.vocab_size)
+        self.guides = Guides(tokenizer, engine.model.vocab_size)
 
     @property
     def engine(self) -> Engine:
@@ -102,34 +120,26 @@ class Generator:
         seed = int(torch.randint(2**63 - 1, ())) if config.seed is None else config.seed
         # Without a seed every prompt draws from a stream of its own; with one, as if it were alone.
         seeds = [mix((seed + index) % 2**64) if config.seed is None else seed for index in range(len(limits))]
-        return Prepared(prompts, config, limits, seeds, *self._mask(config))
-
-    def _mask(self, config: SamplingConfig) -> tuple[TokenMask | None, tuple[str, ...]]:
-        """What each sequence gets a fork of, and what of a grammar it does not enforce."""
-        grammar = config.make_grammar()
-        if grammar is None:
-            return config.token_mask, ()
-        compiled = self.grammars.compile(grammar)
-        for warning in compiled.warnings:
-            logger.warning("the JSON schema is not enforced in full: %s", warning)
-        return self.grammars.mask(grammar, self._end_tokens(config)), compiled.warnings
+        guides, warnings = self.guides.make(config, prompts.rows, self._end_tokens(config))
+        if any(guide.prompt_end for guide in guides):
+            prompts = Prompts([guide.prompt for guide in guides], None)
+        return Prepared(prompts, config, limits, seeds, guides, warnings)
 
     def sequences_of(self, prepared: Prepared, index: int) -> list[Sequence]:
         """One sequence per sample of a prompt, for the driver; the later ones wait to share the first one's prompt."""
-        config, row, limit, seed = (
-            prepared.config,
-            prepared.prompts.rows[index],
-            prepared.limits[index],
-            prepared.seeds[index],
-        )
+        config, row, limit = prepared.config, prepared.prompts.rows[index], prepared.limits[index]
+        seed, guide = prepared.seeds[index], prepared.guides[index]
         end_tokens = self._end_tokens(config)
         processors = Processors(build_processors(config, len(row), end_tokens))
         samples: list[Sequence] = []
         for sample in range(config.num_return_sequences):
-            strategy = self._strategy(config, processors.fork(), seed if sample == 0 else mix(seed ^ mix(sample)))
-            samples.append(Sequence(row, strategy, self._stopping(config, limit, end_tokens), limit))
-            if prepared.mask is not None:
-                samples[-1].mask = SequenceMask(prepared.mask)
+            own_seed = seed if sample == 0 else mix(seed ^ mix(sample))
+            strategy = self._strategy(config, processors.fork(), own_seed, prepared.num_logprobs)
+            stopping = self._stopping(config, limit, end_tokens, guide.prompt_end)
+            samples.append(Sequence(row, strategy, stopping, limit))
+            samples[-1].prompt_end = guide.prompt_end
+            if guide.mask is not None:
+                samples[-1].mask = SequenceMask(guide.mask)
         if config.prompt_logprobs is not None:
             samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
             samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
@@ -150,7 +160,7 @@ class Generator:
                 Processors(build_processors(config, len(row), end_tokens)),
                 build_filters(config, num_spared),
                 None if config.do_sample else num_spared * config.num_beams,
-                config.logprobs,
+                prepared.num_logprobs,
             )
 
         return BeamSearch(
@@ -160,18 +170,21 @@ class Generator:
             self._stopping(config, limit, end_tokens),
             make_strategy,
             prepared.seeds[index],
-            prepared.mask,
+            prepared.guides[index].mask,
         )
 
-    def _stopping(self, config: SamplingConfig, limit: int, end_tokens: list[int]) -> StoppingCriteria:
-        return StoppingCriteria(
-            limit, end_tokens, StopStrings(self.tokenizer, config.stop_strings) if config.stop_strings else None
-        )
+    def _stopping(
+        self, config: SamplingConfig, limit: int, end_tokens: list[int], prompt_end: str = ""
+    ) -> StoppingCriteria:
+        strings = StopStrings(self.tokenizer, config.stop_strings, prompt_end) if config.stop_strings else None
+        return StoppingCriteria(limit, end_tokens, strings)
 
-    def _strategy(self, config: SamplingConfig, processors: Processors, seed: int) -> DecodingStrategy:
-        if not processors and not config.do_sample and config.logprobs is None:
+    def _strategy(
+        self, config: SamplingConfig, processors: Processors, seed: int, num_logprobs: int | None
+    ) -> DecodingStrategy:
+        if not processors and not config.do_sample and num_logprobs is None:
             return Greedy()
-        return Sampling(processors, Rules.of(config), seed, config.logprobs)
+        return Sampling(processors, Rules.of(config), seed, num_logprobs)
 
     def _end_tokens(self, config: SamplingConfig) -> list[int]:
         return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id
@@ -248,9 +261,10 @@ class Generator:
         told = streamer
         try:
             prepared = self.prepare_for_generate(inputs, sampling_config)
-            told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress)
+            prompt_ends = [guide.prompt_end for guide in prepared.row_guides]
+            told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, prompt_ends)
             batch = self._batch(prepared, feed, cancel)
-            batch.run([row[:] for row in prepared.prompts.rows for _ in range(prepared.config.num_return_sequences)])
+            batch.run(prepared.row_prompts)
         except BaseException:
             self._end_quietly(told)
             raise
@@ -318,6 +332,10 @@ class Generator:
         config.grammar = turn.grammar
         prompt = list(self.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
         prepared = self._prepare_one("chat", prompt, config)
+        if prepared.config.token_healing:
+            raise ValueError(
+                "a conversation's prompt ends where its template says: token_healing has nothing to heal in it"
+            )
         if prepared.num_rows > 1:
             raise ValueError(f"chat gives one answer, and this config asks for {prepared.num_rows}; use generate")
         return ChatAnswer(
@@ -374,15 +392,16 @@ class Generator:
         return GenerateOutput(
             output_token_ids=torch.cat([prompts, continuation], dim=1),
             generated_token_ids=generated,
-            texts=[row.stopping.trim(decode(self.tokenizer, tokens)) for row, tokens in zip(rows, generated)]
-            if self.tokenizer
-            else [],
+            texts=[text_of(row, self.tokenizer) for row in rows] if self.tokenizer else [],
             finish_reasons=[row.finish_reason for row in rows],
             # Drafts may have been looked at beyond the token that ended the row.
             logprobs=None
             if config.logprobs is None
             else [row.logprobs[: len(tokens)] for row, tokens in zip(rows, generated)],
             prompt_logprobs=None if config.prompt_logprobs is None else [list(row.prompt_logprobs) for row in rows],
+            captures=[guide.captures.read(row.generated, row.logprobs) for guide, row in zip(prepared.row_guides, rows)]
+            if prepared.has_captures
+            else None,
             metrics=Metrics.of(rows),
             request_metrics=[Metrics.of([row]) for row in rows],
             sequence_scores=None if config.num_beams == 1 else [row.score for row in rows],

@@ -97,6 +97,18 @@ def _draft_speedup(sequences: list[Sequence]) -> float | None:
 
 
 @dataclass(frozen=True)
+class Capture:
+    """One part of a text that a rule with `[capture]` made."""
+
+    name: str
+    text: str
+    tokens: range
+    """Which of the generated tokens have a part in it; the first and the last may hold more."""
+    logprob: float
+    """Sum of the log-probabilities of these tokens, as `SamplingConfig.logprobs` has them."""
+
+
+@dataclass(frozen=True)
 class GenerateOutput:
     """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best
     continuations of its beam search."""
@@ -119,6 +131,9 @@ class GenerateOutput:
     metrics: Metrics
     request_metrics: list[Metrics]
     """Metrics of each row alone. A later sample of a prompt waits while the first one reads it."""
+    captures: list[dict[str, list[Capture]]] | None = None
+    """Per row, by name and in their order, the parts of the text that the grammar's rules with `[capture]` made; None for
+    a grammar without. Of equal ones of one name in a row, llguidance tells of the first alone."""
     sequence_scores: list[float] | None = None
     """Scores of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave
     them, by their number to the power of `length_penalty`."""

@@ -54,6 +54,8 @@ class Sequence:
         self.id = next(_ids)
         self.tokens: list[int] = list(prompt)
         self.num_prompt_tokens = len(prompt)
+        self.prompt_end = ""
+        """Text of the prompt that the generated tokens begin with: token healing took it from the prompt's tokens."""
         self.strategy = strategy
         self.stopping = stopping
         self.sink: TokenSink = NULL_SINK

@@ -75,8 +75,8 @@ class Service:
         self.fingerprint = fingerprint(self.load_options)
         self.generator = generator
         self._warm_workers()
-        generator.grammars.cache_bytes = self.limits.grammar_cache_bytes
-        generator.grammars.start()
+        generator.guides.grammars.cache_bytes = self.limits.grammar_cache_bytes
+        generator.guides.grammars.start()
         self.status = "ready"
 
     def _warm_workers(self) -> None:

@@ -45,6 +45,8 @@ CLAIMS = {
             import re
             assert re.match(r"[0-9]{1,3}(,|$)", model.generate("1, 2, 3: ", SamplingConfig(
                 grammar=numbers, max_new_tokens=20)).texts[0])""",
+        "person = ": """
+            assert out.texts[0].startswith(f"Name: {name.text}, age ") and name.logprob < 0""",
         "structural_tag": """
             assert out.texts[0]""",
     },
@@ -56,6 +58,8 @@ CLAIMS = {
             assert [request.result().texts[0] for request in requests] == alone""",
         "AllowedTokens(": """
             assert len(out.generated_token_ids[0]) == 4 and set(out.generated_token_ids[0]) <= set(digits)""",
+        "token_healing": """
+            assert healed.texts[0].startswith("nce") and not plain.texts[0].startswith("nce")""",
         "def watch": r"""
             assert out.finish_reasons[0] == "cancelled" and out.texts[0].count("\n") <= 1
             assert len(out.generated_token_ids[1]) < 200""",

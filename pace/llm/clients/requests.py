@@ -8,7 +8,7 @@ from typing import Any
 
 from pace.llm.clients.streamer import NoPieces, StreamEvent
 from pace.llm.clients.waiting import Waiters
-from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode
+from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode, without_end
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence, TokenLogprob
@@ -44,6 +44,11 @@ class Record:
             self.end_waiters.wake()
 
 
+def text_of(sequence: Sequence, tokenizer: Any) -> str:
+    """The generated text, up to a stop string."""
+    return sequence.stopping.trim(without_end(decode(tokenizer, sequence.generated), sequence.prompt_end))
+
+
 class Choice:
     """One continuation of a request's prompt."""
 
@@ -63,7 +68,7 @@ class Choice:
         if self._tokenizer is None:
             return ""
         is_done = self.done  # before the tokens
-        text = self._sequence.stopping.trim(decode(self._tokenizer, self.tokens))
+        text = text_of(self._sequence, self._tokenizer)
         return text if is_done else text.rstrip(REPLACEMENT)
 
     @property
@@ -162,7 +167,7 @@ class Request:
         """Each token of each continuation with what it adds to the text and its log-probability (where asked for), then
         the end of that continuation, in the order in which they come and from the beginning. Raises what went wrong
         with the request."""
-        pieces = [self._pieces() for _ in self._sequences]
+        pieces = [self._pieces(sequence) for sequence in self._sequences]
         index, last = 0, len(self._sequences)
         events = self._record.events
         while last:
@@ -189,8 +194,10 @@ class Request:
         if len(self.choices) > 1:
             raise ValueError(f"this request has {len(self.choices)} continuations: look at `choices`, or at events()")
 
-    def _pieces(self) -> TextPieces | NoPieces:
-        return NoPieces() if self._tokenizer is None else TextPieces(self._tokenizer, self._stop_strings)
+    def _pieces(self, sequence: Sequence) -> TextPieces | NoPieces:
+        if self._tokenizer is None:
+            return NoPieces()
+        return TextPieces(self._tokenizer, self._stop_strings, prompt_end=sequence.prompt_end)
 
     def _wait(self, waiters: Waiters, condition: Callable[[], bool], deadline: float | None = None) -> bool:
         if condition():

@@ -20,6 +20,10 @@ class BaseStreamer:
     `end` comes last. An exception from either ends the generation and reaches its caller. A `put` that returns False
     cancels it."""
 
+    prompt_ends: list[str] = []
+    """What the generated tokens of each row say again of its prompt, which is put without it; "" without token healing.
+    Set before `begin`."""
+
     def begin(self, config: SamplingConfig) -> None:
         """Called before the first `put`, with the config that holds."""
 
@@ -45,7 +49,8 @@ class TextStreamer(BaseStreamer):
         self.begin(SamplingConfig())
 
     def begin(self, config: SamplingConfig) -> None:
-        self._pieces = TextPieces(self.tokenizer, config.stop_strings)
+        self._prompt_end = self.prompt_ends[0] if self.prompt_ends else ""
+        self._pieces = TextPieces(self.tokenizer, config.stop_strings, prompt_end=self._prompt_end)
         self._prompt_is_next = True
 
     def put(self, value: Tensor) -> None:
@@ -57,7 +62,8 @@ class TextStreamer(BaseStreamer):
         if self._prompt_is_next:
             self._prompt_is_next = False
             prompt = TextPieces(self.tokenizer)
-            text = "" if self.skip_prompt else "".join([prompt.push(token) for token in tokens]) + prompt.flush()
+            text = "".join([prompt.push(token) for token in tokens]) + prompt.flush() + self._prompt_end
+            text = "" if self.skip_prompt else text
         else:
             text = "".join([self._pieces.push(token) for token in tokens])
         if text:
@@ -121,7 +127,12 @@ class CallbackStreamer(BaseStreamer):
 
     def _row(self, row: int) -> TextPieces | NoPieces:
         if row not in self._pieces:
-            self._pieces[row] = NoPieces() if self.tokenizer is None else TextPieces(self.tokenizer, self._stop_strings)
+            prompt_end = self.prompt_ends[row] if self.prompt_ends else ""
+            self._pieces[row] = (
+                NoPieces()
+                if self.tokenizer is None
+                else TextPieces(self.tokenizer, self._stop_strings, prompt_end=prompt_end)
+            )
         return self._pieces[row]
 
     def end(self) -> None:
@@ -225,8 +236,10 @@ class PutFeed:
         self.streamer.end()
 
 
-def make_feed(streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False) -> Feed:
-    """Returns the feed of a streamer. Without one, that is a bar for several rows, where wanted and stderr is a
+def make_feed(
+    streamer: Any, config: SamplingConfig, num_rows: int, progress: bool = False, prompt_ends: list[str] | None = None
+) -> Feed:
+    """Returns the feed of a streamer, which is told of `prompt_ends` where it is ours. Without one, that is a bar for several rows, where wanted and stderr is a
     terminal. Raises TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of
     several, or with beams."""
     if streamer is None:
@@ -236,6 +249,7 @@ def make_feed(streamer: Any, config: SamplingConfig, num_rows: int, progress: bo
             f"beam search knows no token for certain before its end: a streamer goes with num_beams=1 only, got num_beams={config.num_beams}"
         )
     if isinstance(streamer, BaseStreamer):
+        streamer.prompt_ends = prompt_ends or []
         streamer.begin(config)
     if isinstance(streamer, CallbackStreamer):
         return streamer

@@ -19,6 +19,15 @@ def decode(tokenizer: Any, tokens: list[int], skip_special_tokens: bool = True) 
     return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
 
+def without_end(text: str, prompt_end: str) -> str:
+    """What comes after the end of the prompt, with which a text begins; "" while it is not all there. Tokenizers of
+    SentencePiece leave out the blank that a text begins with."""
+    if text.startswith(prompt_end):
+        return text[len(prompt_end) :]
+    begins = prompt_end.startswith(" ") and text.startswith(prompt_end[1:])
+    return text[len(prompt_end) - 1 :] if begins else ""
+
+
 def decoder_of(tokenizer: Any, skip_special_tokens: bool = True) -> Callable[[list[int]], str]:
     """`decode` of one tokenizer, with or without special tokens. Where transformers does no more than to call the tokenizers package, that is called
     itself: a stream decodes twice for every token, and what is around it takes several times as long."""
@@ -40,8 +49,10 @@ class Detokenizer:
     part of a character, such tokenizers replace the whole run. (sentencepiece with byte fallback: Llama 2, Mistral.)
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True, prompt_end: str = "") -> None:
+        """`prompt_end` is what the first tokens say again of the prompt: it is in no text given out."""
         self.tokenizer = tokenizer
+        self._prompt_end = prompt_end
         self._decode = decoder_of(tokenizer, skip_special_tokens)
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ()) if skip_special_tokens else ())
         self._state = _Followed("", [], 0, 0)  # replaced as a whole: a push that is broken off has not been
@@ -49,7 +60,7 @@ class Detokenizer:
     @property
     def text(self) -> str:
         """All pieces given out so far."""
-        return self._state.text
+        return without_end(self._state.text, self._prompt_end) if self._prompt_end else self._state.text
 
     @property
     def num_pushed(self) -> int:
@@ -66,6 +77,13 @@ class Detokenizer:
 
     def extend(self, tokens: list[int]) -> str:
         """Takes several tokens, of which there is at least one, at the cost of one; what they return joined."""
+        if not self._prompt_end:
+            return self._extend(tokens)
+        before = len(self.text)
+        self._extend(tokens)
+        return self.text[before:]
+
+    def _extend(self, tokens: list[int]) -> str:
         state, last = self._state, tokens[-1]
         held = _Followed(state.text, [*state.tokens, *tokens], state.num_given, state.num_pushed + len(tokens))
         piece = ""
@@ -78,13 +96,16 @@ class Detokenizer:
     def flush(self) -> str:
         """Returns what is held back, complete or not. The next token starts afresh."""
         piece = self.pending
-        self._state = self._state.given(piece)
+        self._state = self._state.given(self._pending_of(self._state))
         return piece
 
     @property
     def pending(self) -> str:
         """Text of the tokens not yet in `text`; its end may still change."""
-        return self._pending_of(self._state)
+        pending = self._pending_of(self._state)
+        if not self._prompt_end:
+            return pending
+        return without_end(self._state.text + pending, self._prompt_end)[len(self.text) :]
 
     def _pending_of(self, state: _Followed) -> str:
         before = self._decode(state.tokens[: state.num_given]) if state.num_given else ""
@@ -122,8 +143,14 @@ class TextPieces:
     Text that may turn out to be the start of a stop string is held back until it is known.
     """
 
-    def __init__(self, tokenizer: Any, stop_strings: list[str] | None = None, skip_special_tokens: bool = True) -> None:
-        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_strings: list[str] | None = None,
+        skip_special_tokens: bool = True,
+        prompt_end: str = "",
+    ) -> None:
+        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens, prompt_end)
         self.stop_strings = stop_strings or []
         self._held = ""
         self._stopped = False

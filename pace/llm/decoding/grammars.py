@@ -13,6 +13,7 @@ import numpy as np
 from pace.grammar import Grammar
 from pace.grammar.backend import import_llguidance
 from pace.grammar.json_schema import explain
+from pace.llm.decoding.captures import CaptureReader, has_captures
 from pace.llm.decoding.grammar_mask import GrammarMask, first_line
 from pace.llm.decoding.token_bytes import TokenBytes
 
@@ -80,6 +81,13 @@ class GrammarCompiler:
         """A mask at the grammar's start, to be forked. Raises what `compile` does."""
         matcher, table_ends = self.compile(grammar).matcher, _ends(self._table_future().result())
         return GrammarMask(matcher, tuple(end_tokens), tuple(table_ends - set(end_tokens)))
+
+    def captures(self, grammar: Grammar) -> CaptureReader | None:
+        """What finds the grammar's captures in a text; None where it has none. Raises what `compile` does, and ValueError
+        where llguidance is too old for them."""
+        if not has_captures(grammar):
+            return None
+        return CaptureReader(self.compile(grammar).matcher, self._table_future().result().eos_token, self._tokenizer)
 
     def _table_future(self) -> Future[Any]:
         with self._lock:

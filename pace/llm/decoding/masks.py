@@ -33,6 +33,11 @@ class TokenMask:
         """True where no token may follow: the sequence then ends with "stop". `fill` is not asked any more."""
         return False
 
+    @property
+    def is_open(self) -> bool:
+        """True where every token may follow from here on, whatever comes: the sequence then goes on without a mask."""
+        return False
+
     def fill(self, row: Tensor) -> None:
         """Writes all of `row` int32 `[ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1 is the lowest) is set where token
         i may come next, as llguidance and xgrammar have it. Bits beyond the vocabulary mean nothing; `fill_bits` may
@@ -135,7 +140,8 @@ class SequenceMask:
         return twin
 
     def follow(self, sequence: Any) -> None:
-        """Accepts what is new of the sequence's generated tokens; takes back those that it has not any more."""
+        """Accepts what is new of the sequence's generated tokens; takes back those that it has not any more. Leaves the
+        sequence where every token may follow from here on."""
         if self.error is not None:
             raise self.error
         num_generated = sequence.num_generated
@@ -145,6 +151,8 @@ class SequenceMask:
         while self._num_accepted < num_generated:
             self.mask.accept(sequence.tokens[sequence.num_prompt_tokens + self._num_accepted])
             self._num_accepted += 1
+        if self.mask.is_open:
+            sequence.mask = None
 
     def is_finished_after(self, sequence: Any) -> bool:
         """Whether nothing may follow the sequence's tokens."""

@@ -94,15 +94,17 @@ class StopStrings:
     cut too.
     """
 
-    def __init__(self, tokenizer: Any, strings: list[str]) -> None:
+    def __init__(self, tokenizer: Any, strings: list[str], prompt_end: str = "") -> None:
+        """`prompt_end` is what the generated tokens say again of the prompt, in which nothing is looked for."""
         self.strings = strings
+        self._prompt_end = prompt_end
         self.cut: int | None = None
         self.matched: str | None = None
         self._longest = max(map(len, strings))
         self._start(tokenizer)
 
     def _start(self, tokenizer: Any) -> None:
-        self.detokenizer = Detokenizer(tokenizer)
+        self.detokenizer = Detokenizer(tokenizer, prompt_end=self._prompt_end)
         self._searched = 0  # where the next search begins
         self._num_searched = 0  # tokens
 

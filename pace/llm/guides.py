@@ -1,0 +1,74 @@
+"""What continuations are held to beside the model: a grammar, a mask of the caller's, the prompt's own end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from pace.grammar import Grammar
+from pace.llm.configs import SamplingConfig
+from pace.llm.decoding.captures import CaptureReader
+from pace.llm.decoding.grammars import GrammarCompiler
+from pace.llm.decoding.healing import HealedPrompt, HealingMask, PromptHealer
+from pace.llm.decoding.masks import TokenMask
+
+logger = logging.getLogger("pace")
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What the continuations of one prompt are held to."""
+
+    prompt: list[int]
+    """The prompt's tokens, without those that are generated again."""
+    prompt_end: str = ""
+    """What these say, with which each continuation begins."""
+    mask: TokenMask | None = None
+    """What each sequence gets a fork of."""
+    captures: CaptureReader | None = None
+    """Finds what the grammar captures; None where that is nothing."""
+
+
+class Guides:
+    """Makes the guides of one model's prompts. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self.grammars = GrammarCompiler(tokenizer, vocab_size)
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._healer: PromptHealer | None = None
+        self._lock = threading.Lock()
+
+    def make(
+        self, config: SamplingConfig, prompts: list[list[int]], end_tokens: list[int]
+    ) -> tuple[list[Guide], tuple[str, ...]]:
+        """A guide for each prompt, and what of a JSON schema is not enforced. Raises ValueError for a grammar that cannot
+        be used."""
+        grammar = config.make_grammar()
+        warnings = () if grammar is None else self.grammars.compile(grammar).warnings
+        for warning in warnings:
+            logger.warning("the JSON schema is not enforced in full: %s", warning)
+        if not config.token_healing:
+            mask, captures = self._grammar_parts(grammar, end_tokens) if grammar else (config.token_mask, None)
+            return [Guide(prompt, "", mask, captures) for prompt in prompts], warnings
+        healed = map(self._prompt_healer().heal, prompts)
+        return [self._of_healed(prompt, grammar, end_tokens) for prompt in healed], warnings
+
+    def _of_healed(self, prompt: HealedPrompt, grammar: Grammar | None, end_tokens: list[int]) -> Guide:
+        mask, captures = HealingMask(self._prompt_healer(), prompt.end) if prompt.end else None, None
+        if grammar is not None:
+            mask, captures = self._grammar_parts(grammar.after(prompt.end) if prompt.end else grammar, end_tokens)
+        return Guide(prompt.tokens, prompt.end, mask, captures)
+
+    def _grammar_parts(self, grammar: Grammar, end_tokens: list[int]) -> tuple[TokenMask, CaptureReader | None]:
+        return self.grammars.mask(grammar, end_tokens), self.grammars.captures(grammar)
+
+    def _prompt_healer(self) -> PromptHealer:
+        with self._lock:
+            if self._healer is None:
+                if self._tokenizer is None:
+                    raise ValueError("token_healing is about text, and this model has no tokenizer")
+                self._healer = PromptHealer(self._tokenizer, self._vocab_size)
+            return self._healer
