@@ -451,6 +451,9 @@ def test_the_other_fields():
     covered |= {"choices", "regex", "json_schema", "grammar"}
     assert {field.name for field in fields(SamplingConfig)} - covered == {
         "logits_processors",
+        "step_callback",
+        "step_every",
+        "step_strings",
         "token_mask",
         "response_format",
     }  # from Python alone

@@ -196,7 +196,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     explanations = field_explanations(SamplingConfig)
     for field in fields(SamplingConfig):
         reader = _READERS_OF.get(field.name) or _READERS.get(str(field.type))
-        if reader is None:
+        if reader is None or field.name in _BESIDE_OBJECTS:
             continue
         notes = ["may be given several times"] if reader.get("action") == "append" else []
         notes += [] if field.default is None else [f"default: {field.default}"]
@@ -282,3 +282,5 @@ _READERS: dict[str, dict[str, Any]] = {
     "dict[int, float] | None": {"type": _logit_bias, "metavar": "JSON"},
 }
 """How a field of this type is read from the command line. Objects (logits_processors, token_mask) cannot be."""
+_BESIDE_OBJECTS = {"step_every", "step_strings"}
+"""Fields that mean nothing without such an object."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pace.llm.clients.chat import ChatAnswer, ChatOutput
     from pace.llm.clients.requests import Request
     from pace.llm.clients.session import Session
-    from pace.llm.clients.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextStreamer
+    from pace.llm.clients.steps import StepContext, StepFeedback
+    from pace.llm.clients.streamer import BaseStreamer, CallbackStreamer, StreamEvent, TextPiece, TextStreamer
     from pace.llm.configs import KVCacheType, SamplingConfig
     from pace.llm.decoding.logits import LogitsProcessor
     from pace.llm.decoding.masks import AllowedTokens, TokenMask
@@ -62,8 +63,11 @@ _HOMES = {
     "SamplingConfig": "configs",
     "Scheduler": "engine.scheduler",
     "Session": "clients.session",
+    "StepContext": "clients.steps",
+    "StepFeedback": "clients.steps",
     "StoppingCriteria": "decoding.stopping_criteria",
     "StreamEvent": "clients.streamer",
+    "TextPiece": "clients.streamer",
     "TextStreamer": "clients.streamer",
     "TokenLogprob": "sequence",
     "TokenMask": "decoding.masks",

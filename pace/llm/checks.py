@@ -123,6 +123,12 @@ def callables(name: str, value: Any) -> list[Callable]:
     return list(items)
 
 
+def callback(name: str, value: Any) -> Callable:
+    if not callable(value):
+        raise TypeError(f"{name} must be a callable that takes a pace.llm.StepContext, got {value!r:.100}")
+    return value
+
+
 def token_mask(name: str, value: Any) -> Any:
     methods = ("fill", "accept", "rollback", "count_allowed", "forced", "fork")
     if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):

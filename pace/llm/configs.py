@@ -59,6 +59,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "prompt_logprobs": checks.logprobs,
     "ignore_eos": checks.flag,
     "token_healing": checks.flag,
+    "step_callback": checks.callback,
+    "step_every": checks.integer(1),
+    "step_strings": checks.strings,
     "logits_processors": checks.callables,
     "token_mask": checks.token_mask,
     "json_schema": checks.json_schema,
@@ -164,6 +167,14 @@ class SamplingConfig:
     """Takes back the last tokens of a prompt where a longer token may begin with their text, and generates them again as
     the model would write them; for prompts that end within a word or before a sign. Texts begin after the prompt all the
     same (docs/decoding.md)."""
+    step_callback: Callable | None = None
+    """Asked about the text while it comes: a callable that takes a `pace.llm.StepContext` and returns a
+    `pace.llm.StepFeedback`, or None to go on. It is called on a thread of its own, at the step points that the next two
+    fields give (docs/decoding.md)."""
+    step_every: int | None = None
+    """A step point after so many tokens."""
+    step_strings: str | list[str] | None = None
+    """A step point where one of these comes up in the generated text."""
     logits_processors: list[Callable] | None = None
     """`pace.llm.LogitsProcessor` objects, forked for every sequence, or callables as transformers' own: (input_ids
     LongTensor [1, S], logits FloatTensor [1, V]) -> logits. They come after the penalties, before the temperature."""
@@ -318,6 +329,14 @@ class SamplingConfig:
                 f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; "
                 f"set do_sample=True, or num_beams"
             )
+        if self.step_callback is not None and self.step_every is None and self.step_strings is None:
+            raise ValueError(
+                "step_callback is asked at step_every tokens or at step_strings; give one of them, or both"
+            )
+        if self.step_callback is None and (self.step_every is not None or self.step_strings is not None):
+            raise ValueError("step_every and step_strings say when step_callback is asked; give it, too")
+        if self.step_callback is not None and self.num_beams > 1:
+            raise ValueError("beam search knows no text before its end: step_callback goes with num_beams=1")
         if self.token_healing and self.token_mask is not None:
             raise ValueError("token_healing and token_mask both say which tokens come first; give one of them")
         if self.token_healing and self.num_beams > 1:

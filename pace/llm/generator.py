@@ -17,6 +17,7 @@ from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
 from pace.llm.clients.chat import ChatAnswer
 from pace.llm.clients.requests import Request, Stream, text_of
+from pace.llm.clients.steps import RowSteps, Steps
 from pace.llm.clients.streamer import Feed, make_feed
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.filters import build_filters
@@ -140,6 +141,9 @@ class Generator:
             samples[-1].prompt_end = guide.prompt_end
             if guide.mask is not None:
                 samples[-1].mask = SequenceMask(guide.mask)
+            if config.step_callback is not None:
+                row_index = index * config.num_return_sequences + sample
+                samples[-1].steps = RowSteps(self._steps(config), row_index, guide.captures)
         if config.prompt_logprobs is not None:
             samples[0].strategy = PromptLogprobs(samples[0].strategy, config.prompt_logprobs)
             samples[0].wanted_from, prompt_logprobs = 0, [None] * len(row)
@@ -149,6 +153,9 @@ class Generator:
         for sharer in samples[1:]:
             sharer.waits_for_prompt = True
         return samples
+
+    def _steps(self, config: SamplingConfig) -> Steps:
+        return Steps(config.step_callback, config.step_every, config.step_strings or [], self.tokenizer, self.driver)
 
     def _search_of(self, prepared: Prepared, index: int) -> BeamSearch:
         config, row, limit = prepared.config, prepared.prompts.rows[index], prepared.limits[index]
@@ -234,6 +241,8 @@ class Generator:
         for name in ("logprobs", "prompt_logprobs"):
             if (num_top := getattr(config, name)) is not None and num_top > vocab_size:
                 raise ValueError(f"{name}={num_top} asks for more tokens than the vocabulary's {vocab_size}")
+        if config.step_callback is not None and self.tokenizer is None:
+            raise ValueError("step_callback is about text, and this model has no tokenizer; give one")
         if config.stop_strings and self.tokenizer is None:
             raise ValueError(
                 "stop_strings need text, and this model has no tokenizer; give eos_token_id, or a tokenizer"
@@ -332,6 +341,10 @@ class Generator:
         config.grammar = turn.grammar
         prompt = list(self.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
         prepared = self._prepare_one("chat", prompt, config)
+        if prepared.config.step_callback is not None:
+            raise ValueError(
+                "chat reads calls and thoughts from the text, which step_callback may change; use generate"
+            )
         if prepared.config.token_healing:
             raise ValueError(
                 "a conversation's prompt ends where its template says: token_healing has nothing to heal in it"

@@ -44,7 +44,8 @@ class Sequence:
 
     Who changes what: the engine appends to `tokens` and sets `finish_reason`; the cache manager alone changes
     `block_table` and `num_computed`; the scheduler moves the sequence between its queues. `tokens` only grows while the
-    sequence is in the engine, so its owner may read new ones from another thread.
+    sequence is in the engine, but for step callbacks that take some back, so its owner may read new ones from another
+    thread.
 
     `strategy` decides what becomes of the sequence's logits (see `sampler.py`), `stopping` when it ends (see
     `stopping_criteria.py`), `mask` which tokens may come at all (see `masks.py`); all are made anew for each sequence.
@@ -59,6 +60,8 @@ class Sequence:
         self.strategy = strategy
         self.stopping = stopping
         self.sink: TokenSink = NULL_SINK
+        self.steps: Any = None
+        """A `RowSteps`, where the caller wants to be asked on the way."""
         self.mask: Any = None
         """A `SequenceMask`; None where every token may come."""
         self.max_length = max_length
@@ -133,8 +136,12 @@ class Sequence:
         if self.times.first_token is None:
             self.times.first_token = time.perf_counter()
 
+    def report_to(self, sink: TokenSink) -> None:
+        """Has `sink` hear of the sequence, after who asks its caller on the way."""
+        self.sink = sink if self.steps is None else self.steps.before(sink, self)
+
     def take_back(self, num_generated: int) -> None:
-        """Forgets all but the first generated tokens; the sequence has left the engine."""
+        """Forgets all but the first generated tokens; the sequence is not in a step."""
         del self.tokens[self.num_prompt_tokens + num_generated :]
         del self.logprobs[num_generated:]
         self.stopping.rewind(num_generated)
@@ -216,6 +223,13 @@ class Span:
     def num_rows(self) -> int:
         """Rows of logits wanted: those from `sequence.logits_from` on, but for certain drafts."""
         return max(0, self.end - max(self.start, self.sequence.logits_from + self.num_certain))
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """Tells of generated tokens, the last ones so far, that a step callback has taken back."""
+
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

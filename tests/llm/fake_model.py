@@ -99,6 +99,9 @@ class FakeTokenizer:
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) - 97 for letter in text]}
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self(text)["input_ids"]
+
     def convert_ids_to_tokens(self, token: int) -> str:
         return chr(97 + token % 26)
 

@@ -58,6 +58,8 @@ CLAIMS = {
             assert [request.result().texts[0] for request in requests] == alone""",
         "AllowedTokens(": """
             assert len(out.generated_token_ids[0]) == 4 and set(out.generated_token_ids[0]) <= set(digits)""",
+        "StepFeedback": """
+            assert "bear" in story.texts[0] and "fox" not in story.texts[0].split("bear")[0]""",
         "token_healing": """
             assert healed.texts[0].startswith("nce") and not plain.texts[0].startswith("nce")""",
         "def watch": r"""

@@ -10,7 +10,7 @@ from pace.llm.clients.streamer import Feed
 from pace.llm.clients.waiting import Waiters
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
-from pace.llm.sequence import Sequence, TokenLogprob
+from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
 
 
 class Mail:
@@ -19,7 +19,7 @@ class Mail:
 
     def __init__(self, wants_tokens: bool) -> None:
         self.wants_tokens = wants_tokens
-        self._letters: deque[tuple[Sequence, int | None, TokenLogprob | None]] = deque()
+        self._letters: deque[tuple[Sequence, int | TakenBack | None, TokenLogprob | None]] = deque()
         self._waiters = Waiters()
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
@@ -27,12 +27,17 @@ class Mail:
             self._letters.append((sequence, token, logprob))
             self._waiters.wake()
 
+    def taken_back(self, sequence: Sequence, num_tokens: int) -> None:
+        if self.wants_tokens:
+            self._letters.append((sequence, TakenBack(num_tokens), None))
+            self._waiters.wake()
+
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
         self._letters.append((sequence, None, None))
         self._waiters.wake_at_once()
 
-    def get(self) -> tuple[Sequence, int | None, TokenLogprob | None]:
-        """Waits for the next letter: a sequence's token with its log-probability, or its end."""
+    def get(self) -> tuple[Sequence, int | TakenBack | None, TokenLogprob | None]:
+        """Waits for the next letter: a sequence's token with its log-probability, tokens taken back, or its end."""
         self._waiters.wait_for(lambda: bool(self._letters))
         return self._letters.popleft()
 
@@ -90,7 +95,7 @@ class Batch:
             first = len(self.rows)
             self.rows += group
             for row, sequence in enumerate(group, first):
-                sequence.sink = self._mail
+                sequence.report_to(self._mail)
                 self._live[sequence] = row
                 self._num_told[sequence] = 0
             if is_cancelled:
@@ -106,15 +111,20 @@ class Batch:
     def _submit(self, group: list[Sequence]) -> None:
         self.driver.submit(group)
 
-    def _read(self, sequence: Sequence, token: int | None, logprob: TokenLogprob | None) -> None:
-        """Takes one letter: a token to tell of, or the end of a row."""
+    def _read(self, sequence: Sequence, token: int | TakenBack | None, logprob: TokenLogprob | None) -> None:
+        """Takes one letter: a token to tell of, some that are taken back, or the end of a row."""
         if self._cancel_error is not None:
             raise self._cancel_error
         row = self._live[sequence]
         if token is None:
             del self._live[sequence]
             self._conclude(row, sequence)
-        elif sequence not in self._cut:
+        elif sequence in self._cut:
+            return
+        elif isinstance(token, TakenBack):
+            self._num_told[sequence] -= token.num_tokens
+            self.feed.taken_back(row, token.num_tokens)
+        else:
             self._num_told[sequence] += 1
             if self.feed.token(row, token, logprob) is False:
                 self._cut[sequence] = self._num_told[sequence]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from pace.llm.clients.streamer import NoPieces, StreamEvent
+from pace.llm.clients.streamer import NoPieces, ShownText, StreamEvent, TextPiece
 from pace.llm.clients.waiting import Waiters
 from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode, without_end
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.outputs import GenerateOutput
-from pace.llm.sequence import Sequence, TokenLogprob
+from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
 
 
 class Record:
@@ -21,8 +22,8 @@ class Record:
         self.waiters = Waiters()
         """For the next event."""
         self.end_waiters = Waiters()
-        self.events: list[tuple[int, int | None, TokenLogprob | None]] = []
-        """(row, token, its log-probability); no token at the row's end."""
+        self.events: list[tuple[int, int | TakenBack | None, TokenLogprob | None]] = []
+        """(row, token, its log-probability); no token at the row's end, and TakenBack where tokens go."""
         self.error: BaseException | None = None
         self._rows = {sequence.id: row for row, sequence in enumerate(sequences)}
         self._num_ended = 0
@@ -33,6 +34,10 @@ class Record:
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         self.events.append((self._rows[sequence.id], token, logprob))
+        self.waiters.wake()
+
+    def taken_back(self, sequence: Sequence, num_tokens: int) -> None:
+        self.events.append((self._rows[sequence.id], TakenBack(num_tokens), None))
         self.waiters.wake()
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
@@ -107,7 +112,7 @@ class Request:
         self.choices = [Choice(sequence, tokenizer) for sequence in sequences]
         """The continuations, `num_return_sequences` of them."""
         for sequence in sequences:
-            sequence.sink = self._record
+            sequence.report_to(self._record)
         driver.submit(sequences)
 
     @property
@@ -155,25 +160,29 @@ class Request:
 
     def __iter__(self) -> Iterator[str]:
         """The text of the one continuation in pieces, from its beginning, as they come. Leaving the loop early leaves
-        the request running."""
+        the request running. Pieces are `TextPiece`, which tell what a step callback has taken back."""
         if self._tokenizer is None:
             raise ValueError(
                 "pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()"
             )
         self._check_one()
-        return (event.text for event in self.events() if event.text)
+        return (TextPiece.of(event) for event in self.events() if event.text or event.num_chars_taken_back)
 
     def events(self) -> Iterator[StreamEvent]:
-        """Each token of each continuation with what it adds to the text and its log-probability (where asked for), then
-        the end of that continuation, in the order in which they come and from the beginning. Raises what went wrong
-        with the request."""
-        pieces = [self._pieces(sequence) for sequence in self._sequences]
+        """Each token of each continuation with what it adds to the text and its log-probability (where asked for), what a
+        step callback takes back, then the end of that continuation, in the order in which they come and from the
+        beginning. Raises what went wrong with the request."""
+        pieces = [ShownText(partial(self._pieces, sequence)) for sequence in self._sequences]
         index, last = 0, len(self._sequences)
         events = self._record.events
         while last:
             self._wait(self._record.waiters, lambda: index < len(events))
             row, token, logprob = events[index]
             index += 1
+            if isinstance(token, TakenBack):
+                num_chars = pieces[row].take_back(token.num_tokens)
+                yield StreamEvent(row, None, "", num_taken_back=token.num_tokens, num_chars_taken_back=num_chars)
+                continue
             if token is not None:
                 yield StreamEvent(row, token, pieces[row].push(token), logprob=logprob)
                 continue

@@ -33,6 +33,12 @@ class BaseStreamer:
     def end(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} must define end()")
 
+    def take_back(self, num_tokens: int) -> None:
+        """Hears that a step callback has taken back the last tokens that were put."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define take_back(num_tokens): a step_callback has taken back {num_tokens} tokens"
+        )
+
 
 class TextStreamer(BaseStreamer):
     """Writes text as soon as its characters are complete, without waiting for the end of a word, and a newline at the
@@ -50,7 +56,7 @@ class TextStreamer(BaseStreamer):
 
     def begin(self, config: SamplingConfig) -> None:
         self._prompt_end = self.prompt_ends[0] if self.prompt_ends else ""
-        self._pieces = TextPieces(self.tokenizer, config.stop_strings, prompt_end=self._prompt_end)
+        self._pieces = ShownText(lambda: TextPieces(self.tokenizer, config.stop_strings, prompt_end=self._prompt_end))
         self._prompt_is_next = True
 
     def put(self, value: Tensor) -> None:
@@ -71,6 +77,11 @@ class TextStreamer(BaseStreamer):
 
     def end(self) -> None:
         self.on_text(self._pieces.flush(), stream_end=True)
+
+    def take_back(self, num_tokens: int) -> None:
+        """Begins the text anew on the next line: what is written cannot be taken back."""
+        self._pieces.take_back(num_tokens)
+        self.on_text("\n" + self._pieces.text())
 
     def on_text(self, text: str, stream_end: bool = False) -> None:
         """Takes the next piece of text; `stream_end` with the last, which may be empty."""
@@ -93,6 +104,24 @@ class StreamEvent:
     """Set at the end of the row."""
     logprob: TokenLogprob | None = None
     """Of the token, where the config asks for log-probabilities."""
+    num_taken_back: int = 0
+    """Tokens that a step callback has taken back, the last ones of the row so far. Such an event has no token, and is not
+    the row's end."""
+    num_chars_taken_back: int = 0
+    """What goes with them of the text so far."""
+
+
+class TextPiece(str):
+    """A piece of a text that comes. What comes before it loses `taken_back` characters first; 0 but for step
+    callbacks."""
+
+    taken_back = 0
+
+    @classmethod
+    def of(cls, event: StreamEvent) -> TextPiece:
+        piece = cls(event.text)
+        piece.taken_back = event.num_chars_taken_back
+        return piece
 
 
 class CallbackStreamer(BaseStreamer):
@@ -106,7 +135,7 @@ class CallbackStreamer(BaseStreamer):
             raise TypeError(f"callback must be a callable that takes a StreamEvent, got {callback!r}")
         self.callback = callback
         self.tokenizer = tokenizer
-        self._pieces: dict[int, TextPieces] = {}
+        self._pieces: dict[int, ShownText] = {}
         self._stop_strings: list[str] | None = None
 
     def begin(self, config: SamplingConfig) -> None:
@@ -121,17 +150,23 @@ class CallbackStreamer(BaseStreamer):
     def token(self, row: int, token: int, logprob: TokenLogprob | None) -> bool | None:
         return self.callback(StreamEvent(row, token, self._row(row).push(token), logprob=logprob))
 
+    def taken_back(self, row: int, num_tokens: int) -> None:
+        num_chars = self._row(row).take_back(num_tokens)
+        self.callback(StreamEvent(row, None, "", num_taken_back=num_tokens, num_chars_taken_back=num_chars))
+
     def finished(self, row: int, reason: str, num_tokens: int) -> None:
         self.callback(StreamEvent(row, None, self._row(row).flush(), reason))
         self._pieces.pop(row, None)
 
-    def _row(self, row: int) -> TextPieces | NoPieces:
+    def _row(self, row: int) -> ShownText:
         if row not in self._pieces:
             prompt_end = self.prompt_ends[row] if self.prompt_ends else ""
-            self._pieces[row] = (
-                NoPieces()
-                if self.tokenizer is None
-                else TextPieces(self.tokenizer, self._stop_strings, prompt_end=prompt_end)
+            self._pieces[row] = ShownText(
+                lambda: (
+                    NoPieces()
+                    if self.tokenizer is None
+                    else TextPieces(self.tokenizer, self._stop_strings, prompt_end=prompt_end)
+                )
             )
         return self._pieces[row]
 
@@ -158,9 +193,44 @@ class NoPieces:
         return ""
 
 
+class ShownText:
+    """The text of one row as it is shown: a piece for each token, and what goes when tokens are taken back."""
+
+    def __init__(self, make_pieces: Callable[[], TextPieces | NoPieces]) -> None:
+        self._make_pieces = make_pieces
+        self._pieces = make_pieces()
+        self._tokens: list[int] = []
+        self._num_shown = 0
+
+    def push(self, token: int) -> str:
+        """The text that this token makes certain, maybe ""."""
+        self._tokens.append(token)
+        return self._show(self._pieces.push(token))
+
+    def flush(self) -> str:
+        """The rest, at the end of the row."""
+        return self._show(self._pieces.flush())
+
+    def take_back(self, num_tokens: int) -> int:
+        """Forgets the last tokens; the number of characters that go with them."""
+        del self._tokens[len(self._tokens) - num_tokens :]
+        num_before, self._num_shown = self._num_shown, 0
+        self.text()
+        return num_before - self._num_shown
+
+    def text(self) -> str:
+        """All that is certain of the tokens so far."""
+        self._pieces, self._num_shown = self._make_pieces(), 0
+        return "".join([self._show(self._pieces.push(token)) for token in self._tokens])
+
+    def _show(self, piece: str) -> str:
+        self._num_shown += len(piece)
+        return piece
+
+
 class Feed(Protocol):
-    """Receiver of a batch's events: all prompts, then tokens and the end of each row, then the end of all. `start`
-    returns False to cancel the batch, `token` to cancel the row."""
+    """Receiver of a batch's events: all prompts, then tokens (or how many are taken back) and the end of each row, then the
+    end of all. `start` returns False to cancel the batch, `token` to cancel the row."""
 
     wants_tokens: bool
     """False where `token` would do nothing: it is then not called, and the engine wakes nobody for a token."""
@@ -168,6 +238,8 @@ class Feed(Protocol):
     def start(self, prompts: list[list[int]]) -> bool | None: ...
 
     def token(self, row: int, token: int, logprob: TokenLogprob | None) -> bool | None: ...
+
+    def taken_back(self, row: int, num_tokens: int) -> None: ...
 
     def finished(self, row: int, reason: str, num_tokens: int) -> None: ...
 
@@ -183,6 +255,9 @@ class NullFeed:
         pass
 
     def token(self, row: int, token: int, logprob: TokenLogprob | None) -> None:
+        pass
+
+    def taken_back(self, row: int, num_tokens: int) -> None:
         pass
 
     def finished(self, row: int, reason: str, num_tokens: int) -> None:
@@ -204,6 +279,9 @@ class ProgressFeed:
         self.bar = tqdm(total=len(prompts), desc="generate", unit="row", leave=False, delay=1.0)
 
     def token(self, row: int, token: int, logprob: TokenLogprob | None) -> None:
+        pass
+
+    def taken_back(self, row: int, num_tokens: int) -> None:
         pass
 
     def finished(self, row: int, reason: str, num_tokens: int) -> None:
@@ -228,6 +306,14 @@ class PutFeed:
 
     def token(self, row: int, token: int, logprob: TokenLogprob | None) -> bool | None:
         return self.streamer.put(torch.tensor([token], dtype=torch.int64))
+
+    def taken_back(self, row: int, num_tokens: int) -> None:
+        if not callable(getattr(self.streamer, "take_back", None)):
+            raise ValueError(
+                f"a step_callback has taken back {num_tokens} tokens, and {type(self.streamer).__name__} has no "
+                f"take_back(num_tokens)"
+            )
+        self.streamer.take_back(num_tokens)
 
     def finished(self, row: int, reason: str, num_tokens: int) -> None:
         pass

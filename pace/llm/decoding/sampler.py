@@ -48,6 +48,10 @@ class DecodingStrategy(Protocol):
         token list."""
         ...
 
+    def follow(self, tokens: list[int]) -> None:
+        """Hears between two steps that the sequence's tokens are the first ones of those that were."""
+        ...
+
 
 class Greedy:
     """The most likely token, with nothing in its way."""
@@ -61,6 +65,9 @@ class Greedy:
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         return accept_drafts(ops.argmax(logits).tolist(), span)
+
+    def follow(self, tokens: list[int]) -> None:
+        pass
 
     def guess(self, ops: Any, logits: Tensor, num_generated: int) -> int:
         return int(ops.argmax(logits[None])[0])
@@ -124,6 +131,9 @@ class Sampling:
             if row + num_unseen == len(drafts) or token != drafts[row + num_unseen]:
                 break
         return chosen
+
+    def follow(self, tokens: list[int]) -> None:
+        self.processors.follow(tokens)
 
     def edits(self, span: Span) -> list[list[Edits]]:
         """Of each wanted row of a span: what its logits are changed by, were the drafts before it accepted."""

@@ -55,6 +55,10 @@ class Drafter(Protocol):
         """After the step: the tokens that each span's logits gave, one more than the drafts that were accepted."""
         ...
 
+    def forget(self, sequence: Sequence) -> None:
+        """Forgets what it keeps of one sequence, whose tokens may be others from now on."""
+        ...
+
     def reset(self) -> None:
         """Forgets what it keeps of every sequence, in whatever state a failed step left it."""
         ...
@@ -77,6 +81,9 @@ class NoDraft:
         pass
 
     def learn(self, spans: list[Span], outcomes: list[list[int]]) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
         pass
 
     def reset(self) -> None:

@@ -208,6 +208,25 @@ class Engine:
             )
             self.scheduler.add(sequence)
 
+    def park(self, sequence: Sequence, num_generated: int) -> None:
+        """Between two steps: keeps a sequence from going on until `go_on`, with its first generated tokens alone, to
+        which its owner may add others. Its cached part is kept as that of a session is."""
+        self.drafter.forget(sequence)
+        self.scheduler.park(sequence)
+        sequence.take_back(num_generated)
+        sequence.strategy.follow(sequence.tokens)
+        self.cache.truncate(sequence, len(sequence.tokens) - 1)
+        if sequence.recomputed_length > len(sequence.tokens):
+            sequence.recomputed_length = 0
+            self.cache.free(sequence)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Lets a parked sequence go on, or ends it where it is finished by now."""
+        if sequence.is_finished:
+            self._end(sequence)
+        else:
+            self.scheduler.add(sequence)
+
     def abort(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences out and frees their blocks; those not finished finish as "cancelled". Harmless for finished
         ones."""

@@ -81,8 +81,12 @@ class Scheduler:
         self.parked.pop(sequence, None)
 
     def park(self, sequence: Sequence) -> None:
-        """Puts a new sequence with nothing to compute among the parked ones."""
+        """Puts a sequence among the parked ones: a new one with nothing to compute, or one that is in the order, where it
+        keeps its place."""
         self.parked[sequence] = None
+        self.running.pop(sequence, None)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
 
     def resume(self, sequence: Sequence, place: tuple[int, int]) -> None:
         """Lets a parked sequence that got a token go on, at `place` in the order: at once where the cache still holds

@@ -137,7 +137,7 @@ class SpeculativeDrafter:
                 self._learn_rate(sequence, num_proposed, max(0, len(tokens) - 1))
                 self.source.settle(sequence, span.start + span.num_tokens + max(0, len(tokens) - 1))
             if sequence.is_finished:
-                self._forget(sequence)
+                self.forget(sequence)
         if len(self._rates) > 2 * len(spans) + 16:
             self._forget_finished()
         now = self._clock()
@@ -153,7 +153,7 @@ class SpeculativeDrafter:
             sequence.times.step_seconds += self._plain_share
             sequence.times.plain_seconds += self._plain_share
             if sequence.is_finished:
-                self._forget(sequence)
+                self.forget(sequence)
 
     def _begin_rest(self, num_spans: int) -> None:
         self._resting = self._rest = self.lengths.rest()
@@ -186,14 +186,14 @@ class SpeculativeDrafter:
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
-    def _forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Sequence) -> None:
         self._rates.pop(sequence, None)
         self.source.forget(sequence)
 
     def _forget_finished(self) -> None:
         """Those that were aborted between steps."""
         for sequence in [sequence for sequence in self._rates if sequence.is_finished]:
-            self._forget(sequence)
+            self.forget(sequence)
 
     def reset(self) -> None:
         self._resting, self._is_left_alone, self._ended = 0, False, None
