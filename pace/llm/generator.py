@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,9 +26,10 @@ from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, 
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
-from pace.llm.guides import Guide, Guides
+from pace.llm.guides import Guides
 from pace.llm.inputs import Prompts, read_prompts
 from pace.llm.outputs import GenerateOutput, Metrics
+from pace.llm.prepared import Prepared
 from pace.llm.sequence import Sequence
 
 logger = logging.getLogger("pace")
@@ -37,47 +37,6 @@ logger = logging.getLogger("pace")
 DEFAULT_MAX_NEW_TOKENS = 256
 """Where neither the caller nor the checkpoint says: enough for an answer, short enough to wait for on a slow
 machine."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """One call, ready to run."""
-
-    prompts: Prompts
-    config: SamplingConfig
-    """With every field settled: the caller's, the checkpoint's, or the default."""
-    limits: list[int]
-    """Tokens at which each prompt ends, its own included."""
-    seeds: list[int]
-    """Seed of each prompt."""
-    guides: list[Guide]
-    """What the continuations of each prompt are held to."""
-    warnings: tuple[str, ...] = ()
-    """What of a JSON schema is not enforced."""
-
-    @property
-    def num_rows(self) -> int:
-        """`num_return_sequences` of each prompt, one prompt after the other."""
-        return len(self.prompts.rows) * self.config.num_return_sequences
-
-    @property
-    def has_captures(self) -> bool:
-        return self.guides[0].captures is not None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """As in the config, or 0 where captures need those of the generated tokens."""
-        return 0 if self.config.logprobs is None and self.has_captures else self.config.logprobs
-
-    @property
-    def row_prompts(self) -> list[list[int]]:
-        """The prompt of each row."""
-        return [row[:] for row in self.prompts.rows for _ in range(self.config.num_return_sequences)]
-
-    @property
-    def row_guides(self) -> list[Guide]:
-        """The guide of each row."""
-        return [guide for guide in self.guides for _ in range(self.config.num_return_sequences)]
 
 
 class Generator:

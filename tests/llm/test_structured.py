@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from pace.assets import TINY, TINY_DRAFT
-from pace.llm import AllowedTokens, DraftModelConfig, Grammar, LLMModel, PromptLookupConfig, SamplingConfig
+from pace.assets import TINY
+from pace.llm import AllowedTokens, Grammar, LLMModel, SamplingConfig
 from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.sampler import Rules, Sampling
 from pace.llm.sequence import Sequence, Span
+from tests.llm.bundled import KINDS, bundled
 from tests.llm.decoding.test_grammar_mask import GRAMMARS, PERSON, satisfies
 from tests.llm.generators import check_idle
 
@@ -35,16 +36,6 @@ RULES = {
     "logprobs": SamplingConfig(logprobs=2),
 }
 NUM_TOKENS = 40
-
-
-@functools.cache
-def bundled(kind: str) -> LLMModel:
-    spec = {
-        "plain": None,
-        "lookup": PromptLookupConfig(adaptive=False),
-        "draft": DraftModelConfig(TINY_DRAFT, num_draft_tokens=4, adaptive=False),
-    }[kind]
-    return LLMModel(TINY, spec_config=spec, dtype="float32", progress=False)
 
 
 def constrained(name: str, rules: str) -> SamplingConfig:
@@ -82,7 +73,7 @@ def plain_loop(prompt: str, name: str, rules: str) -> tuple[list[int], list]:
     return sequence.generated, sequence.logprobs
 
 
-@pytest.mark.parametrize("kind", ["plain", "lookup", "draft"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rules", RULES)
 def test_each_grammar_as_in_a_plain_loop(kind: str, rules: str) -> None:
     model = bundled(kind)

@@ -25,7 +25,7 @@ LAYERS: list[list[str]] = [
     ["pace.llm.cache", "pace.llm.decoding"],
     ["pace.llm.engine", "pace.llm.speculation"],
     ["pace.llm.clients"],
-    ["pace.llm", "pace.llm.generator", "pace.llm.guides", "pace.llm.llm", "pace.llm.loading"],
+    ["pace.llm", "pace.llm.generator", "pace.llm.guides", "pace.llm.prepared", "pace.llm.llm", "pace.llm.loading"],
     ["pace.bench", "pace.eval"],
     ["pace.calibrate"],
     ["pace.server"],

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pace.assets import TINY, TINY_DRAFT
+from pace.assets import TINY
 from pace.llm import (
     CallbackStreamer,
-    DraftModelConfig,
     LLMModel,
-    PromptLookupConfig,
     SamplingConfig,
     StepContext,
     StepFeedback,
@@ -24,6 +22,7 @@ from pace.llm import (
 from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.sampler import Rules, Sampling
 from pace.llm.sequence import Sequence, Span
+from tests.llm.bundled import KINDS, bundled
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 from tests.llm.generators import by_hand, check_idle, make_generator, random_prompts
 
@@ -139,16 +138,6 @@ def test_tokens_are_those_of_the_definition(seed: int) -> None:
     check_idle(generator, None)
 
 
-@pytest.fixture(scope="module")
-def bundled() -> dict[str, LLMModel]:
-    specs = {
-        "plain": None,
-        "lookup": PromptLookupConfig(adaptive=False),
-        "draft": DraftModelConfig(TINY_DRAFT, num_draft_tokens=4, adaptive=False),
-    }
-    return {kind: LLMModel(TINY, spec_config=spec, dtype="float32", progress=False) for kind, spec in specs.items()}
-
-
 def no_more_than(count: int, feedback):
     """A callback that says `feedback(context)` at its first calls."""
     calls = []
@@ -161,34 +150,34 @@ def no_more_than(count: int, feedback):
     return callback
 
 
-@pytest.mark.parametrize("kind", ["plain", "lookup", "draft"])
-def test_drafts_end_at_the_step_point(bundled, kind: str) -> None:
-    prompt, plain = "1, 2, 3, 1, 2, 3, 1, 2, 3,", bundled["plain"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_end_at_the_step_point(kind: str) -> None:
+    prompt, plain = "1, 2, 3, 1, 2, 3, 1, 2, 3,", bundled()
     config = SamplingConfig(max_new_tokens=30, step_every=5)
     config.step_callback = watch = no_more_than(0, None)
-    out = bundled[kind].generate(prompt, config)
+    out = bundled(kind).generate(prompt, config)
     assert out.generated_token_ids == plain.generate(prompt, SamplingConfig(max_new_tokens=30)).generated_token_ids
     assert [len(call.token_ids) for call in watch.calls] == [5, 10, 15, 20, 25]
     revised = []
     for name in ("plain", kind):
         config.step_callback = no_more_than(3, lambda context: StepFeedback(take_back=2, text=" 7,"))
-        revised.append(bundled[name].generate(prompt, config).generated_token_ids)
+        revised.append(bundled(name).generate(prompt, config).generated_token_ids)
     assert revised[0] == revised[1] != out.generated_token_ids
     for num_tokens in range(6, 12):  # the sequence would end with a draft after the step point
         config.max_new_tokens = num_tokens
         config.step_callback = watch = no_more_than(1, lambda context: StepFeedback(take_back=5))
-        out = bundled[kind].generate(prompt, config)
+        out = bundled(kind).generate(prompt, config)
         assert len(out.generated_token_ids[0]) == num_tokens and out.finish_reasons == ["length"]
         assert len(watch.calls) == 1 + (num_tokens - 1) // 5
-    check_idle(bundled[kind], None)
+    check_idle(bundled(kind), None)
 
 
-def test_a_marker_is_replaced_by_a_result(bundled) -> None:
+def test_a_marker_is_replaced_by_a_result() -> None:
     def replace(context: StepContext) -> StepFeedback:
         assert context.text.endswith(context.string)
         return StepFeedback(take_back=context.num_string_tokens, text=context.text_before_string + "bear")
 
-    model, prompt = bundled["plain"], "Once upon a time there was a "
+    model, prompt = bundled(), "Once upon a time there was a "
     assert "fox" in model.generate(prompt, SamplingConfig(max_new_tokens=20)).texts[0]
     config = SamplingConfig(max_new_tokens=20, step_strings=["fox"])
     config.step_callback = no_more_than(1, replace)
@@ -205,8 +194,8 @@ def test_a_marker_is_replaced_by_a_result(bundled) -> None:
     assert rest.generated_token_ids[0] == out.generated_token_ids[0][kept:]
 
 
-def test_streams_hear_of_it(bundled) -> None:
-    model, prompt = bundled["plain"], "Once upon a time there was a "
+def test_streams_hear_of_it() -> None:
+    model, prompt = bundled(), "Once upon a time there was a "
     config = SamplingConfig(max_new_tokens=20, step_every=6)
     revise = lambda context: StepFeedback(take_back=3, text=" and then")
 
@@ -237,11 +226,11 @@ def test_streams_hear_of_it(bundled) -> None:
     check_idle(model, None)
 
 
-def test_stop_ends_with_the_text(bundled) -> None:
+def test_stop_ends_with_the_text() -> None:
     config = SamplingConfig(
         max_new_tokens=20, step_every=4, step_callback=lambda context: StepFeedback(True, 1, " END")
     )
-    out = bundled["plain"].generate("Once upon a time", config)
+    out = bundled().generate("Once upon a time", config)
     assert out.finish_reasons == ["stop"] and out.texts[0].endswith(" END")
     config = SamplingConfig(
         max_new_tokens=20,
@@ -249,16 +238,16 @@ def test_stop_ends_with_the_text(bundled) -> None:
         step_callback=lambda context: StepFeedback(text=" a END b"),
         stop_strings=["END"],
     )
-    out = bundled["plain"].generate("Once upon a time", config)
+    out = bundled().generate("Once upon a time", config)
     assert out.finish_reasons == ["stop"] and out.texts[0].endswith(" a ")
     config.stop_strings = None
-    out = bundled["plain"].generate("Once upon a time", config)
+    out = bundled().generate("Once upon a time", config)
     assert out.finish_reasons == ["length"] and len(out.generated_token_ids[0]) == 20
 
 
-def test_what_is_put_in_is_of_the_grammar(bundled) -> None:
+def test_what_is_put_in_is_of_the_grammar() -> None:
     pytest.importorskip("llguidance")
-    model = bundled["plain"]
+    model = bundled()
     config = SamplingConfig(
         grammar='start: item (", " item)*\nitem: /[a-z]{3}/', max_new_tokens=30, step_strings=[", "]
     )
@@ -279,8 +268,8 @@ def test_what_is_put_in_is_of_the_grammar(bundled) -> None:
     check_idle(model, None)
 
 
-def test_others_go_on_while_a_callback_thinks(bundled) -> None:
-    model, may_go_on = bundled["plain"], threading.Event()
+def test_others_go_on_while_a_callback_thinks() -> None:
+    model, may_go_on = bundled(), threading.Event()
     config = SamplingConfig(max_new_tokens=8, step_every=4, step_callback=lambda context: may_go_on.wait(30) and None)
     slow = model.add_request("Once upon a time", config)
     time.sleep(0.1)
@@ -290,8 +279,8 @@ def test_others_go_on_while_a_callback_thinks(bundled) -> None:
     assert slow.result(30).texts == expected
 
 
-def test_one_that_is_cancelled_while_its_callback_thinks(bundled) -> None:
-    model, may_go_on = bundled["plain"], threading.Event()
+def test_one_that_is_cancelled_while_its_callback_thinks() -> None:
+    model, may_go_on = bundled(), threading.Event()
     config = SamplingConfig(max_new_tokens=8, step_every=4, step_callback=lambda context: may_go_on.wait(30) and None)
     request = model.add_request("Once upon a time", config)
     time.sleep(0.1)
@@ -302,8 +291,8 @@ def test_one_that_is_cancelled_while_its_callback_thinks(bundled) -> None:
     check_idle(model, None)
 
 
-def test_a_callback_may_use_the_model(bundled) -> None:
-    model = bundled["plain"]
+def test_a_callback_may_use_the_model() -> None:
+    model = bundled()
     inner = SamplingConfig(max_new_tokens=3)
     config = SamplingConfig(max_new_tokens=12, step_every=6)
     config.step_callback = no_more_than(
@@ -322,8 +311,8 @@ def test_a_callback_may_use_the_model(bundled) -> None:
         (lambda context: StepFeedback(text=3), TypeError, "of type str"),
     ],
 )
-def test_a_callback_that_goes_wrong_fails_its_sequence_alone(bundled, answer, error, words: str) -> None:
-    model = bundled["plain"]
+def test_a_callback_that_goes_wrong_fails_its_sequence_alone(answer, error, words: str) -> None:
+    model = bundled()
     expected = model.generate("Once upon a time", SamplingConfig(max_new_tokens=30)).texts
     beside = model.add_request("Once upon a time", SamplingConfig(max_new_tokens=30))
     with pytest.raises(error, match=words):
@@ -344,29 +333,29 @@ def test_a_model_that_is_closed_while_a_callback_thinks() -> None:
         request.result(30)
 
 
-def test_samples_of_one_prompt_are_told_apart(bundled) -> None:
+def test_samples_of_one_prompt_are_told_apart() -> None:
     config = SamplingConfig(max_new_tokens=6, do_sample=True, seed=1, num_return_sequences=3, step_every=3)
     config.step_callback = watch = no_more_than(0, None)
-    out = bundled["plain"].generate(["Once", "Twice"], config)
+    out = bundled().generate(["Once", "Twice"], config)
     config.step_callback = config.step_every = None
-    assert out.generated_token_ids == bundled["plain"].generate(["Once", "Twice"], config).generated_token_ids
+    assert out.generated_token_ids == bundled().generate(["Once", "Twice"], config).generated_token_ids
     assert sorted(call.row for call in watch.calls) == list(range(6))
     for call in watch.calls:
         assert call.token_ids == out.generated_token_ids[call.row][:3]
 
 
-def test_the_end_of_a_healed_prompt_stays(bundled) -> None:
+def test_the_end_of_a_healed_prompt_stays() -> None:
     config = SamplingConfig(max_new_tokens=10, token_healing=True, step_every=4)
     everything = lambda context: StepFeedback(take_back=len(context.token_ids))
     config.step_callback = no_more_than(1, everything)
     with pytest.raises(ValueError, match="takes back 4 tokens; there are 3"):
-        bundled["plain"].generate("The capital of Fra", config)
+        bundled().generate("The capital of Fra", config)
     config.step_callback = no_more_than(1, lambda context: StepFeedback(take_back=3, text=" is big"))
-    assert bundled["plain"].generate("The capital of Fra", config).texts[0].startswith("n is big")
+    assert bundled().generate("The capital of Fra", config).texts[0].startswith("n is big")
 
 
-def test_what_cannot_be_asked_is_refused(bundled) -> None:
-    model, callback = bundled["plain"], lambda context: None
+def test_what_cannot_be_asked_is_refused() -> None:
+    model, callback = bundled(), lambda context: None
     for fields, words in [
         ({"step_callback": callback}, "step_every tokens or at step_strings"),
         ({"step_every": 3}, "give it, too"),

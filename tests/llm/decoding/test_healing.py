@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import random
 
 import pytest
 import torch
 
-from pace.assets import TINY, TINY_DRAFT
 from pace.llm import (
     AllowedTokens,
     CallbackStreamer,
-    DraftModelConfig,
-    LLMModel,
-    PromptLookupConfig,
     SamplingConfig,
     TextStreamer,
 )
 from pace.llm.decoding.detokenizer import TextPieces, decode, without_end
 from pace.llm.decoding.healing import HealingMask, PromptHealer
 from pace.llm.decoding.token_bytes import TokenBytes
+from tests.llm.bundled import KINDS, bundled
 from tests.llm.decoding.tokenizer_zoo import CORPUS, ZOO
 from tests.llm.generators import check_idle
 
 PROMPTS = ["Once upon a ti", "Once upon a ", "The capital of Fra", "1, 2, 3,", "x", 'a "quo', "A person:"]
 NUM_TOKENS = 10
-
-
-@functools.cache
-def bundled(kind: str = "plain") -> LLMModel:
-    spec = {
-        "plain": None,
-        "lookup": PromptLookupConfig(adaptive=False),
-        "draft": DraftModelConfig(TINY_DRAFT, num_draft_tokens=4, adaptive=False),
-    }[kind]
-    return LLMModel(TINY, spec_config=spec, dtype="float32", progress=False)
 
 
 def vocabulary(tokenizer) -> dict[int, bytes]:
@@ -126,7 +112,7 @@ def by_hand(prompt: str) -> tuple[list[int], list[int]]:
     return healed.tokens, tokens
 
 
-@pytest.mark.parametrize("kind", ["plain", "lookup", "draft"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_a_plain_loop(kind: str) -> None:
     config = SamplingConfig(token_healing=True, max_new_tokens=NUM_TOKENS)
     model, expected = bundled(kind), [by_hand(prompt) for prompt in PROMPTS]
