@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -12,17 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 SECONDS_TO_START = 120
 
 
 @contextmanager
-def serving(log: Path, *arguments: str) -> Iterator[str]:
-    """The URL of a server of the bundled model, ready; `log` has what it prints. Raises RuntimeError where it does not
-    start, or does not end with exit code 0."""
+def serving(log: Path, script: dict[str, str] | None = None) -> Iterator[str]:
+    """The URL of a server of the bundled model, ready; `log` has what it prints. `script` has answers by what is in a
+    prompt. Raises RuntimeError where it does not start, or does not end with exit code 0."""
     port = _free_port()
+    program = ["pace", "serve"] if script is None else ["tests.conformance.scripted_server", json.dumps(script)]
     with log.open("w") as output:
-        command = [sys.executable, "-m", "pace", "serve", "--port", str(port), *arguments]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        command = [sys.executable, "-m", *program, "--port", str(port)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
         _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
