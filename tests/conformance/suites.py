@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from pace.assets import TINY
-from tests.conformance.environments import checkout, environment, source_archive
+from tests.conformance.environments import Unavailable, checkout, environment, source_archive
 from tests.conformance.server import serving
 
 HERE = Path(__file__).parent
@@ -149,7 +149,9 @@ def _pytest(
 
 def _call(command: list[str | Path], folder: Path, logs: Path, **variables: str) -> None:
     """Runs a command in `folder`; its output goes to `output.log` in `logs`. What failed is in its results."""
-    with (logs / "output.log").open("w") as log:
-        subprocess.run(
-            command, cwd=folder, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS
-        )
+    output, variables = logs / "output.log", {**os.environ, **variables}
+    with output.open("w") as log:
+        try:
+            subprocess.run(command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"it took more than {SECONDS} seconds", output.read_text()[-2000:]) from None
