@@ -118,6 +118,24 @@ def test_two_constraints_are_refused(serving, old, new):
     assert reply.status == 400 and reply.error["param"].startswith("structured_outputs."), reply.body
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "count"}}])
+@pytest.mark.parametrize("name", ["response_format", "guided_regex"])
+def test_calls_follow_their_tools_and_text_its_form(serving, choice, name):
+    count = {"name": "count", "parameters": {"type": "object", "properties": {"to": {"enum": [3]}}, "required": ["to"]}}
+    form, holds = FORMS[name][0]
+    fields = {name: form, "tools": [{"type": "function", "function": count}], "tool_choice": choice}
+    reply = serving.chat(**fields, parallel_tool_calls=False, max_tokens=60)
+    assert reply.status == 200, reply.body
+    message = reply.json["choices"][0]["message"]
+    if calls := message.get("tool_calls"):
+        assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [
+            ("count", {"to": 3})
+        ]
+        assert message["content"] is None
+    else:
+        assert choice == "auto" and holds(message["content"])
+
+
 def test_samples_and_logprobs(serving):
     reply = serving.chat(
         response_format={"type": "json_schema", "json_schema": NAMED}, n=4, temperature=1.5, seed=3, logprobs=True
