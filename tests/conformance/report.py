@@ -64,9 +64,13 @@ class Report:
 
     @property
     def needless(self) -> list[str]:
-        """Names in waivers of which no test fails."""
+        """Names in waivers of which no test fails, where the suite was run."""
         names = [name for waiver in self.waivers for name in waiver.tests]
-        return [name for name in names if not any(why and _matches(name, test) for test, why in self.outcomes.items())]
+        return [
+            name
+            for name in names
+            if self.outcomes and not any(why and _matches(name, test) for test, why in self.outcomes.items())
+        ]
 
     @property
     def is_well(self) -> bool:
