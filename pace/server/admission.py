@@ -90,8 +90,8 @@ class Admission:
         if self._waiting or self._num_rows >= self._max_rows:
             await self._wait(num_rows, num_tokens, priority)
         self._num_rows += num_rows
-        self._let_in()
         try:
+            self._let_in()
             yield
         finally:
             self._num_rows -= num_rows
@@ -138,10 +138,13 @@ class Admission:
             raise
 
     def _let_in(self) -> None:
-        """Gives the first ones their turn while there is room. A turn is taken in a later callback of the loop, so the
-        rows that come with it are not counted yet: one turn at a time."""
-        if self._waiting and self._num_rows < self._max_rows:
-            self._waiting.pop(0).turn.set_result(None)
+        """Gives the first one its turn where there is room. A turn is taken in a later callback of the loop, so the rows
+        that come with it are not counted yet: one turn at a time. Whoever was cancelled leaves in a later callback, too."""
+        if self._num_rows < self._max_rows:
+            first = next((waiting for waiting in self._waiting if not waiting.turn.done()), None)
+            if first is not None:
+                self._waiting.remove(first)
+                first.turn.set_result(None)
 
     def _full(self, why: str, message: str) -> ApiError:
         self._rejected(why)

@@ -24,7 +24,6 @@ from pace.server.schemas.fields import parse
 from pace.server.service import Service
 from pace.server.wire import tokens
 from pace.server.wire.form import WireForm
-from pace.server.wire.openai import Envelope
 
 logger = logging.getLogger("pace")
 
@@ -133,17 +132,11 @@ class Generation(Posted):
         self.service.check_room()
 
     async def answer(self, request: Any, headers: dict[str, str], scope: http.Scope, send: http.Send) -> None:
-        service, kind, client = self.service, self.kind, scope.get("pace") or {}
-        model = service.check_model(request.model)
-        job = request.to_job(service.limits, service.defaults)
-        if job.priority and not service.options.allow_priority:
-            raise ApiError(400, "priority: this server gives none; leave it out, or 0", param="priority")
-        job.priority = -job.priority  # lower is earlier on the wire, later in the engine
-        async with service.answer(job, client.get("salt"), client.get("key")) as answer:
+        client = scope.get("pace") or {}
+        answered = self.service.answer_request(self.kind, request, client.get("salt"), client.get("key"))
+        async with answered as (job, form, answer):
             if job.warnings:
                 headers["x-pace-warnings"] = "; ".join(_printable(warning) for warning in job.warnings[:10])
-            envelope = Envelope.new(kind.id_prefix, model, service.fingerprint)
-            form = kind.form(request, envelope, service.tokenizer)
             if job.stream:
                 pieces = await _begun(answer)
                 await http.send_events(scope, send, _events(form, answer, pieces, scope), headers)

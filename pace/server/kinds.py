@@ -107,6 +107,13 @@ ASKING = (
         ("/apply-template",), chat.ChatRequest, chat.CHAT_REFUSED, chat.CHAT_INERT, answer=about_tokens.apply_template
     ),
     Asking(
+        ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
+        chat.ChatRequest,
+        chat.CHAT_REFUSED,
+        chat.CHAT_INERT,
+        answer=_count("input_tokens"),
+    ),
+    Asking(
         ("/v1/responses/input_tokens", "/responses/input_tokens"),
         responses.ResponsesRequest,
         responses.RESPONSES_REFUSED,

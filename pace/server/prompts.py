@@ -75,11 +75,8 @@ class PromptReader:
         """The turn that follows a conversation. Raises ApiError."""
         template = self.template
         tools, choice = self._tools(prompt)
-        if grammar is not None and choice.mode in ("required", "named"):
-            raise ApiError(
-                400, "tool_choice demands a call, and another field the form of a text: give one", param="tool_choice"
-            )
-        self._check_bytes(sum(len((message["content"] or "").encode()) for message in prompt.messages), prompt.param)
+        texts = [message.get(name) or "" for message in prompt.messages for name in ("content", "reasoning_content")]
+        self._check_bytes(sum(len(text.encode()) for text in texts), prompt.param)
         try:
             return plan_turn(
                 template,

@@ -22,10 +22,13 @@ from pace.server.answers import Answer
 from pace.server.errors import ApiError
 from pace.server.fingerprint import fingerprint
 from pace.server.jobs import Job
+from pace.server.kinds import Generating
 from pace.server.metrics import Metrics
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
 from pace.server.rows import Wakeups
+from pace.server.wire.form import WireForm
+from pace.server.wire.openai import Envelope
 
 logger = logging.getLogger("pace")
 
@@ -182,6 +185,21 @@ class Service:
             self.admission.check_room()
 
     # -- work ----------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def answer_request(
+        self, kind: Generating, request: Any, salt: str | None = None, key: str | None = None
+    ) -> AsyncIterator[tuple[Job, WireForm, Answer]]:
+        """What a request asks for, the form of its answer, and the answer, which leaving the block ends. `salt` and `key`
+        are the client's. Raises ApiError."""
+        model = self.check_model(request.model)
+        job = request.to_job(self.limits, self.defaults)
+        if job.priority and not self.options.allow_priority:
+            raise ApiError(400, "priority: this server gives none; leave it out, or 0", param="priority")
+        job.priority = -job.priority  # lower is earlier on the wire, later in the engine
+        async with self.answer(job, salt, key) as answer:
+            envelope = Envelope.new(kind.id_prefix, model, self.fingerprint)
+            yield job, kind.form(request, envelope, self.tokenizer), answer
 
     @asynccontextmanager
     async def answer(self, job: Job, salt: str | None, key: str | None) -> AsyncIterator[Answer]:

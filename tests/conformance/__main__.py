@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 
-from tests.conformance.environments import CACHE
+from tests.conformance.environments import CACHE, Unavailable
 from tests.conformance.report import Report, read_waivers, write_rows
 from tests.conformance.suites import SUITES, Suite
 
@@ -47,8 +47,8 @@ def _run(suite: Suite, waivers: list) -> Report:
     results.unlink(missing_ok=True)
     try:
         suite.run(folder, results)
-    except (OSError, RuntimeError) as error:
-        return Report(suite.name, suite.title, {}, waivers, str(error))
+    except Unavailable as error:
+        return Report(suite.name, suite.title, {}, waivers, str(error), error.log)
     return Report.of(suite.name, suite.title, results, waivers)
 
 

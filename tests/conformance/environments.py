@@ -13,44 +13,59 @@ from pathlib import Path
 CACHE = Path(os.environ.get("PACE_CONFORMANCE_CACHE", Path.home() / ".cache" / "pace-conformance")).resolve()
 
 
+class Unavailable(Exception):
+    """Something that a suite needs cannot be had. The message says what, in words for a page; `log` is what was run and
+    what it printed."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
 def environment(folder: Path, packages: Iterable[str]) -> Path:
     """The Python of a virtual environment in `folder` with `packages`, and with those of this process behind them.
-    Raises RuntimeError where one cannot be had."""
+    Raises Unavailable where one cannot be had."""
     home, wanted = folder / "venv", " ".join(packages)
     python, stamp = home / "bin" / "python", home / "packages.txt"
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    _call([sys.executable, "-m", "venv", "--without-pip", home])
+    what = f"the packages {wanted} cannot be installed"
+    _call([sys.executable, "-m", "venv", "--without-pip", home], what)
     site = next((home / "lib").glob("python*")) / "site-packages"
     (site / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    _call([python, "-m", "pip", "install", "--quiet", *wanted.split()])
+    _call([python, "-m", "pip", "install", "--quiet", *wanted.split()], what)
     stamp.write_text(wanted)
     return python
 
 
 def source_archive(folder: Path, package: str) -> Path:
-    """The folder of a package's source archive, unpacked and not installed. Raises RuntimeError."""
+    """The folder of a package's source archive, unpacked and not installed. Raises Unavailable."""
     name, version = package.split("==")
     home = folder / f"{name.replace('-', '_')}-{version}"
     if not home.exists():
         archive = home.with_name(f"{home.name}.tar.gz")
         if not archive.exists():
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            _call([*command, "--no-binary", name, "--dest", folder, package])
+            command += ["--no-binary", name, "--dest", folder, package]
+            _call(command, f"the source archive of {package} cannot be downloaded")
         with tarfile.open(archive) as files:
             files.extractall(folder, filter="data")
     return home
 
 
 def checkout(folder: Path, url: str) -> Path:
-    """A checkout of a repository's newest commit, made once. Raises RuntimeError."""
+    """A checkout of a repository's newest commit, made once. Raises Unavailable."""
     home = folder / url.rsplit("/", 1)[-1]
     if not home.exists():
-        _call(["git", "clone", "--quiet", "--depth", "1", url, home])
+        _call(["git", "clone", "--quiet", "--depth", "1", url, home], f"{url} cannot be cloned")
     return home
 
 
-def _call(command: list[str | Path]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _call(command: list[str | Path], what: str) -> None:
+    """Runs a command. Raises Unavailable, which says `what`, where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise Unavailable(what, str(error)) from None
     if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}".strip())
+        raise Unavailable(what, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}".strip())

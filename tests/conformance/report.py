@@ -37,7 +37,9 @@ class Report:
     outcomes: dict[str, str]
     waivers: list[Waiver]
     failure: str = ""
-    """Why the suite could not be run."""
+    """Why the suite could not be run, in words for a page."""
+    log: str = ""
+    """What was printed then."""
 
     @classmethod
     def of(cls, name: str, title: str, results: Path, waivers: list[Waiver]) -> Report:
@@ -62,9 +64,13 @@ class Report:
 
     @property
     def needless(self) -> list[str]:
-        """Names in waivers of which no test fails."""
+        """Names in waivers of which no test fails, where the suite was run."""
         names = [name for waiver in self.waivers for name in waiver.tests]
-        return [name for name in names if not any(why and _matches(name, test) for test, why in self.outcomes.items())]
+        return [
+            name
+            for name in names
+            if self.outcomes and not any(why and _matches(name, test) for test, why in self.outcomes.items())
+        ]
 
     @property
     def is_well(self) -> bool:
@@ -72,7 +78,7 @@ class Report:
 
     def row(self) -> str:
         if self.failure:
-            return f"| {self.title} | not run | | | {self.failure.splitlines()[0]} |"
+            return f"| {self.title} | not run | | | {self.failure} |"
         reasons = {waiver.reason: 0 for waiver in self.waivers if waiver in self.waived.values()}
         for waiver in self.waived.values():
             reasons[waiver.reason] += 1
@@ -80,7 +86,7 @@ class Report:
         return f"| {self.title} | {len(self.passed)} | {len(self.waived)} | {len(self.failed)} | {why} |"
 
     def details(self) -> str:
-        lines = [f"{self.name}: {self.failure}"] if self.failure else []
+        lines = [f"{self.name}: {self.failure}\n{self.log}"] if self.failure else []
         lines += [f"{self.name}: {test} failed:\n{self.outcomes[test]}" for test in self.failed]
         lines += [f"{self.name}: the waiver of {name} is no longer needed" for name in self.needless]
         return "\n".join(lines)

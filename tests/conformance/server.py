@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -12,17 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.conformance.environments import Unavailable
+
+ROOT = Path(__file__).parents[2]
 SECONDS_TO_START = 120
 
 
 @contextmanager
-def serving(log: Path, *arguments: str) -> Iterator[str]:
-    """The URL of a server of the bundled model, ready; `log` has what it prints. Raises RuntimeError where it does not
-    start, or does not end with exit code 0."""
+def serving(log: Path, script: dict[str, str] | None = None) -> Iterator[str]:
+    """The URL of a server of the bundled model, ready; `log` has what it prints. `script` has answers by what is in a
+    prompt. Raises Unavailable where it does not start, or does not end with exit code 0."""
     port = _free_port()
+    program = ["pace", "serve"] if script is None else ["tests.conformance.scripted_server", json.dumps(script)]
     with log.open("w") as output:
-        command = [sys.executable, "-m", "pace", "serve", "--port", str(port), *arguments]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        command = [sys.executable, "-m", *program, "--port", str(port)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
         _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
@@ -30,7 +35,7 @@ def serving(log: Path, *arguments: str) -> Iterator[str]:
         process.terminate()
         code = process.wait(60)
     if code:
-        raise RuntimeError(f"the server ended with {code}: {log.read_text()[-2000:]}")
+        raise Unavailable(f"the server ended with exit code {code}", log.read_text()[-2000:])
 
 
 def _wait_until_ready(process: subprocess.Popen, url: str, log: Path) -> None:
@@ -41,7 +46,7 @@ def _wait_until_ready(process: subprocess.Popen, url: str, log: Path) -> None:
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
-    raise RuntimeError(f"the server did not start: {log.read_text()[-2000:]}")
+    raise Unavailable("the server did not start", log.read_text()[-2000:])
 
 
 def _free_port() -> int:

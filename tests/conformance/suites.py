@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from pace.assets import TINY
-from tests.conformance.environments import checkout, environment, source_archive
+from tests.conformance.environments import Unavailable, checkout, environment, source_archive
 from tests.conformance.server import serving
 
 HERE = Path(__file__).parent
@@ -25,6 +25,15 @@ compat_anthropic.py compat_oai_responses.py security.py::test_access_public_endp
 security.py::test_incorrect_api_key security.py::test_openai_library_correct_api_key
 """
 """The others are of paths and parts that llama.cpp alone has; docs/serving.md names them."""
+LANGCHAIN_SCRIPT = {
+    "magic_function(3)": '<tool_call>{"name": "magic_function", "arguments": {"input":3}}</tool_call>',
+    "'你好啊集团'": '<tool_call>{"name": "unicode_customer", "arguments": '
+    '{"customer_name":"你好啊集团","description":"Hello Group"}}</tool_call>',
+    "'こんにちは株式会社'": '<tool_call>{"name": "unicode_customer", "arguments": '
+    '{"customer_name":"こんにちは株式会社","description":"Hello Corporation"}}</tool_call>',
+    "joke about cats": '{"setup":"Where do cats sleep?","punchline":"On the keyboard."}',
+}
+"""What the bundled model does not do: copy any number or any name, and bring a joke to its end."""
 ROOT = HERE.parents[1]
 SECONDS = 1800
 """For a whole suite."""
@@ -78,10 +87,11 @@ def lm_eval(folder: Path, results: Path) -> None:
 
 
 def langchain(folder: Path, results: Path) -> None:
-    """LangChain's standard tests of chat models, on one event loop, since its clients are kept from test to test."""
+    """LangChain's standard tests of chat models, on one event loop, since its clients are kept from test to test. Answers
+    that it asks by their words are those of a script."""
     loop = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
     python = environment(folder, ["langchain-tests", "langchain-openai"])
-    _check(python, folder, results, "langchain", *loop)
+    _check(python, folder, results, "langchain", *loop, script=LANGCHAIN_SCRIPT)
 
 
 def kani(folder: Path, results: Path) -> None:
@@ -90,7 +100,7 @@ def kani(folder: Path, results: Path) -> None:
 
 
 def guidance(folder: Path, results: Path) -> None:
-    """guidance's model behind an API, as far as it needs no grammar."""
+    """guidance's models behind an API: OpenAI's, and vLLM's, which takes grammars."""
     _check(environment(folder, ["guidance", "openai"]), folder, results, "guidance")
 
 
@@ -106,15 +116,24 @@ SUITES = {
         Suite("lm_eval", "lm-eval `local-completions`, `local-chat-completions`", lm_eval),
         Suite("langchain", "langchain-tests with `ChatOpenAI`", langchain),
         Suite("kani", "kani `OpenAIEngine`", kani),
-        Suite("guidance", "guidance `OpenAIModel`", guidance),
+        Suite("guidance", "guidance `OpenAI`, `VLLMModel`", guidance),
     )
 }
 
 
-def _check(python: Path, folder: Path, results: Path, name: str, *arguments: str, **variables: str) -> None:
-    """Runs `checks/check_NAME.py` against a server of the bundled model."""
+def _check(
+    python: Path,
+    folder: Path,
+    results: Path,
+    name: str,
+    *arguments: str,
+    script: dict[str, str] | None = None,
+    **variables: str,
+) -> None:
+    """Runs `checks/check_NAME.py` against a server of the bundled model, which answers by the script where there is
+    one."""
     file = HERE / "checks" / f"check_{name}.py"
-    with serving(folder / "server.log") as url:
+    with serving(folder / "server.log", script=script) as url:
         variables |= {"PACE_URL": url, "PACE_MODEL": str(TINY), "PYTHONPATH": str(ROOT)}
         _pytest(python, [file], results, file.parent, *arguments, **variables)
 
@@ -130,7 +149,9 @@ def _pytest(
 
 def _call(command: list[str | Path], folder: Path, logs: Path, **variables: str) -> None:
     """Runs a command in `folder`; its output goes to `output.log` in `logs`. What failed is in its results."""
-    with (logs / "output.log").open("w") as log:
-        subprocess.run(
-            command, cwd=folder, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS
-        )
+    output, variables = logs / "output.log", {**os.environ, **variables}
+    with output.open("w") as log:
+        try:
+            subprocess.run(command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"it took more than {SECONDS} seconds", output.read_text()[-2000:]) from None

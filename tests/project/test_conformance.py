@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conformance import __main__ as conformance
 from tests.conformance import report
+from tests.conformance.environments import environment
 from tests.conformance.report import Report, Waiver, read_waivers
-from tests.conformance.suites import SUITES
+from tests.conformance.suites import SUITES, Suite
 
 RESULTS = """<testsuites><testsuite>
 <testcase classname="m" name="test_a"/>
@@ -42,6 +44,21 @@ def test_a_suite_without_results_is_not_well(tmp_path):
     empty.write_text("<testsuites/>")
     for file in (tmp_path / "none.xml", empty):
         assert not Report.of("s", "suite", file, []).is_well
+
+
+def test_a_suite_that_cannot_be_had_says_so_without_commands_and_paths(tmp_path):
+    def run(folder, results):
+        environment(folder, ["no-such-package-of-pace==0"])
+
+    with_no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conformance, "CACHE", tmp_path)
+        for name, value in with_no_index.items():
+            patch.setenv(name, value)
+        found = conformance._run(Suite("s", "suite", run), [Waiver(("m::test",), "why")])
+    reason = "the packages no-such-package-of-pace==0 cannot be installed"
+    assert not found.is_well and not found.needless and found.row() == f"| suite | not run | | | {reason} |"
+    assert "No matching distribution" in found.details()
 
 
 def test_rows_go_between_the_markers(results, tmp_path, monkeypatch):

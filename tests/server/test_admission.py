@@ -57,6 +57,29 @@ def test_turns_come_in_order_and_priority_is_a_head_start():
     asyncio.run(play())
 
 
+def test_whoever_is_just_leaving_is_passed_over():
+    """A task that is cancelled hears of it in a later callback; until then it is still among those that wait."""
+
+    async def play():
+        admission, _ = make(1)
+
+        async def hold(seconds):
+            async with admission.rows(2, 10, 0):
+                await asyncio.sleep(seconds)
+
+        first = asyncio.create_task(hold(10))
+        await settle()
+        leaving, next_one = asyncio.create_task(hold(0)), asyncio.create_task(hold(0))
+        await settle()
+        first.cancel()
+        leaving.cancel()
+        ends = await asyncio.gather(first, leaving, next_one, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError, asyncio.CancelledError, type(None)]
+        await asyncio.wait_for(hold(0), 1)  # the place is free again
+
+    asyncio.run(play())
+
+
 def test_whoever_leaves_hands_its_turn_on():
     async def play():
         admission, _ = make(1)

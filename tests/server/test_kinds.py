@@ -66,8 +66,10 @@ def test_what_the_tokenizer_answers(serving):
     assert serving.ask("/detokenize", {"tokens": tokens["tokens"]}).json["prompt"] == text
     template = serving.ask("/apply-template", {"messages": QUESTION}).json["prompt"]
     assert QUESTION[0]["content"] in template
+    num_tokens = len(serving.generator.tokenizer(template, add_special_tokens=False)["input_ids"])
     counted = serving.ask("/v1/responses/input_tokens", {"model": "tiny", "input": QUESTION[0]["content"]}).json
-    assert counted["input_tokens"] == len(serving.generator.tokenizer(template, add_special_tokens=False)["input_ids"])
+    assert counted["input_tokens"] == num_tokens
+    assert serving.ask("/chat/completions/input_tokens", {"messages": QUESTION}).json == {"input_tokens": num_tokens}
     assert serving.ask("/tokenizer_info").json["eos_token"] == "<|end|>"
     assert serving.ask("/tokenize", {"prompt": "a" * 100_000}).status == 400
 

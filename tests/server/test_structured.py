@@ -98,6 +98,44 @@ def test_plain_text_is_no_constraint(serving):
     assert reply.json["choices"][0]["message"]["content"] in ("yes", "no")
 
 
+def test_a_constraint_may_be_named_twice(serving):
+    """guidance sends vLLM's old field and the new one."""
+    reply = serving.chat(guided_grammar=GBNF, structured_outputs={"grammar": GBNF}, max_tokens=20)
+    assert reply.status == 200, reply.body
+    assert re.fullmatch(r"- [a-z]{3}\.", reply.json["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"guided_grammar": GBNF}, {"grammar": 'root ::= "x"'}),
+        ({"guided_regex": "[ab]{4}"}, {"grammar": "[ab]{4}"}),
+        ({"guided_json": {"const": 1}}, {"json": {"const": True}}),
+    ],
+)
+def test_two_constraints_are_refused(serving, old, new):
+    reply = serving.chat(**old, structured_outputs=new)
+    assert reply.status == 400 and reply.error["param"].startswith("structured_outputs."), reply.body
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "count"}}])
+@pytest.mark.parametrize("name", ["response_format", "guided_regex"])
+def test_calls_follow_their_tools_and_text_its_form(serving, choice, name):
+    count = {"name": "count", "parameters": {"type": "object", "properties": {"to": {"enum": [3]}}, "required": ["to"]}}
+    form, holds = FORMS[name][0]
+    fields = {name: form, "tools": [{"type": "function", "function": count}], "tool_choice": choice}
+    reply = serving.chat(**fields, parallel_tool_calls=False, max_tokens=60)
+    assert reply.status == 200, reply.body
+    message = reply.json["choices"][0]["message"]
+    if calls := message.get("tool_calls"):
+        assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [
+            ("count", {"to": 3})
+        ]
+        assert message["content"] is None
+    else:
+        assert choice == "auto" and holds(message["content"])
+
+
 def test_samples_and_logprobs(serving):
     reply = serving.chat(
         response_format={"type": "json_schema", "json_schema": NAMED}, n=4, temperature=1.5, seed=3, logprobs=True

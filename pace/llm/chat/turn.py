@@ -102,14 +102,13 @@ def plan_turn(
     variables: Mapping[str, Any] | None = None,
 ) -> Turn:
     """The turn that follows `messages`. `choice` None lets the model call as it likes. `answer` is what its text must be
-    where it calls nothing. `begin_answer`, `continue_answer` and `variables` are for the template.
-
-    Raises ValueError where calls are demanded and the text of an answer is prescribed, and whatever the template does.
+    where it calls nothing; a turn that must be calls has no text. `begin_answer`, `continue_answer` and `variables` are
+    for the template, and what it raises comes through.
     """
     choice = choice or ToolChoice("auto" if tools else "none")
     callable_tools = tuple(choice.among(tools))
-    if answer is not None and callable_tools and choice.mode != "auto":
-        raise ValueError("the answer must be a call of a tool, and must be of a form: ask for one of the two")
+    if callable_tools and choice.mode != "auto":
+        answer = None
     told = tools if choice.mode != "none" else ()
     prompt = template.render(messages, told, begin_answer, continue_answer, variables)
     reasoning = template.reasoning and template.reasoning.after(prompt)

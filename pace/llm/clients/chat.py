@@ -35,6 +35,8 @@ class ChatOutput:
     def message(self) -> dict[str, Any]:
         """The answer as a message, to be appended to the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.thought:
+            message["reasoning_content"] = self.thought
         if self.tool_calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -12,7 +12,6 @@ from pace.server.limits import Limits
 from pace.server.options import ServeOptions
 from pace.server.schemas.fields import parse
 from pace.server.service import Service
-from pace.server.wire.openai import Envelope
 
 logger = logging.getLogger("pace")
 
@@ -25,10 +24,12 @@ MOST_NAMED = 20
 
 
 def batch_options(model: str, names: Sequence[str], any_model_name: bool) -> ServeOptions:
-    """What a `Service` is told of a batch: requests call the model by `names`, or by any. The limits of one request are
-    those of a server; how many wait, and how long, has none."""
+    """What a `Service` is told of a batch: requests call the model by `names`, or by any, and have the priority that they
+    ask for. The limits of one request are those of a server; how many wait, and how long, has none."""
     limits = Limits(max_wait=FOREVER, max_queue=1 << 30)
-    return ServeOptions(model, served_model_names=tuple(names), any_model_name=any_model_name, limits=limits)
+    return ServeOptions(
+        model, served_model_names=tuple(names), any_model_name=any_model_name, allow_priority=True, limits=limits
+    )
 
 
 class Answering:
@@ -50,18 +51,12 @@ class Answering:
             return 500, ApiError(500, "pace failed at this request").openai()
 
     async def _answer(self, kind: Generating, body: dict[str, Any]) -> dict[str, Any]:
-        service = self._service
         request, ignored = parse(kind.schema, body, kind.refused, kind.inert)
-        self._name(ignored[:20])
-        model = service.check_model(request.model)
-        job = request.to_job(service.limits, service.defaults)
-        if job.stream:
+        self._name(ignored[:MOST_NAMED])
+        if request.stream:
             raise ApiError(400, "stream: a batch's answers are whole ones; leave it out", param="stream")
-        job.priority = 0
-        async with service.answer(job, None, None) as answer:
-            form = kind.form(request, Envelope.new(kind.id_prefix, model, service.fingerprint), service.tokenizer)
-            choices = await answer.whole()
-            return form.whole(choices, answer.usage)
+        async with self._service.answer_request(kind, request) as (_, form, answer):
+            return form.whole(await answer.whole(), answer.usage)
 
     def _name(self, ignored: list[str]) -> None:
         """Logs fields that nobody knows, each once."""

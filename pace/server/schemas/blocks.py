@@ -11,9 +11,8 @@ from pace.server.errors import ApiError, refused
 from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.generation import joined_text
-from pace.server.schemas.turns import Nested
+from pace.server.schemas.turns import THOUGHT, Nested, add_thought
 
-_THOUGHTS = ("thinking", "redacted_thinking")
 _NO_TEXT = {"type": "text", "text": ""}
 """What stands for a block that is no text, so that others keep their places."""
 
@@ -39,7 +38,7 @@ class Choice(Nested):
 
 def read_turns(turns: list[Turn], limits: Limits) -> list[dict[str, Any]]:
     """Messages in the template's terms. Neighbours of one role are one message; each result of a tool is one of its own,
-    and comes before the text of its turn. Thoughts of the assistant are left out. Raises ApiError."""
+    and comes before the text of its turn. Raises ApiError."""
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns):
         for message in _messages(turn, f"messages[{index}].content", limits):
@@ -48,6 +47,7 @@ def read_turns(turns: list[Turn], limits: Limits) -> list[dict[str, Any]]:
                 messages.append(message)
                 continue
             last["content"] = "\n".join(filter(None, [last["content"], message["content"]]))
+            add_thought(last, message.get(THOUGHT, ""))
             if calls := last.get("tool_calls", []) + message.get("tool_calls", []):
                 last["tool_calls"] = calls
     return messages
@@ -75,14 +75,16 @@ def _messages(turn: Turn, place: str, limits: Limits) -> list[dict[str, Any]]:
         raise ApiError(400, f"{place} is missing", param=place)
     if not isinstance(content, list):
         return [{"role": turn.role, "content": joined_text(content, place, limits.parts)}]
-    results, calls, texts = [], [], []
+    results, calls, texts, thoughts = [], [], [], []
     for index, block in enumerate(content):
         kind, where = block.get("type") if isinstance(block, dict) else None, f"{place}[{index}]"
         if kind == "tool_result" and turn.role == "user":
             results.append(_result(block, where, limits))
         elif kind == "tool_use" and turn.role == "assistant":
             calls.append(_call(block, where))
-        elif kind not in _THOUGHTS or turn.role != "assistant":
+        elif kind == "thinking" and turn.role == "assistant":
+            thoughts.append(_thought(block, where))
+        elif kind != "redacted_thinking" or turn.role != "assistant":
             texts.append(block)
             continue
         texts.append(_NO_TEXT)
@@ -90,7 +92,13 @@ def _messages(turn: Turn, place: str, limits: Limits) -> list[dict[str, Any]]:
         raise ApiError(400, f"{place} may have {limits.tools} calls or results", param=place)
     text = joined_text(texts, place, limits.parts + len(results) + len(calls))
     message = {"role": turn.role, "content": text, **({"tool_calls": calls} if calls else {})}
+    add_thought(message, "\n".join(thoughts))
     return [*results, message] if text or not results else results
+
+
+def _thought(block: dict[str, Any], place: str) -> str:
+    _check_text(block, "thinking", place)
+    return block["thinking"]
 
 
 def _call(block: dict[str, Any], place: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pace.server.limits import Limits
 from pace.server.schemas.description import CONTENT
 from pace.server.schemas.fields import Bounded, Strings
 from pace.server.schemas.generation import INERT, REFUSED, GenerationRequest, joined_text
+from pace.server.schemas.turns import THOUGHT
 
 CHAT_REFUSED = REFUSED | {
     "functions": "functions have become tools: send tools and tool_choice",
@@ -127,11 +128,13 @@ def _message(item: Any, place: str, limits: Limits) -> dict[str, Any]:
     }
     if (calls := item.get("tool_calls")) and role == "assistant":
         message["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls", limits)
-    for name in ("name", "tool_call_id"):
+    for name in ("name", "tool_call_id", "reasoning", THOUGHT):
         if (value := item.get(name)) is not None:
             if not isinstance(value, str):
                 raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
             message[name] = value
+    if thought := message.pop("reasoning", None):  # vLLM's word
+        message.setdefault(THOUGHT, thought)
     return message
 
 

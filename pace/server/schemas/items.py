@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pace.server.errors import ApiError, refused
 from pace.server.limits import Limits
 from pace.server.schemas.generation import joined_text
-from pace.server.schemas.turns import Nested
+from pace.server.schemas.turns import Nested, add_thought
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
 
@@ -23,15 +23,19 @@ class Item(Nested):
     arguments: str | None = None
     """JSON text."""
     output: Any = None
+    summary: Any = None
+    """Of thoughts: what clients got where the thoughts themselves were kept from them."""
 
 
 def read_items(items: list[Item], limits: Limits) -> list[dict[str, Any]]:
-    """The items as messages in the template's terms; thoughts are left out. Calls belong to the message of the assistant
-    that they follow. Raises ApiError."""
+    """The items as messages in the template's terms. Calls belong to the message of the assistant that they follow, and
+    thoughts to the one that comes after them. Raises ApiError."""
     messages: list[dict[str, Any]] = []
+    thought = ""
     for index, item in enumerate(items):
         place = f"input[{index}]"
         if item.type == "reasoning":
+            thought = "\n".join(filter(None, [thought, _thought(item)]))
             continue
         if item.type == "function_call":
             _add_call(messages, _call(item, place), place, limits)
@@ -43,6 +47,9 @@ def read_items(items: list[Item], limits: Limits) -> list[dict[str, Any]]:
             raise refused(place, f"{NOT_STORED}, not references")
         else:
             raise refused(place, f"only messages and calls of functions are served, got the type {item.type[:40]!r}")
+        if messages[-1]["role"] == "assistant":
+            add_thought(messages[-1], thought)
+        thought = ""
     return messages
 
 
@@ -50,6 +57,13 @@ def _message(item: Item, place: str, limits: Limits) -> dict[str, Any]:
     _check_members(item, place, "role", "content")
     role = "system" if item.role == "developer" else item.role
     return {"role": role, "content": joined_text(item.content, f"{place}.content", limits.parts)}
+
+
+def _thought(item: Item) -> str:
+    """The text of an item of the type reasoning: its content, else its summary."""
+    parts = item.content or item.summary
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _call(item: Item, place: str) -> dict[str, Any]:

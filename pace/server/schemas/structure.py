@@ -27,6 +27,10 @@ class Structure:
     value: Any
     reader: Reader
 
+    def says_the_same_as(self, other: Structure) -> bool:
+        """By the JSON texts, in which the order of members counts, and 1 is not true."""
+        return self.reader is other.reader and json.dumps(self.value) == json.dumps(other.value)
+
     def read(self, limits: GrammarLimits) -> Grammar | None:
         """The grammar; None for plain text. Raises ApiError."""
         try:
@@ -49,7 +53,8 @@ class StructuredRequest(Request):
     json_schema: Any = None
 
     def structure(self) -> Structure | None:
-        """The one constraint of the request. Raises ApiError for two, and for options that are not there."""
+        """The one constraint of the request. Clients may name it twice, in vLLM's old field and the new one. Raises ApiError
+        for two, and for options that are not there."""
         if self.guided_whitespace_pattern is not None:
             raise refused("guided_whitespace_pattern", _NO_WHITESPACE)
         found = [
@@ -57,6 +62,7 @@ class StructuredRequest(Request):
         ]
         found += _structured_outputs(self.structured_outputs)
         found = [structure for structure in found if not _is_text(structure)]
+        found = found[:1] + [structure for structure in found[1:] if not structure.says_the_same_as(found[0])]
         if len(found) > 1:
             names = " and ".join(structure.param for structure in found[:3])
             raise ApiError(400, f"{names} each say what the text must be; give one", param=found[1].param)

@@ -10,6 +10,9 @@ from pace.server.errors import ApiError
 from pace.server.limits import Limits
 from pace.server.schemas.fields import Request
 
+THOUGHT = "reasoning_content"
+"""A message's thoughts, as clients of chat and templates call them."""
+
 
 class Nested(BaseModel):
     """An object within a request, as strict as the request. Members that no field knows are not looked at."""
@@ -24,6 +27,12 @@ def with_system(system: str | None, messages: list[dict[str, Any]], separator: s
     if not texts:
         return messages[first:]
     return [{"role": "system", "content": separator.join(texts)}, *messages[first:]]
+
+
+def add_thought(message: dict[str, Any], thought: str) -> None:
+    """Adds what the assistant thought before a message. Each template decides whether it is shown."""
+    if thought := "\n".join(filter(None, [message.get(THOUGHT), thought])):
+        message[THOUGHT] = thought
 
 
 def check_count(param: str, values: list[Any], most: int) -> None:

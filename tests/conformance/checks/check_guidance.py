@@ -1,4 +1,4 @@
-"""guidance's model behind OpenAI's chat: roles, text and plain generation. All else it sends as a grammar."""
+"""guidance's model behind OpenAI's chat, with roles, text and plain generation; and that behind vLLM, with a grammar."""
 
 from __future__ import annotations
 

@@ -19,10 +19,19 @@ class TestChatOpenAI(ChatModelIntegrationTests):
             "base_url": f"{os.environ['PACE_URL']}/v1",
             "api_key": "none",
             "model": "tiny",
-            "max_tokens": 100,
+            "max_tokens": 500,
+            "temperature": 0,
             "stream_usage": True,
         }
 
     @property
     def supports_model_override(self) -> bool:
         return False  # there is one model
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from pace.assets import TINY
 
@@ -22,8 +23,9 @@ def main() -> None:
     command += ["--host", options.host, "--port", options.port]
     for name in (options.alias or "tiny").split(","):
         command += ["--served-model-name", name]
-    if options.ctx_size:  # llama.cpp divides it among its slots
-        command += ["--max-seq-len", str(int(options.ctx_size) // int(options.parallel or 1))]
+    if options.ctx_size:  # llama.cpp divides it among its slots, and goes beyond what the model was trained for
+        wanted = int(options.ctx_size) // int(options.parallel or 1)
+        command += ["--max-seq-len", str(min(wanted, _config()["max_position_embeddings"]))]
     if options.cors_origins:
         command += ["--cors-origin", options.cors_origins]
     if options.api_key:
@@ -52,6 +54,10 @@ def _model(options: argparse.Namespace) -> Path:
     if options.chat_template_file:
         _replace(home / "chat_template.jinja", Path(options.chat_template_file).read_text())
     return home
+
+
+def _config() -> dict[str, Any]:
+    return json.loads((TINY / "config.json").read_text())
 
 
 def _replace(file: Path, text: str) -> None:

@@ -99,8 +99,8 @@ def test_a_form_of_the_answer(model) -> None:
     assert model.chat("Yes or no?", SamplingConfig(choices=["yes", "no"])).text in ("yes", "no")
     with_tools = model.chat("What is the capital of France?", response_format=form, tools=TOOLS)
     assert with_tools.tool_calls or json.loads(with_tools.text)
-    with pytest.raises(ValueError, match="ask for one of the two"):
-        model.chat(QUESTION, response_format=form, tools=TOOLS, tool_choice="required")
+    called = model.chat(QUESTION, response_format=form, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert [call.name for call in called.tool_calls] == ["get_weather"] and called.text == ""
 
 
 def test_another_format_of_calls(model) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pace.memory import resident_bytes
@@ -181,10 +183,27 @@ FAULTS = (
 )
 
 
+@contextmanager
+def logged_errors() -> Iterator[list[logging.LogRecord]]:
+    """What the server logs as a fault of its own."""
+    found: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = found.append
+    loggers = [logging.getLogger(name) for name in ("pace", "uvicorn.error", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
 def soak(seconds: float, num_honest: int, num_faulty: int, seed: int) -> dict[str, Any]:
-    """What happened. Raises AssertionError for a wrong text, a leak, or a server that is not well afterwards."""
+    """What happened. Raises AssertionError for a wrong text, a logged fault, a leak, or a server that is not well
+    afterwards."""
     generator = make_generator(kv_cache_bytes="48MiB")
-    with Serving(generator) as serving:
+    with logged_errors() as errors, Serving(generator) as serving:
         play = Soak(serving, seed)
         asyncio.run(play.run(min(3.0, seconds / 4), num_honest, num_faulty))  # what grows once has grown
         serving.check_idle(10)
@@ -195,6 +214,7 @@ def soak(seconds: float, num_honest: int, num_faulty: int, seed: int) -> dict[st
         grown = resident_bytes() - before
     generator.driver.close()
     assert not play.wrong, play.wrong[:3]
+    assert not errors, [error.getMessage() for error in errors[:3]]
     assert play.counts["honest"] > 0
     assert grown < 64 << 20, f"{grown >> 20} MiB more than before"
     return {"seconds": seconds, "grown_bytes": grown, "wrong": len(play.wrong), **play.counts}

@@ -26,6 +26,8 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     pause: float = 0.0
     """Seconds before each piece."""
+    call: tuple[str, str] | None = None
+    """The name and the arguments of a call, which comes after the pieces in pieces of three characters."""
     finish: str | None = "stop"
     """None closes the connection without one."""
 
@@ -85,6 +87,9 @@ class Handler(BaseHTTPRequestHandler):
         for piece in answer.pieces:
             self.server.is_closing.wait(answer.pause)
             self._event({"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]})
+        for delta in _call(*answer.call) if answer.call else ():
+            self.server.is_closing.wait(answer.pause)
+            self._event({"choices": [{"index": 0, "delta": {"tool_calls": [delta]}, "finish_reason": None}]})
         if answer.error:
             self._event({"error": answer.error})
         elif answer.finish:
@@ -109,6 +114,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         """Silent."""
+
+
+def _call(name: str, arguments: str) -> Iterator[dict[str, Any]]:
+    yield {"index": 0, "id": "call_1", "type": "function", "function": {"name": name, "arguments": ""}}
+    for start in range(0, len(arguments), 3):
+        yield {"index": 0, "function": {"arguments": arguments[start : start + 3]}}
 
 
 @contextlib.contextmanager

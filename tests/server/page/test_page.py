@@ -166,6 +166,55 @@ def test_parameters_the_system_prompt_and_the_key_are_sent(chat: Chat):
     assert chat.server.requests[1]["top_k"] == 40 and chat.server.keys[1] == "Bearer secret-key"
 
 
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+
+
+def give_tools(chat: Chat, text: str) -> None:
+    chat.click("header .settings")
+    chat.fill("[name=tools]", text)
+    chat.click("dialog .end button")
+
+
+def test_a_call_is_shown_and_the_next_message_is_its_result(chat: Chat):
+    give_tools(chat, json.dumps(TOOLS))
+    arguments = '{"city": "<img src=x onerror=alert(1)>**Rome**"}'
+    chat.ask("Weather?", Answer(["Let me see."], call=("get_weather", arguments), finish="tool_calls", pause=0.02))
+    assert chat.text(".answer .call") == f"get_weather {arguments}" and chat.count(".call *") == 2
+    assert "your next message is the result" in chat.text(".answer .stats")
+    request = chat.server.requests[0]
+    assert request["tools"] == TOOLS and request["parallel_tool_calls"] is False
+    chat.load()
+    assert chat.text(".answer .call") == f"get_weather {arguments}", "it is kept"
+    assert chat.ask("sunny", Answer(["Sunny, then."])) == "Sunny, then."
+    called = {"name": "get_weather", "arguments": arguments}
+    assert chat.server.requests[1]["messages"] == [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": called}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+
+
+def test_a_call_that_is_cut_off_is_shown_and_not_sent(chat: Chat):
+    give_tools(chat, json.dumps(TOOLS))
+    chat.ask("Weather?", Answer([], call=("get_weather", '{"ci'), finish="length"))
+    assert chat.text(".answer .call") == 'get_weather {"ci'
+    chat.ask("Again")
+    assert chat.said() == [("user", "Again")]
+
+
+def test_what_is_no_list_of_tools_is_not_sent(chat: Chat):
+    give_tools(chat, '{"name": "f"}')
+    assert chat.browser.evaluate("document.querySelector('dialog').open"), "the field must be shown to be wrong"
+    chat.browser.press("Escape")
+    chat.browser.wait("document.activeElement.id == 'question'")
+    chat.ask("Hi")
+    assert "tools" not in chat.server.requests[0]
+
+
 def test_a_parameter_out_of_range_is_not_sent(chat: Chat):
     chat.click("header .settings")
     chat.fill("[name=temperature]", "99")

@@ -60,6 +60,22 @@ def test_turns_are_messages() -> None:
     assert prompt.add_generation_prompt and not prompt.continue_final_message and prompt.template_kwargs == {}
 
 
+def test_thoughts_go_back_to_the_template() -> None:
+    def thinks(text: str) -> dict[str, Any]:
+        return {"type": "thinking", "thinking": text, "signature": "s"}
+
+    turns = [
+        *HI,
+        {"role": "assistant", "content": [thinks("a"), CALL]},
+        {"role": "user", "content": [RESULT]},
+        {"role": "assistant", "content": [thinks("b"), {"type": "redacted_thinking", "data": "x"}, thinks("c")]},
+        {"role": "assistant", "content": [thinks("d"), block("e")]},
+        *HI,
+    ]
+    thoughts = [message.get("reasoning_content") for message in prompt_of(messages=turns, tools=[TOOL]).messages]
+    assert thoughts == [None, "a", None, "b\nc\nd", None]
+
+
 def test_blocks_of_a_system_prompt_are_lines() -> None:
     assert said(prompt_of(messages=HI, system=[block("Be brief."), block("Be kind.")]))[0] == (
         "system",
@@ -187,6 +203,7 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: st
         ({"messages": [{"role": "user", "content": [RESULT] * 129}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [RESULT, {"type": "image"}]}]}, "messages[0].content[1]"),
         ({"messages": [{"role": "assistant", "content": [CALL | {"id": None}]}]}, f"{FIRST}.id"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, f"{FIRST}.thinking"),
         ({"messages": [{"role": "assistant", "content": [CALL | {"input": "{}"}]}]}, f"{FIRST}.input"),
         ({"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),
         ({"tools": 5}, "tools"),

@@ -57,6 +57,31 @@ def test_items_are_messages() -> None:
     assert messages_of(input=items) == [("user", "ab"), ("assistant", "c"), ("system", "d"), ("user", "")]
 
 
+def test_thoughts_go_back_to_the_template() -> None:
+    def thinks(*texts: str, **members: Any) -> dict[str, Any]:
+        return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text} for text in texts], **members}
+
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": "x"},
+        thinks("a", "b"),
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+        thinks(summary=[{"type": "summary_text", "text": "c"}]),
+        {"role": "assistant", "content": "y"},
+        thinks("d"),
+        call,
+        thinks("of nothing that follows"),
+        {"role": "user", "content": "z"},
+        {"role": "assistant", "content": "without"},
+    ]
+    messages = job_of({"input": items}).prompt.messages
+    thoughts = [(message["role"], message.get("reasoning_content")) for message in messages]
+    assert thoughts == [
+        ("user", None), ("assistant", "a\nb"), ("tool", None), ("assistant", "c\nd"), ("user", None), ("assistant", None)
+    ]  # fmt: skip
+
+
 def test_instructions_and_leading_system_messages_are_one() -> None:
     items = [
         {"role": "developer", "content": "b"},

@@ -69,6 +69,22 @@ def test_a_conversation_is_tokenised_as_it_would_be_read(reader: PromptReader) -
     assert shorter["tokens"] == answer["tokens"][:-1]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_template_is_given_thoughts(name: str) -> None:
+    tokenizer = load_tokenizer("pace/assets/tiny")
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message.reasoning_content is string %}"
+        "<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}\n{% endfor %}"
+    )
+    reader = PromptReader(tokenizer, len(tokenizer), LENGTH, Limits())
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", name: "hm"}]
+    request, _ = parse(ChatRequest, {"messages": messages}, CHAT_REFUSED, CHAT_INERT)
+    assert wire.apply_template(request, reader, Limits()) == {"prompt": "a\n<think>hm</think>b\n"}
+    messages[1][name] = 5
+    with pytest.raises(ApiError, match=rf"messages\[1\].{name} must be a string"):
+        parse(ChatRequest, {"messages": messages}, CHAT_REFUSED, CHAT_INERT)[0].to_prompt(Limits())
+
+
 def test_tokens_have_names_and_pieces(reader: PromptReader) -> None:
     plain = tokenize(reader, prompt=TEXT)["tokens"]
     named = tokenize(reader, prompt=TEXT, return_token_strs=True)
