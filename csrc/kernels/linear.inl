@@ -31,7 +31,7 @@
 //   The few sums of a tile of one row wait for each other, 4 to 6 cycles for 32 to 64 bytes. K blocks keep a tile's
 //   weights in a cache while all groups of rows pass over them. A tile of one panel takes 64 bytes for 12 multiply-adds,
 //   so 16 KB of the first-level cache, half of a small one. A tile of four panels takes 64 for 6, at one or two a cycle:
-//   the second-level cache gives that, and 64 KB halve what sums cost that go to memory and back.
+//   the second-level cache gives that, and with 64 KB the sums go to memory and back a quarter as often.
 //   Measured: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
 //
 // SPEED  benchmarks/kernels.py linear measures it beside the limits of the machine.
