@@ -207,7 +207,11 @@ class SamplingOps(Protocol):
 
     def sample(self, logits: Tensor, draws: Draws) -> Drawn:
         """A token for each of `draws`, and log-probabilities where they are wanted. Edited rows are as they were
-        afterwards; nobody else may look at them meanwhile."""
+        afterwards; nobody else may look at them meanwhile.
+
+        All that is done to a row of a step is in this one call: what its mask bans is -inf, then come its edits, then
+        its rules. `draws.masks` is int32 bits as `apply_mask_` has them. They may be filled while the model runs, since
+        only this call reads them, and it writes nothing for them into `logits`."""
 
     def token_logprobs(
         self, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int

@@ -7,6 +7,7 @@ waiting for those costs more than the work where cores are few (benchmarks/RESUL
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -242,17 +243,17 @@ class Sampler:
 
     def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
         """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, one span after
-        the other, and is changed: what the masks do not allow is -inf.
+        the other. Where a strategy looks at them itself, what the masks do not allow is -inf afterwards.
 
         A sequence whose logits are not finite, whose mask raises or allows nothing, or whose strategy raises, fails
         alone: its `error` is set and it gets no tokens.
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
-        failures = pending.apply_(self.ops, logits)
-        drawn = self._draw(logits, spans)
+        failures = pending.wait()
+        self._mask_what_is_looked_at_(logits, spans, pending)
+        drawn = self._draw(logits, spans, pending)
         picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
-        masked = pending.rows
         for row in failures:
             picked[row] = -1
         outcomes: list[list[int]] = [[] for _ in spans]
@@ -267,7 +268,7 @@ class Sampler:
             own, strategy = picked[row : row + num_rows], span.sequence.strategy
             try:
                 if min(own) < 0:
-                    own = own[: self._count_left(logits, row, own, span, failures, masked)]
+                    own = own[: self._count_left(logits, row, own, span, failures, pending)]
                 if not strategy.is_picked:
                     outcomes[index] = self._choose(logits[row : row + len(own)], span)
                 else:
@@ -281,14 +282,24 @@ class Sampler:
             row += num_rows
         return outcomes
 
-    def _draw(self, logits: Tensor, spans: list[Span]) -> Drawn | None:
+    def _mask_what_is_looked_at_(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> None:
+        """Masks the rows of strategies that choose by themselves. The others are masked where they are drawn from."""
+        if pending.bits is None or all(span.sequence.strategy.is_picked for span in spans):
+            return
+        is_picked = [span.sequence.strategy.is_picked for span in spans for _ in range(span.num_rows)]
+        looked_at = [index for index, row in enumerate(pending.rows) if not is_picked[row]]
+        rows = torch.tensor([pending.rows[index] for index in looked_at], dtype=torch.int64)
+        self.ops.apply_mask_(logits, pending.bits[looked_at], rows)
+
+    def _draw(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> Drawn | None:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
-        it holds NaN or +inf, or nothing is left to draw. None where only the largest are wanted."""
+        it holds NaN or +inf, or nothing is left to draw. None where only the largest of all tokens are wanted."""
         for span in spans:
             if span.sequence.strategy.wants_sample:
                 break
         else:
-            return None
+            if pending.bits is None:
+                return None
         rules: list[Rules] = []
         places: list[float] = []
         edits: list[list[Edits]] = []
@@ -302,9 +313,12 @@ class Sampler:
             edits += self._edits(span, strategy)
             wants_logprobs = strategy.is_picked and strategy.num_logprobs is not None
             num_top += [min(strategy.num_logprobs, logits.shape[1]) if wants_logprobs else -1] * num_rows
-        return self.ops.sample(
-            logits, draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
-        )
+        wanted = draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
+        if pending.bits is not None:
+            mask_rows = torch.full((len(rules),), -1)
+            mask_rows[pending.rows] = torch.arange(len(pending.rows))
+            wanted = replace(wanted, masks=pending.bits, mask_rows=mask_rows)
+        return self.ops.sample(logits, wanted)
 
     def _edits(self, span: Span, strategy: DecodingStrategy) -> list[list[Edits]]:
         """Of each wanted row of a span, which fails alone where its processors do."""
@@ -336,7 +350,7 @@ class Sampler:
         own: list[int],
         span: Span,
         failures: dict[int, BaseException],
-        masked: list[int],
+        pending: PendingMasks | NoMasks,
     ) -> int:
         """How many of a span's rows come before the first one from which nothing was picked. Raises what is wrong with
         that one, where it is none of a draft's."""
@@ -345,9 +359,13 @@ class Sampler:
             row = first + num_left
             if row in failures:
                 raise failures[row]
+            is_masked = row in pending.rows
+            if is_masked:
+                mask = pending.rows.index(row)
+                self.ops.apply_mask_(logits[row : row + 1], pending.bits[mask : mask + 1])
             if not logits[row].amax() < math.inf:  # NaN is not, either
                 raise not_finite(span.sequence)
-            if row in masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
+            if is_masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
                 raise ValueError(
                     "no token is left to pick: the token_mask allows none, or none that the model does not rule out"
                 )
