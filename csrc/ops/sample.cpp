@@ -19,6 +19,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// A look at so many elements takes about as long as to correct what one edit changes.
+constexpr int64_t kPerEdit = 32;
+
 // What one row's token is drawn by.
 struct Rules {
     float temperature;
@@ -153,7 +156,7 @@ class SampleOp::Edited {
     Edited(const Edited&) = delete;
     Edited& operator=(const Edited&) = delete;
 
-    explicit operator bool() const { return !originals_.empty(); }
+    int64_t count() const { return int64_t(originals_.size()); }
 
     float original(int64_t token) const {
         for (const Candidate& c : originals_) {
@@ -164,21 +167,25 @@ class SampleOp::Edited {
 
     // Makes maxima of the row without its edits those of the row with them.
     void correct(Survey* survey, int64_t n) const {
-        if (originals_.empty()) return;
+        std::vector<float>& maxima = survey->maxima;
         bool is_number = !std::isnan(survey->max);
         for (const Candidate& c : originals_) {
             const float x = x_[c.index];
-            const int64_t block = c.index / kPeakBlock, begin = block * kPeakBlock;
-            float& largest = survey->maxima[size_t(block)];
+            float& largest = maxima[size_t(c.index / kPeakBlock)];
             is_number &= !std::isnan(x);
             if (x >= largest) {
                 largest = x;
-            } else if (c.value >= largest) {  // it may have been the largest
-                largest = *std::max_element(x_ + begin, x_ + std::min(n, begin + kPeakBlock));
+            } else if (c.value >= largest) {  // it may have been the largest: the block is looked at again
+                largest = kInfinity;
             }
         }
-        survey->max = is_number ? *std::max_element(survey->maxima.begin(), survey->maxima.end())
-                                : std::numeric_limits<float>::quiet_NaN();
+        for (size_t block = 0; block < maxima.size(); ++block) {
+            if (maxima[block] < kInfinity) continue;
+            const float* const begin = x_ + int64_t(block) * kPeakBlock;
+            maxima[block] = *std::max_element(begin, std::min(begin + kPeakBlock, static_cast<const float*>(x_ + n)));
+        }
+        survey->max =
+            is_number ? *std::max_element(maxima.begin(), maxima.end()) : std::numeric_limits<float>::quiet_NaN();
     }
 
   private:
@@ -187,21 +194,11 @@ class SampleOp::Edited {
 };
 
 void SampleOp::run(int, int64_t chunk, int) const {
-    float* const given = logits + rows[chunk] * row_stride;
-    const bool is_masked = mask_rows != nullptr && mask_rows[chunk] >= 0;
-    tokens[chunk] = draw(chunk, is_masked ? masked(given, masks + mask_rows[chunk] * masks_stride) : given);
-}
-
-// A copy of the row, in memory of the thread's, with -infinity where the mask has no bit.
-float* SampleOp::masked(const float* x, const int32_t* mask) const {
-    thread_local std::vector<float> row;
-    row.resize(size_t(n));
-    for (int64_t begin = 0; begin < n; begin += kSumBlock) {  // in the first-level cache
-        const int64_t length = std::min(kSumBlock, n - begin);
-        std::copy_n(x + begin, length, row.data() + begin);
-        kernels().apply_mask(row.data() + begin, mask + begin / 32, length);
+    float* const x = logits + rows[chunk] * row_stride;
+    if (mask_rows != nullptr && mask_rows[chunk] >= 0) {
+        kernels().apply_mask(x, masks + mask_rows[chunk] * masks_stride, n);
     }
-    return row.data();
+    tokens[chunk] = draw(chunk, x);
 }
 
 // The token that is drawn; -1 where there is none. Writes log-probabilities, too.
@@ -220,11 +217,13 @@ int64_t SampleOp::draw(int64_t chunk, float* x) const {
     }
     const Edited edited(*this, x, chunk);
     Survey found;
-    if (wants_level || (wants_sums && (!wants_logprobs || edited || rules.temperature != 1.0f))) {
+    if (wants_level || (wants_sums && (!wants_logprobs || edited.count() > 0 || rules.temperature != 1.0f))) {
         found = survey(x, n, scale, wants_level);
+    } else if (edited.count() > n / kPerEdit) {
+        found = survey(x, n, 0.0f, false);
     } else {
         found = given;
-        edited.correct(&found, n);
+        if (edited.count() > 0) edited.correct(&found, n);
     }
     int64_t token = -1;
     if (!std::isfinite(found.max)) return token;

@@ -206,12 +206,11 @@ class SamplingOps(Protocol):
         Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
 
     def sample(self, logits: Tensor, draws: Draws) -> Drawn:
-        """A token for each of `draws`, and log-probabilities where they are wanted. Edited rows are as they were
-        afterwards; nobody else may look at them meanwhile.
+        """A token for each of `draws`, and log-probabilities where they are wanted.
 
-        All that is done to a row of a step is in this one call: what its mask bans is -inf, then come its edits, then
-        its rules. `draws.masks` is int32 bits as `apply_mask_` has them. They may be filled while the model runs, since
-        only this call reads them, and it writes nothing for them into `logits`."""
+        All that is done to a row of a step is in this call: what its mask bans is -inf, and stays so in `logits`; then
+        come its edits, which are undone afterwards, and its rules. Nobody else may look at such rows meanwhile. The
+        bits of `draws.masks` may be filled while the model runs: nothing else reads them."""
 
     def token_logprobs(
         self, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int

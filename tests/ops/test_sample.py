@@ -207,7 +207,9 @@ def test_what_a_mask_bans_is_not_there(rules: str, n: int) -> None:
     allowed = torch.stack([mask(n, generator) for mask in MASKS.values()])
     allowed[:, n // 3] = True
     logits[:-1][~allowed] = math.nan
-    given = logits.clone()
+    left = logits.clone()
+    left[:-1][~allowed] = -math.inf
+    twin = logits.clone()
     tokens = torch.randperm(n, generator=generator)[: n // 3].tolist()
     rows = torch.randperm(len(logits), generator=generator)
     draws = replace(
@@ -217,8 +219,8 @@ def test_what_a_mask_bans_is_not_there(rules: str, n: int) -> None:
         mask_rows=torch.where(rows < len(MASKS), rows, -1),
         num_top=torch.full((len(rows),), 4),
     )
-    drawn, expected = native.sample(logits, draws), reference.sample(logits, draws)
-    assert torch.equal(logits.nan_to_num(9.0), given.nan_to_num(9.0))
+    drawn, expected = native.sample(logits, draws), reference.sample(twin, draws)
+    assert torch.equal(logits, left) and torch.equal(twin, left), "edits are undone, the mask is not"
     assert torch.equal(drawn.tokens, expected.tokens) and torch.equal(drawn.top_tokens, expected.top_tokens)
     torch.testing.assert_close(drawn.logprobs, expected.logprobs, rtol=0, atol=2e-6)
     torch.testing.assert_close(drawn.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
@@ -303,6 +305,11 @@ def test_what_does_not_fit_is_refused() -> None:
     twice = replace(make_draws(torch.zeros(2, dtype=torch.int64), torch.zeros(2)), edits=[[Edits([1])], []])
     with pytest.raises(ValueError, match="a row with edits is drawn from once"):
         native.sample(logits, twice)
+    with pytest.raises(ValueError, match="a row with a mask is drawn from once"):
+        native.sample(
+            logits,
+            replace(twice, edits=None, masks=torch.zeros(1, 1, dtype=torch.int32), mask_rows=torch.tensor([-1, 0])),
+        )
     with pytest.raises(ValueError, match="edits must be a list for each of 1 draws"):
         native.sample(logits, replace(make_draws(one, torch.zeros(1)), edits=[]))
     with pytest.raises(ValueError, match="num_top must be a contiguous vector of 1"):

@@ -178,8 +178,8 @@ struct Survey;
 // typical_p, in this order, each over what is left, then the first token at which the sum of the weights exp(y - max),
 // in rising order of the ids, exceeds `uniform` of the sum of all.
 //
-// Before, what a mask bans is -infinity in a copy, and the row is edited. Afterwards it is as it was: a row with edits is drawn from
-// once.
+// Before, what a mask bans is -infinity, and stays so; then the row is edited, and afterwards it is as it was. A row with
+// a mask or with edits is drawn from once.
 //
 // Weights of a few candidates are in fp64. Those of a whole row are in fp32, and summed block by block of kSumBlock.
 struct SampleOp {
@@ -200,8 +200,8 @@ struct SampleOp {
     int64_t masks_stride;
     const int64_t* mask_rows;  // [count]
     int64_t* tokens;           // [count], written; -1 where a row holds NaN or +infinity, or nothing above -infinity
-    // Log-probabilities among what is allowed of the row as given, in most_top columns: of those tokens, and of the num_top likeliest as in
-    // LogprobsOp. None of a row where num_top is -1, or of all where it is null.
+    // Log-probabilities of the row as its mask leaves it, in most_top columns: of those tokens, and of the num_top
+    // likeliest as in LogprobsOp. None of a row where num_top is -1, or of all where it is null.
     const int64_t* num_top;
     int64_t most_top;
     float* logprobs;      // [count], written
@@ -213,7 +213,6 @@ struct SampleOp {
     void run(int phase, int64_t chunk, int thread) const;
 
     class Edited;
-    float* masked(const float* x, const int32_t* mask) const;
     int64_t draw(int64_t chunk, float* x) const;
     void write_likeliest(int64_t chunk, const float* x, const Survey& given) const;
 };

@@ -243,7 +243,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
         """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, one span after
-        the other. Where a strategy looks at them itself, what the masks do not allow is -inf afterwards.
+        the other, and is changed: what the masks do not allow is -inf.
 
         A sequence whose logits are not finite, whose mask raises or allows nothing, or whose strategy raises, fails
         alone: its `error` is set and it gets no tokens.
@@ -251,7 +251,6 @@ class Sampler:
         if not logits.shape[0]:
             return [[] for _ in spans]
         failures = pending.wait()
-        self._mask_what_is_looked_at_(logits, spans, pending)
         drawn = self._draw(logits, spans, pending)
         picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
         for row in failures:
@@ -268,7 +267,7 @@ class Sampler:
             own, strategy = picked[row : row + num_rows], span.sequence.strategy
             try:
                 if min(own) < 0:
-                    own = own[: self._count_left(logits, row, own, span, failures, pending)]
+                    own = own[: self._count_left(logits, row, own, span, failures, pending.rows)]
                 if not strategy.is_picked:
                     outcomes[index] = self._choose(logits[row : row + len(own)], span)
                 else:
@@ -281,15 +280,6 @@ class Sampler:
                 span.sequence.fail(error)
             row += num_rows
         return outcomes
-
-    def _mask_what_is_looked_at_(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> None:
-        """Masks the rows of strategies that choose by themselves. The others are masked where they are drawn from."""
-        if pending.bits is None or all(span.sequence.strategy.is_picked for span in spans):
-            return
-        is_picked = [span.sequence.strategy.is_picked for span in spans for _ in range(span.num_rows)]
-        looked_at = [index for index, row in enumerate(pending.rows) if not is_picked[row]]
-        rows = torch.tensor([pending.rows[index] for index in looked_at], dtype=torch.int64)
-        self.ops.apply_mask_(logits, pending.bits[looked_at], rows)
 
     def _draw(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> Drawn | None:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
@@ -350,7 +340,7 @@ class Sampler:
         own: list[int],
         span: Span,
         failures: dict[int, BaseException],
-        pending: PendingMasks | NoMasks,
+        masked: list[int],
     ) -> int:
         """How many of a span's rows come before the first one from which nothing was picked. Raises what is wrong with
         that one, where it is none of a draft's."""
@@ -359,13 +349,9 @@ class Sampler:
             row = first + num_left
             if row in failures:
                 raise failures[row]
-            is_masked = row in pending.rows
-            if is_masked:
-                mask = pending.rows.index(row)
-                self.ops.apply_mask_(logits[row : row + 1], pending.bits[mask : mask + 1])
             if not logits[row].amax() < math.inf:  # NaN is not, either
                 raise not_finite(span.sequence)
-            if is_masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
+            if row in masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
                 raise ValueError(
                     "no token is left to pick: the token_mask allows none, or none that the model does not rule out"
                 )
