@@ -189,6 +189,63 @@ def test_a_row_whose_tokens_are_all_banned_gives_none() -> None:
             assert (ops.sample(logits, draws).tokens < 0).tolist() == [True, False]
 
 
+MASKS = {
+    "all": lambda n, generator: torch.full((n,), True),
+    "one": lambda n, generator: torch.arange(n) == n // 3,
+    "few": lambda n, generator: torch.rand(n, generator=generator) < 0.01,
+    "half": lambda n, generator: torch.rand(n, generator=generator) < 0.5,
+    "most": lambda n, generator: torch.arange(n) % 777 > 0,
+}
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 700, 20_011])
+@pytest.mark.parametrize("rules", ["plain", "largest", "top_k and top_p", "top_p", "min_p", "typical_p"])
+def test_what_a_mask_bans_is_not_there(rules: str, n: int) -> None:
+    """Also NaN; and edits of banned tokens change nothing."""
+    generator = torch.Generator().manual_seed(n)
+    logits = DISTRIBUTIONS["bell"](len(MASKS) + 1, n, generator)
+    allowed = torch.stack([mask(n, generator) for mask in MASKS.values()])
+    allowed[:, n // 3] = True
+    logits[:-1][~allowed] = math.nan
+    left = logits.clone()
+    left[:-1][~allowed] = -math.inf
+    twin = logits.clone()
+    tokens = torch.randperm(n, generator=generator)[: n // 3].tolist()
+    rows = torch.randperm(len(logits), generator=generator)
+    draws = replace(
+        make_draws(rows, torch.rand(len(rows), generator=generator), **RULES[rules]),
+        edits=[[Edits(tokens, factor=1.2), Edits(range(n // 2, n + 40), addend=-0.5)]] * len(rows),
+        masks=bits_of(allowed),
+        mask_rows=torch.where(rows < len(MASKS), rows, -1),
+        num_top=torch.full((len(rows),), 4),
+    )
+    drawn, expected = native.sample(logits, draws), reference.sample(twin, draws)
+    assert torch.equal(logits, left) and torch.equal(twin, left), "edits are undone, the mask is not"
+    assert torch.equal(drawn.tokens, expected.tokens) and torch.equal(drawn.top_tokens, expected.top_tokens)
+    torch.testing.assert_close(drawn.logprobs, expected.logprobs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(drawn.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
+
+
+def bits_of(allowed: torch.Tensor) -> torch.Tensor:
+    """Words of a mask; bits beyond the vocabulary are set, and mean nothing."""
+    padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32), value=True).unflatten(1, (-1, 32))
+    return (padded.long() << torch.arange(32)).sum(-1).to(torch.int32)
+
+
+def test_a_mask_that_allows_nothing_leaves_nothing() -> None:
+    logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(1))
+    masks = torch.zeros(1, 4, dtype=torch.int32)
+    masks[0, 3] = -16  # beyond the vocabulary
+    for rules in RULES.values():
+        draws = replace(
+            make_draws(torch.arange(2), torch.full((2,), 0.3), **rules),
+            masks=masks,
+            mask_rows=torch.tensor([0, -1]),
+        )
+        for ops in (native, reference):
+            assert (ops.sample(logits, draws).tokens < 0).tolist() == [True, False]
+
+
 def test_edits_grow_and_are_cut() -> None:
     edits, expected = Edits(), []
     for number in range(100):
@@ -248,9 +305,24 @@ def test_what_does_not_fit_is_refused() -> None:
     twice = replace(make_draws(torch.zeros(2, dtype=torch.int64), torch.zeros(2)), edits=[[Edits([1])], []])
     with pytest.raises(ValueError, match="a row with edits is drawn from once"):
         native.sample(logits, twice)
+    with pytest.raises(ValueError, match="a row with a mask is drawn from once"):
+        native.sample(
+            logits,
+            replace(twice, edits=None, masks=torch.zeros(1, 1, dtype=torch.int32), mask_rows=torch.tensor([-1, 0])),
+        )
     with pytest.raises(ValueError, match="edits must be a list for each of 1 draws"):
         native.sample(logits, replace(make_draws(one, torch.zeros(1)), edits=[]))
     with pytest.raises(ValueError, match="num_top must be a contiguous vector of 1"):
         native.sample(logits, replace(make_draws(one, torch.zeros(1)), num_top=torch.zeros(2)))
+    draws, bits = make_draws(one, torch.zeros(1)), torch.zeros(1, 1, dtype=torch.int32)
+    for message, wrong in [
+        ("masks and mask_rows come together", dict(masks=bits)),
+        ("masks and mask_rows come together", dict(mask_rows=one)),
+        (r"mask_rows must be in -1..0", dict(masks=bits, mask_rows=one + 1)),
+        (r"masks must be int32 \[1, 1\]", dict(masks=bits.long(), mask_rows=one)),
+        (r"masks must be int32 \[1, 1\]", dict(masks=bits.repeat(1, 2), mask_rows=one)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            native.sample(logits, replace(draws, **wrong))
     with pytest.raises(ValueError, match="uniform must be a contiguous vector of 1"):
         native.sample(logits, make_draws(one, torch.zeros(2)))
