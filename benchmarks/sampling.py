@@ -46,6 +46,7 @@ CONFIGS = {
     "top_k 50, frequency_penalty 0.2, presence_penalty 0.1": dict(
         top_k=50, frequency_penalty=0.2, presence_penalty=0.1
     ),
+    "greedy, a mask of every other token": dict(allowed=0.5),
     "temperature 0.8, a mask of 1 in 1,000 tokens": dict(temperature=0.8, top_k=0, allowed=1e-3),
     "temperature 0.8, a mask of every other token": dict(temperature=0.8, top_k=0, allowed=0.5),
     "temperature 0.8, top_k 50, top_p 0.95, a mask of 0.99 of the tokens": dict(

@@ -290,13 +290,15 @@ class Sampler:
 
     def _draw(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> Drawn | None:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
-        it holds NaN or +inf, or nothing is left to draw. None where only the largest of all tokens are wanted."""
+        it holds NaN or +inf, or nothing is left to draw. None where only the largest are wanted, of the rows as
+        their masks leave them by then: `argmax` finds those without rules."""
         for span in spans:
             if span.sequence.strategy.wants_sample:
                 break
         else:
-            if pending.bits is None:
-                return None
+            if pending.bits is not None:
+                self.ops.apply_mask_(logits, pending.bits, torch.tensor(pending.rows))
+            return None
         rules: list[Rules] = []
         places: list[float] = []
         edits: list[list[Edits]] = []
