@@ -19,8 +19,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A look at so many elements takes about as long as to correct what one edit changes.
-constexpr int64_t kPerEdit = 32;
+// A look at so many elements takes about as long as to correct what one edit changes: benchmarks/RESULTS.md, "Sampling
+// under load".
+constexpr int64_t kPerEdit = 256;
 
 // What one row's token is drawn by.
 struct Rules {
