@@ -178,6 +178,38 @@ def test_edits_hold_for_the_draw_and_log_probabilities_are_of_the_row_without(ru
     torch.testing.assert_close(drawn.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("num_top", [-1, 3])
+@pytest.mark.parametrize(
+    "rules", ["plain", "largest", "cooler", "top_k of one", "top_k and top_p", "top_p", "min_p", "typical_p", "all"]
+)
+def test_few_edits_that_move_the_largest(rules: str, num_top: int) -> None:
+    """So few that the maxima of the row are corrected, and not looked for again."""
+    n, nan = 20_011, math.nan
+    logits = DISTRIBUTIONS["bell"](1, n, torch.Generator().manual_seed(9)).repeat(8, 1)
+    likeliest = logits[0].topk(40).indices.tolist()
+    top, other, last = likeliest[0], n // 2, n - 1
+    edits = [
+        [],
+        [Edits(likeliest, addend=-math.inf)],
+        [Edits([top], factor=1.5), Edits([top], addend=-7.0)],
+        [Edits([last], addend=30.0)],
+        [Edits([last, other], addend=30.0), Edits([last], addend=-math.inf)],
+        [Edits([other], addend=nan)],
+        [Edits([top], addend=nan), Edits([last], addend=30.0)],
+        [Edits([last], addend=math.inf)],
+    ]
+    draws = replace(
+        make_draws(torch.arange(8), torch.linspace(0.2, 0.8, 8), **RULES[rules]),
+        edits=edits,
+        num_top=torch.full((8,), num_top),
+    )
+    drawn, expected = native.sample(logits, draws), reference.sample(logits, draws)
+    assert torch.equal(drawn.tokens, expected.tokens)
+    assert (drawn.tokens < 0).tolist() == [False] * 5 + [True] * 3
+    assert torch.equal(drawn.top_tokens[:5], expected.top_tokens[:5])
+    torch.testing.assert_close(drawn.logprobs[:5], expected.logprobs[:5], rtol=0, atol=2e-6)
+
+
 def test_a_row_whose_tokens_are_all_banned_gives_none() -> None:
     logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
     for rules in RULES.values():
