@@ -24,6 +24,8 @@ from benchmarks import page  # noqa: E402
 from pace import _C  # noqa: E402
 from pace.llm import SamplingConfig  # noqa: E402
 from pace.llm.decoding.logits import Processors, build_processors  # noqa: E402
+from pace.llm.decoding.mask_filler import NO_MASKS, PendingMasks  # noqa: E402
+from pace.llm.decoding.masks import fill_bits  # noqa: E402
 from pace.llm.decoding.sampler import Greedy, Rules, Sampler, Sampling  # noqa: E402
 from pace.llm.sequence import Sequence, Span  # noqa: E402
 from pace.ops import native  # noqa: E402
@@ -44,6 +46,14 @@ CONFIGS = {
     "top_k 50, frequency_penalty 0.2, presence_penalty 0.1": dict(
         top_k=50, frequency_penalty=0.2, presence_penalty=0.1
     ),
+    "greedy, a mask of every other token": dict(allowed=0.5),
+    "temperature 0.8, a mask of 1 in 1,000 tokens": dict(temperature=0.8, top_k=0, allowed=1e-3),
+    "temperature 0.8, a mask of every other token": dict(temperature=0.8, top_k=0, allowed=0.5),
+    "temperature 0.8, top_k 50, top_p 0.95, a mask of 0.99 of the tokens": dict(
+        temperature=0.8, top_k=50, top_p=0.95, allowed=0.99
+    ),
+    "top_p 0.95, typical_p 0.9": dict(top_k=0, top_p=0.95, typical_p=0.9),
+    "min_p 0.05, typical_p 0.9": dict(top_k=0, min_p=0.05, typical_p=0.9),
     "top_k 50, logit_bias of 100 tokens": dict(top_k=50, logit_bias={token: 1.0 for token in range(100)}),
 }
 LENGTH = 500
@@ -81,16 +91,27 @@ def main() -> int:
 def measure(logits: torch.Tensor, fields: dict, num_threads: int, repeats: int) -> float:
     """Seconds of a step's sampling, for all sequences together."""
     _C.set_num_threads(num_threads, False)
+    allowed, fields = fields.get("allowed"), {name: fields[name] for name in fields if name != "allowed"}
+    pending = NO_MASKS if allowed is None else make_masks(allowed, *logits.shape)
     spans = [make_span(fields, seed) for seed in range(len(logits))]
     sampler, seconds = Sampler(native, logits.shape[1]), []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
-        outcomes = sampler.sample(logits, spans)
+        outcomes = sampler.sample(logits, spans, pending)
         seconds.append(time.perf_counter() - begin)
         assert all(outcomes), [span.sequence.error for span in spans]
         for span in spans:
             span.sequence.logprobs.clear()
     return statistics.median(seconds[1:])
+
+
+def make_masks(share: float, num_rows: int, vocab_size: int) -> PendingMasks:
+    """Masks that are filled, each of other tokens."""
+    bits = torch.empty(num_rows, -(-vocab_size // 32), dtype=torch.int32)
+    for seed, row in enumerate(bits):
+        is_allowed = torch.rand(vocab_size, generator=torch.Generator().manual_seed(seed)) < share
+        fill_bits(row, is_allowed.nonzero()[:, 0].numpy())
+    return PendingMasks(list(range(num_rows)), bits, [], [])
 
 
 def make_span(fields: dict, seed: int) -> Span:

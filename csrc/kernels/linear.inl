@@ -29,8 +29,10 @@
 //   These serve many rows, from weights in cache. As long as one pass over the weights serves all rows, a tile takes
 //   one panel: memory is then read front to back as one stream, which is what the processor's own prefetch is best at.
 //   The few sums of a tile of one row wait for each other, 4 to 6 cycles for 32 to 64 bytes. K blocks keep a tile's
-//   weights in the first-level cache while all groups of rows pass over them: 16 KB leaves half of a 32 KB cache to
-//   inputs and sums. Measured: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
+//   weights in a cache while all groups of rows pass over them. A tile of one panel takes 64 bytes for 12 multiply-adds,
+//   so 16 KB of the first-level cache, half of a small one. A tile of four panels takes 64 for 6, at one or two a cycle:
+//   the second-level cache gives that, and with 64 KB the sums go to memory and back a quarter as often.
+//   Measured: benchmarks/RESULTS.md, "Sizes of tiles and blocks".
 //
 // SPEED  benchmarks/kernels.py linear measures it beside the limits of the machine.
 
@@ -146,6 +148,9 @@ constexpr int kManyRows = PACE_ISA_LEVEL == 0 ? 2 : 6;
 // Panels of a tile that finds its weights in cache: as many as registers hold; see WHY THESE SIZES.
 constexpr int kCachedPanels = PACE_ISA_LEVEL <= 1 ? 1 : 4;
 
+// Weights of a tile in a block of K; see WHY THESE SIZES.
+constexpr int64_t kBlockBytes = (kCachedPanels == 1 ? 16 : 64) * 1024;
+
 // Up to this many rows, panels are read one by one from front to back, for memory is what they wait for; with more, all
 // of them block by block of K, so that the inputs of a block stay in the second-level cache. Measured on avx2:
 // benchmarks/RESULTS.md, "Sizes of tiles and blocks".
@@ -197,7 +202,7 @@ static void linear(const LinearArgs& a) {
     if (a.rows <= kMaxTileRows)
         return linear_rows_of<W, 1, kMaxTileRows>(a.rows, a, 0, 0, a.panel_count, 0, a.k_padded);
 
-    constexpr int64_t kBlock = 16 * 1024 / (16 * (int64_t)sizeof(typename W::Element) * kCachedPanels);
+    constexpr int64_t kBlock = kBlockBytes / (16 * (int64_t)sizeof(typename W::Element) * kCachedPanels);
     const auto block = [&](int64_t panel, int64_t panels, int64_t k) {
         const int64_t k_count = a.k_padded - k < kBlock ? a.k_padded - k : kBlock;
         for_tiles(a.rows, kManyRows, [&](int64_t row, int64_t rows) {

@@ -58,38 +58,61 @@ struct Bracket {
     }
 };
 
-// The cut behind those elements, by falling key and then by rising index, before which less than `mass` lies; it keeps
-// the first of them in any case. All keys are in [low, high). `scratch` has places for a vector more than the list has.
-// Sums of the list at a few keys say where the cut is; only the last few elements are sorted.
-inline Cut find_cut(const KeyedList& list, double mass, float low, float high, int32_t* scratch) {
-    constexpr int kSorted = 64;
-    mass = std::max(mass, 1e-300);
-    Bracket bracket = {low, high, 0.0};
-    Candidates few;
-    for (;;) {
-        bracket.narrow(list, mass, 8);
-        const KeyLimits limits = {false, 0.0f, bracket.high, bracket.low};
-        int found = 0;
+// The elements of a list with low <= key < high, by rising index.
+class SubList {
+  public:
+    SubList(const KeyedList& list, float low, float high) {
+        std::vector<int32_t> places(size_t(std::min(kSumBlock, list.count)) + 16);
+        const KeyLimits limits = {false, 0.0f, high, low};
         for (int64_t begin = 0; begin < list.count; begin += kSumBlock) {
-            found += kernels()
-                         .split_weights(list.key + begin, std::min(kSumBlock, list.count - begin), 0.0f, 1.0f, limits,
-                                        int32_t(begin), scratch + found)
-                         .found;
+            const int found = kernels()
+                                  .split_weights(list.key + begin, std::min(kSumBlock, list.count - begin), 0.0f, 1.0f,
+                                                 limits, int32_t(begin), places.data())
+                                  .found;
+            for (int i = 0; i < found; ++i) {
+                keys_.push_back(list.key[places[i]]);
+                weights_.push_back(list.weight[places[i]]);
+                indices_.push_back(list.index[places[i]]);
+            }
         }
-        const float middle = bracket.low + (bracket.high - bracket.low) / 2;
-        if (found > kSorted && middle > bracket.low && middle < bracket.high) continue;
-        for (int i = 0; i < found; ++i) {
-            const int32_t place = scratch[i];
-            few.push_back({list.key[place], list.index[place], list.weight[place]});
-        }
-        break;
+    }
+    KeyedList list() const { return {keys_.data(), weights_.data(), indices_.data(), int64_t(keys_.size())}; }
+
+  private:
+    std::vector<float> keys_, weights_;
+    std::vector<int32_t> indices_;
+};
+
+// The cut behind those elements, by falling key and then by rising index, before which less than `mass` lies; it keeps
+// the first of them in any case. All keys are in [low, high). Sums of the list at a few keys say where the cut is; only
+// the last few elements are sorted.
+inline Cut find_cut(const KeyedList& list, double mass, float low, float high) {
+    constexpr int64_t kSorted = 64;
+    mass = std::max(mass, 1e-300);
+    double above = 0.0;
+    const auto narrow = [&](const KeyedList& part) {
+        Bracket bracket = {low, high, 0.0};
+        bracket.narrow(part, mass - above, 8);
+        above += bracket.above;
+        low = bracket.low, high = bracket.high;
+    };
+    narrow(list);
+    SubList part(list, low, high);
+    for (float middle; part.list().count > kSorted; part = SubList(part.list(), low, high)) {
+        middle = low + (high - low) / 2;
+        if (!(middle > low && middle < high)) break;
+        narrow(part.list());
+    }
+    Candidates few;
+    const KeyedList last_part = part.list();
+    for (int64_t i = 0; i < last_part.count; ++i) {
+        few.push_back({last_part.key[i], last_part.index[i], last_part.weight[i]});
     }
     if (few.empty()) return {low, kLastIndex};  // rounding leaves less than the mass: all of them
     if (!std::is_sorted(few.begin(), few.end(), goes_before)) std::sort(few.begin(), few.end(), goes_before);
-    double before = bracket.above;
     size_t last = 0;
     for (; last < few.size(); ++last) {
-        if ((before += few[last].weight) >= mass) break;
+        if ((above += few[last].weight) >= mass) break;
     }
     last = std::min(last, few.size() - 1);
     return {few[last].value, few[last].index};

@@ -18,14 +18,13 @@ constexpr int64_t kShortRow = 8192;  // up to here all is listed: a sample would
 
 // Lists as long as a row can be, and a vector more.
 struct Lists {
-    int32_t *found, *scratch;
+    int32_t* found;
     float *keys, *weights;
 
     explicit Lists(int64_t n) {
         const int64_t length = round_up(n + 16, 16);
-        found = static_cast<int32_t*>(thread_scratch(size_t(4 * length) * sizeof(float)));
-        scratch = found + length;
-        keys = reinterpret_cast<float*>(scratch + length);
+        found = static_cast<int32_t*>(thread_scratch(size_t(3 * length) * sizeof(float)));
+        keys = reinterpret_cast<float*>(found + length);
         weights = keys + length;
     }
 };
@@ -155,7 +154,7 @@ bool RowWeights::cut_between(const KeyLimits& limits, double share) {
         low = *least;
         high = std::nextafter(*most, kInfinity);
     }
-    cut_ = find_cut(near, share * all - sure, low, high, lists.scratch);
+    cut_ = find_cut(near, share * all - sure, low, high);
     if (typical_) cut_.last = kLastIndex;  // with all that are as close
     add_kept(near, ends);
     return true;
@@ -188,20 +187,24 @@ void RowWeights::add_kept(const KeyedList& near, const std::vector<int64_t>& end
     }
 }
 
-Candidates RowWeights::kept() const {
-    Candidates result;
-    float weights[kSumBlock];
+void RowWeights::copy_kept(std::vector<float>* elements, std::vector<int32_t>* indices) const {
+    indices->resize(size_t(n_ + 16));
+    int64_t count = 0;
+    const auto copy = [&](int64_t begin, int64_t end, float least) {
+        const KeyLimits limits = {false, 0.0f, kInfinity, least};
+        count += kernels()
+                     .split_weights(x_ + begin, end - begin, survey_.max, scale_, limits, int32_t(begin),
+                                    indices->data() + count)
+                     .found;
+    };
+    const float beyond = std::nextafter(cut_.least, kInfinity);  // where what equals the last one is not kept
     for_pieces(n_, [&](int64_t begin, int64_t length) {
-        if (sums_[size_t(begin / kSumBlock)] <= 0.0) return;
-        kernels().weigh(x_ + begin, length, survey_.max, scale_, weights);
-        for (int64_t i = 0; i < length; ++i) {
-            const int32_t index = int32_t(begin + i);
-            if (weights[i] > 0.0f && cut_.keeps(key_of(x_[index]), index)) {
-                result.push_back({(x_[index] - survey_.max) * scale_, index, weights[i]});
-            }
-        }
+        const int64_t end = begin + length, middle = std::clamp<int64_t>(int64_t(cut_.last) + 1, begin, end);
+        if (begin < middle) copy(begin, middle, cut_.least);
+        if (middle < end) copy(middle, end, beyond);
     });
-    return result;
+    elements->resize(size_t(count));
+    for (int64_t i = 0; i < count; ++i) (*elements)[size_t(i)] = x_[(*indices)[size_t(i)]];
 }
 
 int64_t RowWeights::draw(double uniform) const {

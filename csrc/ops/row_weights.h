@@ -40,7 +40,8 @@ class RowWeights {
     void keep_typical(double mass);  // needs the survey's level
 
     bool keeps_unlikely(float min_p) const { return cut_.least < least_likely(min_p); }
-    Candidates kept() const;  // by rising index, with the logarithms of the weights to base 2
+    // The kept elements, where x has no typical tokens to keep, and their indices.
+    void copy_kept(std::vector<float>* elements, std::vector<int32_t>* indices) const;
     int64_t draw(double uniform) const;
 
   private:

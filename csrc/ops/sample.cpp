@@ -1,8 +1,8 @@
 // Drawing tokens from rows of logits, and the log-probabilities of those drawn; a row is a chunk.
 //
+// What one rule keeps of a whole row is a shorter row, which the next chooses from.
 // One pass over the row finds the maxima of its blocks. With top_k they say where its few candidates are, and everything
-// else is done to those. Without, row_weights.h draws from the whole row, and where more than one rule is left to apply
-// to it, from what the first of them keeps.
+// else is done to those. Without, row_weights.h draws from the whole row.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,6 +18,10 @@ namespace pace {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A look at so many elements takes about as long as to correct what one edit changes: benchmarks/RESULTS.md, "Sampling
+// under load".
+constexpr int64_t kPerEdit = 256;
 
 // What one row's token is drawn by.
 struct Rules {
@@ -39,7 +43,7 @@ void keep_typical(Candidates& candidates, double mass) {
     const float level = float(surplus / total);
     const int64_t count = int64_t(candidates.size());
     std::vector<float> keys, weights;
-    std::vector<int32_t> indices, scratch(size_t(count) + 16);
+    std::vector<int32_t> indices;
     for (const Candidate& c : candidates) {
         keys.push_back(-std::fabs(c.value - level));
         weights.push_back(float(c.weight));
@@ -47,7 +51,7 @@ void keep_typical(Candidates& candidates, double mass) {
     }
     const auto [low, high] = std::minmax_element(keys.begin(), keys.end());
     const KeyedList list = {keys.data(), weights.data(), indices.data(), count};
-    const Cut cut = find_cut(list, mass * total, *low, std::nextafter(*high, kInfinity), scratch.data());
+    const Cut cut = find_cut(list, mass * total, *low, std::nextafter(*high, kInfinity));
     size_t kept = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
         if (keys[i] >= cut.least) candidates[kept++] = candidates[i];
@@ -91,7 +95,7 @@ int64_t draw_from_top(const float* x, int64_t n, const Survey& survey, const Rul
 
 // ---- A whole row
 
-int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& survey, Rules rules) {
+int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& survey, const Rules& rules) {
     RowWeights weights(x, n, scale, survey);
     const bool has_nucleus = rules.top_p < 1.0f, has_least = rules.min_p > 0.0f, is_typical = rules.typical_p < 1.0f;
     if (has_nucleus) {
@@ -105,8 +109,14 @@ int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& surv
         weights.keep_all();
     }
     if (!is_typical || !(has_nucleus || has_least)) return weights.draw(rules.uniform);
-    rules.min_p = 0.0f;
-    return draw(weights.kept(), rules);
+    thread_local std::vector<float> elements;
+    thread_local std::vector<int32_t> indices;
+    weights.copy_kept(&elements, &indices);
+    const int64_t count = int64_t(elements.size());
+    const Survey all = pace::survey(elements.data(), count, scale, true);
+    RowWeights kept(elements.data(), count, scale, all);
+    kept.keep_typical(rules.typical_p);
+    return indices[size_t(kept.draw(rules.uniform))];
 }
 
 int64_t first_largest(const float* x, int64_t n, const Survey& survey) {
@@ -147,11 +157,36 @@ class SampleOp::Edited {
     Edited(const Edited&) = delete;
     Edited& operator=(const Edited&) = delete;
 
+    int64_t count() const { return int64_t(originals_.size()); }
+
     float original(int64_t token) const {
         for (const Candidate& c : originals_) {
             if (c.index == token) return c.value;
         }
         return x_[token];
+    }
+
+    // Makes maxima of the row without its edits those of the row with them.
+    void correct(Survey* survey, int64_t n) const {
+        std::vector<float>& maxima = survey->maxima;
+        bool is_number = !std::isnan(survey->max);
+        for (const Candidate& c : originals_) {
+            const float x = x_[c.index];
+            float& largest = maxima[size_t(c.index / kPeakBlock)];
+            is_number &= !std::isnan(x);
+            if (x >= largest) {
+                largest = x;
+            } else if (c.value >= largest) {  // it may have been the largest: the block is looked at again
+                largest = kInfinity;
+            }
+        }
+        for (size_t block = 0; block < maxima.size(); ++block) {
+            if (maxima[block] < kInfinity) continue;
+            const float* const begin = x_ + int64_t(block) * kPeakBlock;
+            maxima[block] = *std::max_element(begin, std::min(begin + kPeakBlock, static_cast<const float*>(x_ + n)));
+        }
+        survey->max =
+            is_number ? *std::max_element(maxima.begin(), maxima.end()) : std::numeric_limits<float>::quiet_NaN();
     }
 
   private:
@@ -161,32 +196,47 @@ class SampleOp::Edited {
 
 void SampleOp::run(int, int64_t chunk, int) const {
     float* const x = logits + rows[chunk] * row_stride;
+    if (mask_rows != nullptr && mask_rows[chunk] >= 0) {
+        kernels().apply_mask(x, masks + mask_rows[chunk] * masks_stride, n);
+    }
+    tokens[chunk] = draw(chunk, x);
+}
+
+// The token that is drawn; -1 where there is none. Writes log-probabilities, too.
+int64_t SampleOp::draw(int64_t chunk, float* x) const {
     Rules rules = {temperature[chunk], std::max<int64_t>(top_k[chunk], 0), top_p[chunk], min_p[chunk], typical_p[chunk],
                    uniform[chunk]};
     if (rules.top_k >= n) rules.top_k = 0;
     const float scale = weight_scale(rules.temperature);
     const bool wants_logprobs = num_top != nullptr && num_top[chunk] >= 0;
-    const bool is_edited = edit_ends != nullptr && edit_ends[chunk] > (chunk ? edit_ends[chunk - 1] : 0);
-    tokens[chunk] = -1;
+    const bool wants_level = is_typical_alone(rules), wants_sums = wants_level || keeps_all(rules);
 
     Survey given;
-    if (wants_logprobs) {
-        given = survey(x, n, weight_scale(1.0f), false);
-        write_likeliest(chunk, x, given);
+    if (wants_logprobs || !wants_sums) {
+        given = survey(x, n, wants_logprobs ? weight_scale(1.0f) : 0.0f, false);
+        if (wants_logprobs) write_likeliest(chunk, x, given);
     }
     const Edited edited(*this, x, chunk);
-    const bool wants_level = is_typical_alone(rules), wants_sums = wants_level || keeps_all(rules);
-    const bool is_known = wants_logprobs && !is_edited && !wants_level && (!wants_sums || rules.temperature == 1.0f);
-    const Survey found = is_known ? given : survey(x, n, wants_sums ? scale : 0.0f, wants_level);
-    if (!std::isfinite(found.max)) return;
-    if (rules.temperature == 0.0f) {
-        tokens[chunk] = first_largest(x, n, found);
-    } else if (rules.top_k > 0) {
-        tokens[chunk] = draw_from_top(x, n, found, rules);
+    Survey found;
+    if (wants_level || (wants_sums && (!wants_logprobs || edited.count() > 0 || rules.temperature != 1.0f))) {
+        found = survey(x, n, scale, wants_level);
+    } else if (edited.count() > n / kPerEdit) {
+        found = survey(x, n, 0.0f, false);
     } else {
-        tokens[chunk] = draw_from_all(x, n, scale, found, rules);
+        found = given;
+        if (edited.count() > 0) edited.correct(&found, n);
     }
-    if (wants_logprobs) logprobs[chunk] = logprob(edited.original(tokens[chunk]), given);
+    int64_t token = -1;
+    if (!std::isfinite(found.max)) return token;
+    if (rules.temperature == 0.0f) {
+        token = first_largest(x, n, found);
+    } else if (rules.top_k > 0) {
+        token = draw_from_top(x, n, found, rules);
+    } else {
+        token = draw_from_all(x, n, scale, found, rules);
+    }
+    if (wants_logprobs && token >= 0) logprobs[chunk] = logprob(edited.original(token), given);
+    return token;
 }
 
 // The `num_top` likeliest tokens of a row, and nothing beyond.

@@ -74,8 +74,8 @@ void apply_mask(Address logits, int64_t row_stride, int64_t n, Address bits, int
 
 void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Address rows, Address temperature,
             Address top_k, Address top_p, Address min_p, Address typical_p, Address uniform, Address edit_ends,
-            Address edit_lists, Address tokens, Address num_top, int64_t most_top, Address values, Address top_tokens,
-            Address top_values) {
+            Address edit_lists, Address masks, int64_t masks_stride, Address mask_rows, Address tokens, Address num_top,
+            int64_t most_top, Address values, Address top_tokens, Address top_values) {
     pace::SampleOp op = {};
     op.logits = at<float>(logits);
     op.row_stride = row_stride;
@@ -90,6 +90,9 @@ void sample(Address logits, int64_t row_stride, int64_t n, int64_t count, Addres
     op.uniform = at<const double>(uniform);
     op.edit_ends = at<const int64_t>(edit_ends);
     op.edit_lists = at<const int64_t>(edit_lists);
+    op.masks = at<const int32_t>(masks);
+    op.masks_stride = masks_stride;
+    op.mask_rows = at<const int64_t>(mask_rows);
     op.tokens = at<int64_t>(tokens);
     op.num_top = at<const int64_t>(num_top);
     op.most_top = most_top;

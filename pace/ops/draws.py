@@ -94,16 +94,21 @@ class Draws:
     """float64 in [0, 1): the place of the draw in the cumulative probability, in rising order of the ids."""
     edits: list[list[Edits]] | None = None
     """Changes of each draw's row before it is drawn from, list after list; the rows then differ from each other."""
+    masks: Tensor | None = None
+    """int32 `[K, ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1 is the lowest) is set where token i may be drawn; bits
+    beyond V mean nothing. What a mask bans is -inf, before anything else, and stays so."""
+    mask_rows: Tensor | None = None
+    """int64: the mask of each draw; -1 for none. Comes with `masks`; the rows then differ from each other."""
     num_top: Tensor | None = None
     """int64: the number of likeliest tokens whose log-probabilities are wanted, with that of the token drawn; -1 for
-    none at all. They are those of the row as it is given."""
+    none at all. They are those of the row as its mask leaves it, before the edits."""
 
 
 class Drawn(NamedTuple):
     """What was drawn, M rows; T is the largest `num_top`. Log-probabilities are -inf where they were not wanted."""
 
     tokens: Tensor
-    """int64 `[M]`; -1 where a row holds NaN or +inf, or nothing above -inf."""
+    """int64 `[M]`; -1 where a row, as its mask leaves it, holds NaN or +inf, or nothing above -inf."""
     logprobs: Tensor
     """float32 `[M]`."""
     top_tokens: Tensor

@@ -53,11 +53,7 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
     Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
     num_rows, vocab_size = _check_logits(logits)
     num_masks = num_rows if rows is None else len(rows)
-    num_words = -(-vocab_size // 32)
-    if mask.dtype != torch.int32 or mask.shape != (num_masks, num_words) or (mask.stride(1) != 1 and num_words > 1):
-        raise ValueError(
-            f"mask must be int32 [{num_masks}, {num_words}] with contiguous rows, a bit for each of {vocab_size} tokens; got {describe(mask)}"
-        )
+    _check_masks("mask", mask, num_masks, vocab_size)
     rows_address = 0
     if rows is not None:
         rows_address = check_vector("rows", rows, num_masks, torch.int64)
@@ -70,8 +66,8 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
 
 
 def sample(logits: Tensor, draws: Draws) -> Drawn:
-    """A token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`, which is edited meanwhile and then as it
-    was. `pace.ops.reference.sample` is the definition.
+    """A token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`, which is -inf where its mask bans a token,
+    and edited meanwhile. `pace.ops.reference.sample` is the definition.
 
     Numerics: with top_k weights are fp64; else fp32, summed in fp32 over 4096 tokens and in fp64 over those."""
     num_rows, vocab_size = _check_logits(logits)
@@ -88,6 +84,7 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
     addresses = [check_vector(name, getattr(draws, name), count, dtype) for name, dtype in vectors.items()]
     _check_rows(draws.rows, num_rows)
     ends, lists = (None, None) if draws.edits is None else _lists_of(draws, count)
+    masks = _masks_of(draws, count, vocab_size)
     most_top, wanted = 0, draws.num_top is not None
     if wanted:
         num_top_address = check_vector("num_top", draws.num_top, count, torch.int64)
@@ -107,6 +104,7 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
         *addresses,
         0 if ends is None else ends.data_ptr(),
         0 if lists is None else lists.data_ptr(),
+        *masks,
         drawn.tokens.data_ptr(),
         num_top_address if wanted else 0,
         most_top,
@@ -129,6 +127,30 @@ def _lists_of(draws: Draws, count: int) -> tuple[Tensor, Tensor]:
             lists += (one.address, len(one))
         ends.append(len(lists) // 2)
     return torch.tensor(ends, dtype=torch.int64), torch.tensor(lists, dtype=torch.int64)
+
+
+def _masks_of(draws: Draws, count: int, vocab_size: int) -> tuple[int, int, int]:
+    """Address of the masks, words between them, and address of the mask that each draw has."""
+    if (draws.masks is None) != (draws.mask_rows is None):
+        raise ValueError("masks and mask_rows come together")
+    if draws.masks is None:
+        return 0, 0, 0
+    if len(set(draws.rows.tolist())) < count:
+        raise ValueError(f"a row with a mask is drawn from once; got rows {draws.rows.tolist()}")
+    num_masks = len(draws.masks)
+    _check_masks("masks", draws.masks, num_masks, vocab_size)
+    address = check_vector("mask_rows", draws.mask_rows, count, torch.int64)
+    if count and not -1 <= int(draws.mask_rows.min()) <= int(draws.mask_rows.max()) < num_masks:
+        raise ValueError(f"mask_rows must be in -1..{num_masks - 1}; got {draws.mask_rows.tolist()}")
+    return draws.masks.data_ptr(), draws.masks.stride(0), address
+
+
+def _check_masks(name: str, masks: Tensor, num_masks: int, vocab_size: int) -> None:
+    num_words = -(-vocab_size // 32)
+    if masks.dtype != torch.int32 or masks.shape != (num_masks, num_words) or (masks.stride(1) != 1 and num_words > 1):
+        raise ValueError(
+            f"{name} must be int32 [{num_masks}, {num_words}] with contiguous rows, a bit for each of {vocab_size} tokens; got {describe(masks)}"
+        )
 
 
 def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -206,8 +206,11 @@ class SamplingOps(Protocol):
         Mask m is for row `rows[m]` (int64 `[M]`, no row twice), or for row m of as many, where no rows are given."""
 
     def sample(self, logits: Tensor, draws: Draws) -> Drawn:
-        """A token for each of `draws`, and log-probabilities where they are wanted. Edited rows are as they were
-        afterwards; nobody else may look at them meanwhile."""
+        """A token for each of `draws`, and log-probabilities where they are wanted.
+
+        All that is done to a row of a step is in this call: what its mask bans is -inf, and stays so in `logits`; then
+        come its edits, which are undone afterwards, and its rules. Nobody else may look at such rows meanwhile. The
+        bits of `draws.masks` may be filled while the model runs: nothing else reads them."""
 
     def token_logprobs(
         self, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int

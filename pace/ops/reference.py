@@ -316,8 +316,8 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
     """A token for each of `draws`, -1 where its row holds NaN or +inf, or nothing above -inf; and log-probabilities where
     wanted, of the row as it is given.
 
-    With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits of x: top_k and top_p as
-    `top_k_top_p_`; weights below min_p go; of the others stay those whose `|log w - E[log w]|` is smallest, until they
+    What a mask bans is -inf, and stays so. With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits
+    of x: top_k and top_p as `top_k_top_p_`; weights below min_p go; of the others stay those whose `|log w - E[log w]|` is smallest, until they
     have typical_p of the mass, with what equals the last. The token is the first at which the cumulative weight, in
     rising order of the ids, exceeds `uniform` of the whole."""
     count = len(draws.rows)
@@ -327,13 +327,16 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
     values = torch.full((0 if draws.num_top is None else count,), -math.inf)
     top, top_values = torch.full((len(values), most_top), -1), torch.full((len(values), most_top), -math.inf)
     for index, row in enumerate(draws.rows.tolist()):
-        x = logits[row].clone()
+        given = logits[row : row + 1]
+        if draws.masks is not None and draws.mask_rows[index] >= 0:
+            apply_mask_(given, draws.masks[draws.mask_rows[index]][None])
+        x = given[0].clone()
         for edits in draws.edits[index] if draws.edits is not None else ():
             edits.apply_(x.numpy())
         tokens[index] = token = _draw(x, draws, index)
         wanted = int(num_top[index])
         if wanted >= 0 and token >= 0:
-            one = token_logprobs(logits, torch.tensor([row]), torch.tensor([token]), wanted)
+            one = token_logprobs(given, torch.tensor([0]), torch.tensor([token]), wanted)
             values[index], top[index, :wanted], top_values[index, :wanted] = one[0][0], one[1][0], one[2][0]
     return Drawn(tokens, values, top, top_values)
 

@@ -178,12 +178,101 @@ def test_edits_hold_for_the_draw_and_log_probabilities_are_of_the_row_without(ru
     torch.testing.assert_close(drawn.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("num_top", [-1, 3])
+@pytest.mark.parametrize(
+    "rules", ["plain", "largest", "cooler", "top_k of one", "top_k and top_p", "top_p", "min_p", "typical_p", "all"]
+)
+def test_few_edits_that_move_the_largest(rules: str, num_top: int) -> None:
+    """So few that the maxima of the row are corrected, and not looked for again."""
+    n, nan = 20_011, math.nan
+    logits = DISTRIBUTIONS["bell"](1, n, torch.Generator().manual_seed(9)).repeat(8, 1)
+    likeliest = logits[0].topk(40).indices.tolist()
+    top, other, last = likeliest[0], n // 2, n - 1
+    edits = [
+        [],
+        [Edits(likeliest, addend=-math.inf)],
+        [Edits([top], factor=1.5), Edits([top], addend=-7.0)],
+        [Edits([last], addend=30.0)],
+        [Edits([last, other], addend=30.0), Edits([last], addend=-math.inf)],
+        [Edits([other], addend=nan)],
+        [Edits([top], addend=nan), Edits([last], addend=30.0)],
+        [Edits([last], addend=math.inf)],
+    ]
+    draws = replace(
+        make_draws(torch.arange(8), torch.linspace(0.2, 0.8, 8), **RULES[rules]),
+        edits=edits,
+        num_top=torch.full((8,), num_top),
+    )
+    drawn, expected = native.sample(logits, draws), reference.sample(logits, draws)
+    assert torch.equal(drawn.tokens, expected.tokens)
+    assert (drawn.tokens < 0).tolist() == [False] * 5 + [True] * 3
+    assert torch.equal(drawn.top_tokens[:5], expected.top_tokens[:5])
+    torch.testing.assert_close(drawn.logprobs[:5], expected.logprobs[:5], rtol=0, atol=2e-6)
+
+
 def test_a_row_whose_tokens_are_all_banned_gives_none() -> None:
     logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
     for rules in RULES.values():
         draws = replace(
             make_draws(torch.arange(2), torch.full((2,), 0.3), **rules),
             edits=[[Edits(range(300), addend=-math.inf)], []],
+        )
+        for ops in (native, reference):
+            assert (ops.sample(logits, draws).tokens < 0).tolist() == [True, False]
+
+
+MASKS = {
+    "all": lambda n, generator: torch.full((n,), True),
+    "one": lambda n, generator: torch.arange(n) == n // 3,
+    "few": lambda n, generator: torch.rand(n, generator=generator) < 0.01,
+    "half": lambda n, generator: torch.rand(n, generator=generator) < 0.5,
+    "most": lambda n, generator: torch.arange(n) % 777 > 0,
+}
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 700, 20_011])
+@pytest.mark.parametrize("rules", ["plain", "largest", "top_k and top_p", "top_p", "min_p", "typical_p"])
+def test_what_a_mask_bans_is_not_there(rules: str, n: int) -> None:
+    """Also NaN; and edits of banned tokens change nothing."""
+    generator = torch.Generator().manual_seed(n)
+    logits = DISTRIBUTIONS["bell"](len(MASKS) + 1, n, generator)
+    allowed = torch.stack([mask(n, generator) for mask in MASKS.values()])
+    allowed[:, n // 3] = True
+    logits[:-1][~allowed] = math.nan
+    left = logits.clone()
+    left[:-1][~allowed] = -math.inf
+    twin = logits.clone()
+    tokens = torch.randperm(n, generator=generator)[: n // 3].tolist()
+    rows = torch.randperm(len(logits), generator=generator)
+    draws = replace(
+        make_draws(rows, torch.rand(len(rows), generator=generator), **RULES[rules]),
+        edits=[[Edits(tokens, factor=1.2), Edits(range(n // 2, n + 40), addend=-0.5)]] * len(rows),
+        masks=bits_of(allowed),
+        mask_rows=torch.where(rows < len(MASKS), rows, -1),
+        num_top=torch.full((len(rows),), 4),
+    )
+    drawn, expected = native.sample(logits, draws), reference.sample(twin, draws)
+    assert torch.equal(logits, left) and torch.equal(twin, left), "edits are undone, the mask is not"
+    assert torch.equal(drawn.tokens, expected.tokens) and torch.equal(drawn.top_tokens, expected.top_tokens)
+    torch.testing.assert_close(drawn.logprobs, expected.logprobs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(drawn.top_logprobs, expected.top_logprobs, rtol=0, atol=2e-6)
+
+
+def bits_of(allowed: torch.Tensor) -> torch.Tensor:
+    """Words of a mask; bits beyond the vocabulary are set, and mean nothing."""
+    padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32), value=True).unflatten(1, (-1, 32))
+    return (padded.long() << torch.arange(32)).sum(-1).to(torch.int32)
+
+
+def test_a_mask_that_allows_nothing_leaves_nothing() -> None:
+    logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(1))
+    masks = torch.zeros(1, 4, dtype=torch.int32)
+    masks[0, 3] = -16  # beyond the vocabulary
+    for rules in RULES.values():
+        draws = replace(
+            make_draws(torch.arange(2), torch.full((2,), 0.3), **rules),
+            masks=masks,
+            mask_rows=torch.tensor([0, -1]),
         )
         for ops in (native, reference):
             assert (ops.sample(logits, draws).tokens < 0).tolist() == [True, False]
@@ -248,9 +337,24 @@ def test_what_does_not_fit_is_refused() -> None:
     twice = replace(make_draws(torch.zeros(2, dtype=torch.int64), torch.zeros(2)), edits=[[Edits([1])], []])
     with pytest.raises(ValueError, match="a row with edits is drawn from once"):
         native.sample(logits, twice)
+    with pytest.raises(ValueError, match="a row with a mask is drawn from once"):
+        native.sample(
+            logits,
+            replace(twice, edits=None, masks=torch.zeros(1, 1, dtype=torch.int32), mask_rows=torch.tensor([-1, 0])),
+        )
     with pytest.raises(ValueError, match="edits must be a list for each of 1 draws"):
         native.sample(logits, replace(make_draws(one, torch.zeros(1)), edits=[]))
     with pytest.raises(ValueError, match="num_top must be a contiguous vector of 1"):
         native.sample(logits, replace(make_draws(one, torch.zeros(1)), num_top=torch.zeros(2)))
+    draws, bits = make_draws(one, torch.zeros(1)), torch.zeros(1, 1, dtype=torch.int32)
+    for message, wrong in [
+        ("masks and mask_rows come together", dict(masks=bits)),
+        ("masks and mask_rows come together", dict(mask_rows=one)),
+        (r"mask_rows must be in -1..0", dict(masks=bits, mask_rows=one + 1)),
+        (r"masks must be int32 \[1, 1\]", dict(masks=bits.long(), mask_rows=one)),
+        (r"masks must be int32 \[1, 1\]", dict(masks=bits.repeat(1, 2), mask_rows=one)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            native.sample(logits, replace(draws, **wrong))
     with pytest.raises(ValueError, match="uniform must be a contiguous vector of 1"):
         native.sample(logits, make_draws(one, torch.zeros(2)))

@@ -178,7 +178,8 @@ struct Survey;
 // typical_p, in this order, each over what is left, then the first token at which the sum of the weights exp(y - max),
 // in rising order of the ids, exceeds `uniform` of the sum of all.
 //
-// Before, the row is edited, and afterwards it is as it was: a row with edits is drawn from once.
+// Before, what a mask bans is -infinity, and stays so; then the row is edited, and afterwards it is as it was. A row with
+// a mask or with edits is drawn from once.
 //
 // Weights of a few candidates are in fp64. Those of a whole row are in fp32, and summed block by block of kSumBlock.
 struct SampleOp {
@@ -193,9 +194,14 @@ struct SampleOp {
     // The lists of draw i are those from edit_ends[i - 1] (0 for the first) to edit_ends[i]; null where nothing is
     // edited. A list is the address of its LogitEdits and how many they are.
     const int64_t *edit_ends, *edit_lists;
-    int64_t* tokens;  // [count], written; -1 where a row holds NaN or +infinity, or nothing above -infinity
-    // Log-probabilities of the row as given, in most_top columns: of those tokens, and of the num_top likeliest as in
-    // LogprobsOp. None of a row where num_top is -1, or of all where it is null.
+    // Bit i % 32 of word i / 32 is set where token i is allowed. Draw i has mask mask_rows[i], or none where that is -1;
+    // null where none has.
+    const int32_t* masks;  // masks_stride words between masks of ceil(n / 32)
+    int64_t masks_stride;
+    const int64_t* mask_rows;  // [count]
+    int64_t* tokens;           // [count], written; -1 where a row holds NaN or +infinity, or nothing above -infinity
+    // Log-probabilities of the row as its mask leaves it, in most_top columns: of those tokens, and of the num_top
+    // likeliest as in LogprobsOp. None of a row where num_top is -1, or of all where it is null.
     const int64_t* num_top;
     int64_t most_top;
     float* logprobs;      // [count], written
@@ -207,6 +213,7 @@ struct SampleOp {
     void run(int phase, int64_t chunk, int thread) const;
 
     class Edited;
+    int64_t draw(int64_t chunk, float* x) const;
     void write_likeliest(int64_t chunk, const float* x, const Survey& given) const;
 };
 

@@ -6,7 +6,6 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +47,8 @@ class PendingMasks:
     def __init__(self, rows: list[int], bits: Tensor, jobs: list[Job], futures: list[Future[None]]) -> None:
         self.rows = rows
         """Of the step's logits, those that have a mask."""
-        self._bits = bits
+        self.bits = bits
+        """int32 `[len(rows), ceil(V / 32)]`: what may follow, once `wait` has returned."""
         self._jobs = jobs
         self._futures = futures
 
@@ -60,16 +60,14 @@ class PendingMasks:
     ) -> None:
         wait(self._futures)
 
-    def apply_(self, ops: Any, logits: Tensor) -> dict[int, BaseException]:
-        """Waits for the masks, and sets to -inf in `logits [R, V]` what they do not allow. Returns what was raised, by
-        row: such a row holds nothing that could be picked from."""
+    def wait(self) -> dict[int, BaseException]:
+        """Waits for the masks. Returns what was raised, by row: the bits of such a row mean nothing."""
         failures: dict[int, BaseException] = {}
         for future in self._futures:
             future.result()
         for job in self._jobs:
             for index in range(job.first + job.num_filled, job.first + job.num_rows):
                 failures[self.rows[index]] = job.failure
-        ops.apply_mask_(logits, self._bits, torch.tensor(self.rows, dtype=torch.int64))
         return failures
 
 
@@ -77,6 +75,7 @@ class NoMasks:
     """Those of a step in which every token may follow."""
 
     rows: list[int] = []
+    bits: Tensor | None = None
 
     def __enter__(self) -> NoMasks:
         return self
@@ -86,7 +85,7 @@ class NoMasks:
     ) -> None:
         pass
 
-    def apply_(self, ops: Any, logits: Tensor) -> dict[int, BaseException]:
+    def wait(self) -> dict[int, BaseException]:
         return {}
 
 

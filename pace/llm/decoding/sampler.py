@@ -267,10 +267,9 @@ class Sampler:
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
-        failures = pending.apply_(self.ops, logits)
-        drawn = self._draw(logits, spans)
+        failures = pending.wait()
+        drawn = self._draw(logits, spans, pending)
         picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
-        masked = pending.rows
         for row in failures:
             picked[row] = -1
         outcomes: list[list[int]] = [[] for _ in spans]
@@ -285,7 +284,7 @@ class Sampler:
             own, strategy = picked[row : row + num_rows], span.sequence.strategy
             try:
                 if min(own) < 0:
-                    own = own[: self._count_left(logits, row, own, span, failures, masked)]
+                    own = own[: self._count_left(logits, row, own, span, failures, pending.rows)]
                 if not strategy.is_picked:
                     outcomes[index] = self._choose(logits[row : row + len(own)], span)
                 else:
@@ -299,13 +298,16 @@ class Sampler:
             row += num_rows
         return outcomes
 
-    def _draw(self, logits: Tensor, spans: list[Span]) -> Drawn | None:
+    def _draw(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks) -> Drawn | None:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
-        it holds NaN or +inf, or nothing is left to draw. None where only the largest are wanted."""
+        it holds NaN or +inf, or nothing is left to draw. None where only the largest are wanted, of the rows as
+        their masks leave them by then: `argmax` finds those without rules."""
         for span in spans:
             if span.sequence.strategy.wants_sample:
                 break
         else:
+            if pending.bits is not None:
+                self.ops.apply_mask_(logits, pending.bits, torch.tensor(pending.rows))
             return None
         rules: list[Rules] = []
         places: list[float] = []
@@ -320,9 +322,12 @@ class Sampler:
             edits += self._edits(span, strategy)
             wants_logprobs = strategy.is_picked and strategy.num_logprobs is not None
             num_top += [min(strategy.num_logprobs, logits.shape[1]) if wants_logprobs else -1] * num_rows
-        return self.ops.sample(
-            logits, draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
-        )
+        wanted = draws(rules, places, edits if any(edits) else None, num_top if max(num_top) >= 0 else None)
+        if pending.bits is not None:
+            mask_rows = torch.full((len(rules),), -1)
+            mask_rows[pending.rows] = torch.arange(len(pending.rows))
+            wanted = replace(wanted, masks=pending.bits, mask_rows=mask_rows)
+        return self.ops.sample(logits, wanted)
 
     def _edits(self, span: Span, strategy: DecodingStrategy) -> list[list[Edits]]:
         """Of each wanted row of a span, which fails alone where its processors do."""

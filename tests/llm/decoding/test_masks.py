@@ -126,7 +126,10 @@ def test_masks_are_filled_while_the_model_runs() -> None:
     assert set(tokens) <= {5, 6} and Waiting.count == 8
 
 
-def test_a_step_masks_all_rows_at_once_and_looks_for_the_largest_once(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "config, of_a_step", [(SamplingConfig(), ["apply_mask_", "argmax"]), (CONFIGS["sampled"], ["sample"])]
+)
+def test_a_step_masks_all_rows_at_once_and_picks_by_one_call(config: SamplingConfig, of_a_step: list[str]) -> None:
     generator = make_generator(model=FakeModel(eos_bias=-50.0))
     ops, calls = generator.driver.engine.sampler.ops, []
 
@@ -138,13 +141,11 @@ def test_a_step_masks_all_rows_at_once_and_looks_for_the_largest_once(monkeypatc
     generator.driver.engine.sampler.ops = Counted()
     masks = [None, AllowedTokens(range(7, 30)), FunctionMask(random_allowed(1), forces=False)] * 4
     with by_hand(generator) as hand:
-        requests = [
-            generator.add_request([1 + index], with_mask(SamplingConfig(), mask, 5)) for index, mask in enumerate(masks)
-        ]
+        requests = [generator.add_request([1 + index], with_mask(config, mask, 5)) for index, mask in enumerate(masks)]
         while hand.step():
             pass
     assert all(request.done for request in requests)
-    assert calls == ["apply_mask_", "argmax"] * 5
+    assert calls == of_a_step * 5
     calls.clear()
     generator.generate([[1], [2]], SamplingConfig(max_new_tokens=5))
     assert calls == ["argmax"] * 5, "nothing of masks where there are none"
