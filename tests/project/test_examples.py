@@ -152,6 +152,11 @@ def test_tools(run):
     assert 'get_weather({"city": "Rome"}) -> sunny, 24 degrees' in out and out.endswith("24 degrees.\n")
 
 
+def test_guidance(run):
+    pytest.importorskip("guidance")
+    assert run("pace_llm_guidance.py").splitlines() == ["It is 24 degrees.", "5 dogs", "Tokyo Cairo Madrid"]
+
+
 def test_prefix(run):
     """Every prompt but the first begins with the system prompt that was there, and a second turn with all of the
     first."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pace.llm.clients.session import Session
 
-NEAR = 32
+NEAR = 8
 """A branch that lacks this many tokens or fewer is taken without looking for a nearer one."""
 
 

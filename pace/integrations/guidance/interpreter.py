@@ -89,7 +89,9 @@ class PaceInterpreter(EngineInterpreter):
         tools, template = self._tools(node), ChatTemplate(self.engine.hf_tokenizer)
         state = self.state
         if state.active_role != "assistant" or not state.is_conversation:
-            raise ValueError("tools are called in a turn of the assistant: `with assistant():`, and no text outside of turns")
+            raise ValueError(
+                "tools are called in a turn of the assistant: `with assistant():`, and no text outside of turns"
+            )
         state.told = state.turn_from, template.render(state.messages, tools)
         begins = len(state.prompt)
         reasoning = template.reasoning and template.reasoning.after(state.read)
