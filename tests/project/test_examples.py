@@ -154,7 +154,8 @@ def test_tools(run):
 
 def test_guidance(run):
     pytest.importorskip("guidance")
-    assert run("pace_llm_guidance.py").splitlines() == ["It is 24 degrees.", "5 dogs", "Tokyo Cairo Madrid"]
+    answer, choices, capitals = run("pace_llm_guidance.py").splitlines()
+    assert (answer, capitals) == ("It is 24 degrees.", "Tokyo Cairo Madrid") and choices in ("5 dogs", "5 cats")
 
 
 def test_prefix(run):

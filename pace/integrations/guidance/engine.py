@@ -62,6 +62,7 @@ class PaceEngine(Engine):
         **options: Any,
     ) -> None:
         """`options` are those of guidance's Engine. Raises ValueError for a model without a tokenizer."""
+        table = model._open.grammars.table
         self.model_obj = model  # guidance's name for it
         self.hf_tokenizer = model.tokenizer
         if isinstance(chat_template, str):
@@ -69,7 +70,6 @@ class PaceEngine(Engine):
             self.hf_tokenizer.chat_template, chat_template = chat_template, None
         self.seed = seed
         self._branches = Branches(model.session, max_branches)
-        table = model._open.grammars.table
         super().__init__(PaceTokenizer(table, self.hf_tokenizer, chat_template), **options)
 
     def close(self) -> None:

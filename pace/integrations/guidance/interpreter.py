@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,7 +126,10 @@ class PaceInterpreter(EngineInterpreter):
         if not after.startswith(before):
             raise NotImplementedError("the chat template writes calls in another way once there are results")
         state.messages = [*called, *results]
-        yield from self._end_turn(self.get_role_end("assistant") + after.removeprefix(before))
+        behind_id = re.split(r"\$[A-Z]+", template.format.tail + template.format.closing)[-1]
+        last_words = behind_id.split()[-1:] or ["}"]  # of the calls: what is behind them ends the turn
+        _, found, end = before.rpartition(last_words[0])
+        yield from self._end_turn((end if found else self.get_role_end("assistant")) + after.removeprefix(before))
         state.active_role, state.turn_from = "assistant", len(state.prompt)
 
     def _end_turn(self, text: str) -> Iterator[OutputAttr]:

@@ -78,7 +78,7 @@ def test_constraints_hold_and_captures_are_kept(lm):
     assert out["colour"] in ("blue", "green") and len(out["number"]) == 3
     many = lm
     for _ in range(2):
-        many += " a word: " + regex("[a-z]{3}", name="words", list_append=True)
+        many += " a word: " + gen("words", regex="[a-z]{3}", list_append=True)
     assert [len(word) for word in many["words"]] == [3, 3]
 
 
@@ -193,8 +193,9 @@ def test_echo_has_the_probabilities_of_all_tokens(model):
     tokens = [token for part in lm.engine(state, grammar, sampling_params=SamplingParams()) for token in part.tokens]
     scored = np.exp(model.score([[model.tokenizer.bos_token_id, *ids]])[0].numpy())
     forced = [token for token in tokens if token.is_input]
-    assert len(forced) >= 4 and [token.token_id for token in forced] == ids[-len(forced) :]
-    assert [token.prob for token in forced] == pytest.approx(scored[-len(forced) :].tolist(), rel=1e-4)
+    first = ids.index(forced[0].token_id)
+    assert len(forced) >= 4 and [token.token_id for token in forced] == ids[first : first + len(forced)]
+    assert [token.prob for token in forced] == pytest.approx(scored[first : first + len(forced)].tolist(), rel=1e-4)
     assert all(len(token.top_k) >= 5 for token in tokens)
     lm.close()
 

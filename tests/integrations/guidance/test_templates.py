@@ -147,7 +147,7 @@ def test_system_prompts_and_streams(lm):
     @guidance.guidance
     def answer(lm):
         with assistant():
-            return lm + gen(max_tokens=8, name="city")
+            return lm + gen(max_tokens=12, name="city")
 
     pieces = [str(part) for part in lm.stream() + answer()]
     assert "Tokyo" in pieces[-1] and len(pieces) > 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from guidance import assistant, gen, system, user
@@ -126,6 +127,42 @@ def test_what_cannot_be_called(lm, model):
         lm + ToolCallNode.from_tools([custom])
     with pytest.raises(NotImplementedError, match="plaintext_regex"), assistant():
         lm + ToolCallNode.from_tools([get_weather], plaintext_regex="a*")
+
+
+HERMES = '<tool_call>{{ {"name": c.function.name, "arguments": c.function.arguments} | tojson }}</tool_call>'
+MISTRAL = '{{ {"name": c.function.name, "arguments": c.function.arguments, "id": c.id} | tojson }}'
+LLAMA3 = '{{ {"name": c.function.name, "parameters": c.function.arguments} | tojson }}'
+FORMS = {
+    "hermes": "{% for c in m.tool_calls %}" + HERMES + "{% endfor %}<|eom|>\n",
+    "mistral": "[TOOL_CALLS][{% for c in m.tool_calls %}" + MISTRAL + "{% endfor %}]</s>",
+    "llama3": "{% for c in m.tool_calls %}" + LLAMA3 + "{% endfor %}<|eot|>",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_of_other_forms_end_as_their_template_ends_them(model, monkeypatch, name):
+    """The template ends a turn of calls in another way than a turn of text."""
+    from pace.llm.chat import format_named, read_tools
+    from pace.llm.chat.template import ChatTemplate
+
+    monkeypatch.setattr(ChatTemplate, "format", format_named(name))
+    template = (
+        "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
+        "{% if m.tool_calls %}" + FORMS[name] + "{% else %}{{ m.content }}<end>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    lm = ask(Pace(model, echo=False, chat_template=template))
+    with assistant():
+        lm += ToolCallNode.from_tools([get_weather], tool_choice="required")
+        state = lm._interpreter.state
+    tools = read_tools([Tool.from_callable(get_weather).to_openai_style()])
+    rendered = ChatTemplate(lm.engine.hf_tokenizer).render(state.messages, tools)
+    assert without_blanks_and_ids(state.read) == without_blanks_and_ids(rendered)
+    lm.close()
+
+
+def without_blanks_and_ids(text):
+    return re.sub(r'"id":"\w{9}"', "ID", "".join(text.split()))
 
 
 def test_a_template_that_knows_no_tools(model):
