@@ -22,7 +22,7 @@ PROMPTS = [
     "The capital of Japan is Tokyo. The capital of",
 ]
 ANY_TEXT = "(?s:.+)"
-"""llguidance 1.5.0 forgets the temperature of a text that may be empty."""
+"""llguidance takes the temperature of a text that may be empty as 0."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 10}, "age": {"type": "integer", "maximum": 99}},
