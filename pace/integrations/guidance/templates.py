@@ -104,12 +104,8 @@ class Turns:
         following = {"system": ["user", "assistant"], "assistant": ["user"]}.get(role, ["assistant"])
         betweens = [text for other in following if (text := self._between(role, other)) is not None]
         pieces = self._pieces(_up_to(role))
-        if pieces is not None:
-            return pieces[-1] if all(text.startswith(pieces[-1]) for text in betweens) else ""
-        if not betweens:
-            return ""
-        start = role == "system" and self.start("user", "assistant")  # a system prompt does not stand alone everywhere
-        return betweens[0].removesuffix(start) if start else betweens[0]
+        tail = "" if pieces is None else pieces[-1]  # a system prompt does not stand alone everywhere
+        return tail if all(text.startswith(tail) for text in betweens) else ""
 
     def _pieces(self, roles: Sequence[str], begin_answer: bool = False) -> list[str] | None:
         """The text around the contents of a conversation of these roles, one piece more than there are roles; None
