@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,36 @@ def guidance(folder: Path, results: Path) -> None:
     _check(environment(folder, ["guidance", "openai"]), folder, results, "guidance")
 
 
+def guidance_tests(files: list[str], folder: Path, results: Path) -> None:
+    """guidance's tests of models, through `Pace`: a plugin gives them the bundled model for all others."""
+    folder = folder.parent / "guidance_tests"
+    folder.mkdir(exist_ok=True)
+    python = environment(folder, ["guidance>=0.3,<0.4"])
+    tests = folder / "suite" / "tests"  # without the package beside them: that of the environment is tested
+    if not tests.exists():
+        shutil.copytree(checkout(folder, "https://github.com/guidance-ai/guidance") / "tests", tests)
+    _pytest(
+        python, [f"tests/{file}" for file in files], results, tests.parent, "-p", "guidance_plugin",
+        PYTHONPATH=f"{HERE / 'guidance'}:{ROOT}", HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+
+
+def guidance_pace(folder: Path, results: Path) -> None:
+    """Our own tests of `Pace`, its page and its example; and those of grammars, with guidance's version of
+    llguidance."""
+    python = environment(folder, ["guidance>=0.3,<0.4"])
+    files = ["tests/integrations", "tests/grammar", "tests/llm/test_structured.py", "tests/llm/decoding"]
+    files += ["tests/project/test_examples.py::test_guidance"]
+    files += ["tests/project/test_pages.py::test_python_blocks_run_and_do_what_is_said[docs/guidance.md]"]
+    _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT))
+
+
+GUIDANCE_MODELS = ["model_integration/library"] + [
+    f"model_integration/test_{name}.py" for name in ("engine", "grammar", "model")
+]
+"""test_tokenizers.py is of a tokenizer that `Pace` does not use."""
+GUIDANCE_LLAMA_CPP = ["model_specific/llama_cpp_tests", "model_specific/test_transformers.py"]
+
 SUITES = {
     suite.name: suite
     for suite in (
@@ -117,6 +148,17 @@ SUITES = {
         Suite("langchain", "langchain-tests with `ChatOpenAI`", langchain),
         Suite("kani", "kani `OpenAIEngine`", kani),
         Suite("guidance", "guidance `OpenAI`, `VLLMModel`", guidance),
+        Suite(
+            "guidance_model_integration",
+            "guidance's `model_integration`, in `Pace`",
+            partial(guidance_tests, GUIDANCE_MODELS),
+        ),
+        Suite(
+            "guidance_llama_cpp_tests",
+            "guidance's `llama_cpp_tests`, in `Pace`",
+            partial(guidance_tests, GUIDANCE_LLAMA_CPP),
+        ),
+        Suite("guidance_pace", "our tests of `Pace`, with guidance's llguidance", guidance_pace),
     )
 }
 

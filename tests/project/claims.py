@@ -50,6 +50,14 @@ CLAIMS = {
         "structural_tag": """
             assert out.texts[0]""",
     },
+    "docs/guidance.md": {
+        "gen, regex": """
+            assert "Tokyo" in answer["city"] and out["next"] == "5" and out["pet"] in ("dogs", "cats")""",
+        "lm.batch": """
+            assert texts == [str(lm + question + gen(max_tokens=8)) for question in questions] and "Cairo" in texts[0]""",
+        "get_weather": """
+            assert "sunny, 24 degrees" in str(chat) and "24" in chat["answer"]""",
+    },
     "docs/decoding.md": {
         "add_request": """
             assert "Cairo" in urgent.text and urgent.done and all(request.done for request in requests)

@@ -152,6 +152,12 @@ def test_tools(run):
     assert 'get_weather({"city": "Rome"}) -> sunny, 24 degrees' in out and out.endswith("24 degrees.\n")
 
 
+def test_guidance(run):
+    pytest.importorskip("guidance")
+    answer, choices, capitals = run("pace_llm_guidance.py").splitlines()
+    assert (answer, capitals) == ("It is 24 degrees.", "Tokyo Cairo Madrid") and choices in ("5 dogs", "5 cats")
+
+
 def test_prefix(run):
     """Every prompt but the first begins with the system prompt that was there, and a second turn with all of the
     first."""

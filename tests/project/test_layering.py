@@ -37,6 +37,8 @@ MOST_FILES = 15
 """Modules of one folder, side by side."""
 HUB = {"transformers", "huggingface_hub"}
 """Only hf_utils imports these."""
+EXTRAS = {"guidance"}
+"""Libraries that only their rooms in pace.integrations import."""
 
 
 def module_name(path: Path) -> str:
@@ -111,6 +113,12 @@ def test_the_engine_composes_its_parts(module):
 def test_only_hf_utils_knows_the_hub(module):
     if module != "pace.llm.models.hf_utils":
         assert not {name.split(".")[0] for name in imports_of(module)} & HUB
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_library_is_known_in_its_room_alone(module):
+    libraries = {name.split(".")[0] for name in imports_of(module)} & EXTRAS
+    assert all(module.startswith(f"pace.integrations.{library}") for library in libraries), libraries
 
 
 @pytest.mark.parametrize("top", ["pace", "tests"])

@@ -29,6 +29,8 @@ PAGES = {
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 }
 README = PAGES["README.md"]
+EXTRAS = {"docs/guidance.md": "guidance"}
+"""Libraries that the blocks of a page need, and that the tests do without."""
 LOGS = {"docs/benchmarks.md"}
 """Pages whose commands name paths of the machine that ran them."""
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -72,6 +74,8 @@ def test_the_front_page_is_short_and_leads_to_every_other():
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python")])
 def test_python_blocks_run_and_do_what_is_said(page, tmp_path):
     """One after the other in one process, as a reader would paste them."""
+    if page in EXTRAS:
+        pytest.importorskip(EXTRAS[page])
     program, asserted = [], 0
     for block in blocks(PAGES[page], "python"):
         claims = [textwrap.dedent(claim) for phrase, claim in CLAIMS[page].items() if phrase in block]

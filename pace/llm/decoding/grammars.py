@@ -54,10 +54,15 @@ class GrammarCompiler:
         first grammar hears of what is wrong."""
         threading.Thread(target=lambda: self._table_future().exception(), name="pace-grammars", daemon=True).start()
 
+    @property
+    def table(self) -> Any:
+        """llguidance's table of the vocabulary (`make_table`), made once. Raises what `make_table` does."""
+        return self._table_future().result()
+
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises ValueError for a grammar that llguidance refuses, that allows nothing, or that this tokenizer cannot
         serve, and ModuleNotFoundError where llguidance is missing."""
-        table = self._table_future().result()
+        table = self.table
         with self._lock:
             found = self._compiled.get(grammar.source)
             if found is not None:
@@ -79,7 +84,7 @@ class GrammarCompiler:
 
     def mask(self, grammar: Grammar, end_tokens: list[int]) -> GrammarMask:
         """A mask at the grammar's start, to be forked. Raises what `compile` does."""
-        matcher, table_ends = self.compile(grammar).matcher, _ends(self._table_future().result())
+        matcher, table_ends = self.compile(grammar).matcher, _ends(self.table)
         return GrammarMask(matcher, tuple(end_tokens), tuple(table_ends - set(end_tokens)))
 
     def captures(self, grammar: Grammar) -> CaptureReader | None:

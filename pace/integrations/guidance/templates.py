@@ -1,0 +1,130 @@
+"""guidance's chat templates, derived from any template of transformers.
+
+guidance writes a conversation turn by turn, as text around what a role says. A Jinja template writes it as a whole. So
+conversations of marked contents are rendered, and the text between two marks is divided into the end of one turn and the
+start of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from guidance.chat import ChatTemplate, UnsupportedRoleException
+
+USUALLY_AFTER = {"user": "assistant", "assistant": "user", "tool": "assistant"}
+"""The role that a role follows where nothing better is known."""
+UP_TO = {"user": ["user"], "system": ["system"]}
+"""A conversation up to a turn of each role. Other roles come after a question, those but "assistant" after its answer."""
+
+
+class DerivedTemplate(ChatTemplate):
+    """The template of one tokenizer; `derive` makes the class."""
+
+    template_str: str
+    turns: Turns
+
+    def get_role_start(self, role_name: str, **kwargs: Any) -> str:
+        return self.start(role_name, USUALLY_AFTER.get(role_name))
+
+    def get_role_end(self, role_name: str | None = None) -> str:
+        return "" if role_name is None else self.turns.end(role_name)
+
+    def start(self, role: str, previous: str | None) -> str:
+        """The text before what `role` says: after a turn of `previous`, or at the beginning where that is None. Raises
+        UnsupportedRoleException for a role that the template does not show."""
+        if previous is None:
+            text = self.turns.opening(role)
+        else:
+            text = self.turns.start(role, previous)
+            if text is None and (usual := USUALLY_AFTER.get(role)) is not None:
+                text = self.turns.start(role, usual)
+        if text is None:
+            raise UnsupportedRoleException(role, self)
+        return text
+
+
+def derive(tokenizer: Any, hidden_start: str = "") -> type[DerivedTemplate] | None:
+    """The template of a tokenizer. `hidden_start` is left out at its beginning. None for a tokenizer without one."""
+    source = getattr(tokenizer, "chat_template", None)
+    if source is None:
+        return None
+    source = source if isinstance(source, str) else source.get("default", next(iter(source.values())))
+    attributes = {"template_str": source, "turns": Turns(tokenizer, hidden_start)}
+    return type("DerivedTemplate", (DerivedTemplate,), attributes)
+
+
+class Turns:
+    """Text around turns, as a tokenizer's template has it. What it cannot show is None. Each is found once."""
+
+    def __init__(self, tokenizer: Any, hidden_start: str) -> None:
+        self._tokenizer = tokenizer
+        self._hidden_start = hidden_start
+        self._known: dict[tuple[str, ...], str | None] = {}
+
+    def opening(self, role: str) -> str | None:
+        """What stands before the first turn, of this role."""
+        return self._once(lambda: self._opening(role), "opening", role)
+
+    def start(self, role: str, previous: str) -> str | None:
+        """What stands between the end of a turn of `previous` and what `role` says next."""
+        between = self._between(previous, role)
+        return None if between is None else between[len(self.end(previous)) :]
+
+    def end(self, role: str) -> str:
+        """What stands behind a turn, whatever follows; "" where that depends on what follows, which then begins with
+        it."""
+        return self._once(lambda: self._end(role), "end", role)
+
+    def _between(self, previous: str, role: str) -> str | None:
+        return self._once(lambda: self._find_between(previous, role), "between", previous, role)
+
+    def _once(self, find: Callable[[], str | None], *key: str) -> str | None:
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
+
+    def _opening(self, role: str) -> str | None:
+        pieces = self._pieces([role]) or self._pieces([role, "user"])
+        return pieces and pieces[0]
+
+    def _find_between(self, previous: str, role: str) -> str | None:
+        """What stands between two turns. That of an assistant is opened as its answer is to be."""
+        roles = _up_to(previous)
+        if role != "assistant":
+            pieces = self._pieces([*roles, role]) or self._pieces([*roles, role, "assistant"])
+            return pieces and pieces[len(roles)]
+        begun, over = self._pieces(roles, begin_answer=True), self._pieces(roles)
+        if begun is not None and begun != over:
+            return begun[-1]
+        shown = self._pieces([*roles, role])
+        return shown and shown[-2]
+
+    def _end(self, role: str) -> str:
+        following = {"system": ["user", "assistant"], "assistant": ["user"]}.get(role, ["assistant"])
+        betweens = [text for other in following if (text := self._between(role, other)) is not None]
+        pieces = self._pieces(_up_to(role))
+        tail = "" if pieces is None else pieces[-1]  # a system prompt does not stand alone everywhere
+        return tail if all(text.startswith(tail) for text in betweens) else ""
+
+    def _pieces(self, roles: Sequence[str], begin_answer: bool = False) -> list[str] | None:
+        """The text around the contents of a conversation of these roles, one piece more than there are roles; None
+        where the template refuses it or does not show each content once."""
+        marks = [f"zq{index}content" for index in range(len(roles))]
+        messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks)]
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begin_answer)
+        except Exception:  # whatever a template may raise about a conversation that it was not made for
+            return None
+        pieces = []
+        for mark in marks:
+            before, found, text = text.partition(mark)
+            if not found or mark in text:
+                return None
+            pieces.append(before)
+        pieces[0] = pieces[0].removeprefix(self._hidden_start)
+        return [*pieces, text]
+
+
+def _up_to(role: str) -> list[str]:
+    return UP_TO.get(role, ["user", "assistant"] if role == "assistant" else ["user", "assistant", role])
