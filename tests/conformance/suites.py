@@ -123,7 +123,7 @@ def guidance_pace(folder: Path, results: Path) -> None:
     """Our own tests of `Pace`, its page and its example; and those of grammars, with guidance's version of
     llguidance."""
     python = environment(folder, ["guidance>=0.3,<0.4"])
-    files = ["tests/integrations", "tests/grammar", "tests/llm/test_structured.py", "tests/llm/decoding"]
+    files = ["tests/integrations", "tests/grammar", "tests/llm/test_structured.py"]
     files += ["tests/project/test_examples.py::test_guidance"]
     files += ["tests/project/test_pages.py::test_python_blocks_run_and_do_what_is_said[docs/guidance.md]"]
     _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT))
