@@ -442,12 +442,12 @@ def test_every_field_has_an_option(name):
 
 def test_the_other_fields():
     assert parse("--do-sample", "--no-ignore-eos").explicit_fields == {"do_sample", "ignore_eos"}
-    assert parse("--token-healing").token_healing is True
+    assert parse("--token-healing", "--unmasked-logprobs").explicit_fields == {"token_healing", "unmasked_logprobs"}
     assert parse("--do-sample").do_sample is True and parse("--no-do-sample").do_sample is False
     assert parse("--stop-strings", "a b", "--stop-strings", "c").stop_strings == ["a b", "c"]
     assert parse().explicit_fields == set()
     assert parse("--choices", "a b", "c").choices == ["a b", "c"] and parse("--regex", "a+").regex == "a+"
-    covered = set(VALUES) | {"do_sample", "ignore_eos", "token_healing", "stop_strings"}
+    covered = set(VALUES) | {"do_sample", "ignore_eos", "token_healing", "unmasked_logprobs", "stop_strings"}
     covered |= {"choices", "regex", "json_schema", "grammar"}
     assert {field.name for field in fields(SamplingConfig)} - covered == {
         "logits_processors",

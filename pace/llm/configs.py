@@ -56,6 +56,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "logit_bias": checks.logit_bias,
     "seed": checks.integer(0, 2**64 - 1),
     "logprobs": checks.logprobs,
+    "unmasked_logprobs": checks.flag,
     "prompt_logprobs": checks.logprobs,
     "ignore_eos": checks.flag,
     "token_healing": checks.flag,
@@ -157,8 +158,11 @@ class SamplingConfig:
     generator."""
     logprobs: int | bool | None = None
     """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
-    They are of the model's own distribution, among the tokens that a token_mask allows: before temperature, penalties
-    and filters."""
+    They are of the model's own distribution, among the tokens that a grammar or token_mask allows: before temperature,
+    penalties and filters."""
+    unmasked_logprobs: bool = False
+    """Log-probabilities, those of captures included, are among all tokens: how likely the text is to the model that is
+    held to a grammar."""
     prompt_logprobs: int | bool | None = None
     """The same for each token of the prompt after the first."""
     ignore_eos: bool = False
@@ -337,6 +341,8 @@ class SamplingConfig:
             raise ValueError("step_every and step_strings say when step_callback is asked; give it, too")
         if self.step_callback is not None and self.num_beams > 1:
             raise ValueError("beam search knows no text before its end: step_callback goes with num_beams=1")
+        if self.unmasked_logprobs and self.num_beams > 1:
+            raise NotImplementedError("unmasked_logprobs goes with num_beams=1: beams are ranked by what is allowed")
         if self.token_healing and self.token_mask is not None:
             raise ValueError("token_healing and token_mask both say which tokens come first; give one of them")
         if self.token_healing and self.num_beams > 1:
@@ -344,15 +350,17 @@ class SamplingConfig:
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
         idle = ["length_penalty", "early_stopping"] if self.num_beams == 1 else []
+        idle += ["unmasked_logprobs"] if self.logprobs is None and self.grammar is None else []
         if not self.do_sample and "do_sample" not in asked:
             idle += ["temperature", "top_k", "top_p", "min_p", "typical_p"]
         idle = [name for name in idle if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
         if idle:
             logger.warning(
-                "%s set, but without effect: nothing looks at them with do_sample=%s and num_beams=%d",
+                "%s set, but without effect: nothing looks at them with do_sample=%s, num_beams=%d and logprobs=%s",
                 ", ".join(idle),
                 self.do_sample,
                 self.num_beams,
+                self.logprobs,
             )
 
 

@@ -150,7 +150,7 @@ class Generator:
     ) -> DecodingStrategy:
         if not processors and not config.do_sample and num_logprobs is None:
             return Greedy()
-        return Sampling(processors, Rules.of(config), seed, num_logprobs)
+        return Sampling(processors, Rules.of(config), seed, num_logprobs, config.unmasked_logprobs)
 
     def _end_tokens(self, config: SamplingConfig) -> list[int]:
         return [] if config.ignore_eos or config.eos_token_id is None else config.eos_token_id

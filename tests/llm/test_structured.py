@@ -14,7 +14,7 @@ import torch
 from pace.assets import TINY
 from pace.llm import AllowedTokens, Grammar, LLMModel, SamplingConfig
 from pace.llm.decoding.logits import Processors, build_processors
-from pace.llm.decoding.sampler import Rules, Sampling
+from pace.llm.decoding.sampler import Rules, Sampling, token_logprobs
 from pace.llm.sequence import Sequence, Span
 from tests.llm.bundled import KINDS, bundled
 from tests.llm.decoding.test_grammar_mask import GRAMMARS, PERSON, satisfies
@@ -107,6 +107,30 @@ def test_forced_tokens_take_no_step_of_their_own() -> None:
     out = bundled("plain").generate(PROMPTS[0], constrained("json_schema", "greedy"))
     assert out.metrics.num_forced_tokens > 10
     assert out.generated_token_ids[0] == plain_loop(PROMPTS[0], "json_schema", "greedy")[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        SamplingConfig(),
+        SamplingConfig(do_sample=True, seed=3, temperature=1.3, top_p=0.9),
+        SamplingConfig(repetition_penalty=1.3, prompt_logprobs=0),
+        SamplingConfig(logits_processors=[lambda ids, logits: logits + 1]),
+    ],
+    ids=["greedy", "sampled", "edited", "processed"],
+)
+def test_log_probabilities_without_the_mask(kind: str, rules: SamplingConfig) -> None:
+    model = bundled(kind)
+    config = SamplingConfig(json_schema=PERSON, logprobs=2, unmasked_logprobs=True, max_new_tokens=NUM_TOKENS)
+    out = model.generate(PROMPTS, config.copy().merge_from(rules))
+    for prompt, tokens, logprobs in zip(PROMPTS, out.generated_token_ids, out.logprobs):
+        with bundled("plain").session() as session:
+            rows = session.append([*model.tokenizer(prompt)["input_ids"], *tokens[:-1]], len(tokens))
+        assert logprobs == token_logprobs(native, rows, torch.arange(len(tokens)), torch.tensor(tokens), 2)
+    config.unmasked_logprobs = None
+    masked = model.generate(PROMPTS, config.copy().merge_from(rules))
+    assert masked.generated_token_ids == out.generated_token_ids and masked.logprobs != out.logprobs
 
 
 def test_samples_and_beams() -> None:

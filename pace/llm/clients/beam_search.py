@@ -70,7 +70,7 @@ class Choices:
 class Ranking:
     """A strategy that keeps what may follow a beam, and goes on with no token: the search decides."""
 
-    is_picked = wants_sample = False
+    is_picked = wants_sample = is_unmasked = False
     rules = None
     takes_drafts = False
 

@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 8
 class CollectLogits:
     """A strategy that keeps the logits of positions `first .. first + num_rows - 1`, and goes on with no token."""
 
-    is_picked = wants_sample = False
+    is_picked = wants_sample = is_unmasked = False
     rules = None
     takes_drafts = False
 
@@ -53,7 +53,7 @@ class ScoreTokens:
     """A strategy that keeps the log-probability of each token given those before it; no more logits than one step's are
     held."""
 
-    is_picked = wants_sample = False
+    is_picked = wants_sample = is_unmasked = False
     rules = None
     takes_drafts = False
 

@@ -35,6 +35,8 @@ class DecodingStrategy(Protocol):
     """Which tokens may be drawn; None where the largest is taken."""
     seed: int
     num_logprobs: int | None
+    is_unmasked: bool
+    """True where log-probabilities are of all tokens, also of those that the sequence's mask does not allow."""
     takes_drafts: bool
     """True where the sequence goes on with a token of each row, so that drafts may be verified; `guess` and
     `needs_every_row` are then there, too."""
@@ -60,6 +62,7 @@ class Greedy:
     has_edits = wants_sample = False
     rules = num_logprobs = None
     seed = 0
+    is_unmasked = False
     takes_drafts = True
     needs_every_row = False
 
@@ -100,7 +103,12 @@ class Sampling:
     takes_drafts = True
 
     def __init__(
-        self, processors: Processors, rules: Rules | None = None, seed: int = 0, num_logprobs: int | None = None
+        self,
+        processors: Processors,
+        rules: Rules | None = None,
+        seed: int = 0,
+        num_logprobs: int | None = None,
+        is_unmasked: bool = False,
     ) -> None:
         """Without rules the largest logit is taken; `num_logprobs` most likely tokens are recorded beside the chosen
         one, None for no record."""
@@ -108,6 +116,7 @@ class Sampling:
         self.rules = rules
         self.seed = seed
         self.num_logprobs = num_logprobs
+        self.is_unmasked = is_unmasked and num_logprobs is not None
         self.is_picked = processors.are_sparse
         self.has_edits = bool(processors) and self.is_picked
         self.wants_sample = self.is_picked and (rules is not None or self.has_edits or num_logprobs is not None)
@@ -225,6 +234,7 @@ class PromptLogprobs:
         """`num_top` most likely tokens are recorded beside each token of the prompt."""
         self.strategy = strategy
         self.num_top = num_top
+        self.is_unmasked = strategy.is_unmasked
 
     def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
         sequence = span.sequence
@@ -267,6 +277,7 @@ class Sampler:
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
+        unmasked = _copies(logits, spans) if pending.bits is not None else {}
         failures = pending.wait()
         drawn = self._draw(logits, spans, pending)
         picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
@@ -291,6 +302,8 @@ class Sampler:
                     outcomes[index] = accept_drafts(own, span)
                     if strategy.num_logprobs is not None:
                         self._note(drawn, row, span.sequence, len(outcomes[index]))
+                if index in unmasked and outcomes[index]:
+                    self._note_again(unmasked[index], span.sequence, outcomes[index])
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -352,6 +365,13 @@ class Sampler:
             logprob = TokenLogprob(int(drawn.tokens[row]), float(drawn.logprobs[row]), tuple(top))
             note(sequence, number + row - first, logprob)
 
+    def _note_again(self, logits: Tensor, sequence: Sequence, tokens: list[int]) -> None:
+        """Keeps the log-probabilities of accepted tokens under `logits [rows, V]`, in place of those that were noted."""
+        rows, chosen = torch.arange(len(tokens)), torch.tensor(tokens)
+        found = token_logprobs(self.ops, logits, rows, chosen, sequence.strategy.num_logprobs)
+        for number, logprob in enumerate(found, sequence.num_generated):
+            note(sequence, number, logprob)
+
     def _count_left(
         self,
         logits: Tensor,
@@ -391,6 +411,18 @@ def accept_drafts(chosen: list[int], span: Span) -> list[int]:
         if len(tokens) > len(drafts) or token != drafts[len(tokens) - 1]:
             break
     return tokens
+
+
+def _copies(logits: Tensor, spans: list[Span]) -> dict[int, Tensor]:
+    """By the index of its span: the rows from which a token may be picked, of one whose log-probabilities are wanted
+    without its mask."""
+    copies: dict[int, Tensor] = {}
+    end = 0
+    for index, span in enumerate(spans):
+        end += span.num_rows
+        if span.num_rows and span.sequence.mask is not None and span.sequence.strategy.is_unmasked:
+            copies[index] = logits[end - 1 - len(span.drafts) + span.num_certain : end].clone()
+    return copies
 
 
 def not_finite(sequence: Sequence) -> ValueError:
