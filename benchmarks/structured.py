@@ -24,27 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import page  # noqa: E402
+from benchmarks.structured_schemas import SCHEMAS  # noqa: E402
 from pace.bench.measure import load  # noqa: E402
 from pace.llm import Grammar, SamplingConfig  # noqa: E402
 from pace.llm.decoding.mask_filler import Job, PendingMasks  # noqa: E402
 from pace.llm.generator import Generator  # noqa: E402
 
 SCRIPT = "benchmarks/structured.py"
-NAMED = {"type": "string", "maxLength": 8}
-RECORD = {
-    "type": "object",
-    "properties": {
-        "first_name": NAMED,
-        "occupation": {"enum": ["gardener", "engineer", "physician"]},
-        "year_of_birth": {"type": "integer", "minimum": 1900, "maximum": 2026},
-    },
-    "required": ["first_name", "occupation", "year_of_birth"],
-    "additionalProperties": False,
-}
-SCHEMAS = {
-    "records": {"type": "array", "items": RECORD, "minItems": 500},
-    "strings": {"type": "array", "items": {"type": "string"}, "minItems": 500},
-}
 
 
 @dataclass
@@ -84,25 +70,24 @@ def train_tokenizer(vocab_size: int) -> Any:
 def watched() -> Iterator[dict[str, float]]:
     """Seconds that masks took, and that the engine waited for them."""
     seconds = {"fill": 0.0, "wait": 0.0}
-    run, apply = Job.run, PendingMasks.apply_
+    run, wait = Job.run, PendingMasks.wait
 
     def timed_run(self: Job, bits: Any) -> None:
         begin = time.perf_counter()
         run(self, bits)
         seconds["fill"] += time.perf_counter() - begin
 
-    def timed_apply(self: PendingMasks, ops: Any, logits: Any) -> Any:
+    def timed_wait(self: PendingMasks) -> Any:
         begin = time.perf_counter()
-        for future in self._futures:
-            future.result()
+        failures = wait(self)
         seconds["wait"] += time.perf_counter() - begin
-        return apply(self, ops, logits)
+        return failures
 
-    Job.run, PendingMasks.apply_ = timed_run, timed_apply
+    Job.run, PendingMasks.wait = timed_run, timed_wait
     try:
         yield seconds
     finally:
-        Job.run, PendingMasks.apply_ = run, apply
+        Job.run, PendingMasks.wait = run, wait
 
 
 def run(generator: Generator, batch: int, num_tokens: int, schema: dict[str, Any] | None) -> Run:

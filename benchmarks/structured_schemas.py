@@ -1,0 +1,19 @@
+"""What texts are held to where grammars are measured."""
+
+from __future__ import annotations
+
+NAMED = {"type": "string", "maxLength": 8}
+RECORD = {
+    "type": "object",
+    "properties": {
+        "first_name": NAMED,
+        "occupation": {"enum": ["gardener", "engineer", "physician"]},
+        "year_of_birth": {"type": "integer", "minimum": 1900, "maximum": 2026},
+    },
+    "required": ["first_name", "occupation", "year_of_birth"],
+    "additionalProperties": False,
+}
+SCHEMAS = {
+    "records": {"type": "array", "items": RECORD, "minItems": 500},
+    "strings": {"type": "array", "items": {"type": "string"}, "minItems": 500},
+}
