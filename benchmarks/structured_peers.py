@@ -37,7 +37,7 @@ def prepare(shape: str, folder: Path) -> Path:
     checkpoint = ensure_checkpoint(shape, target)
     if not (target / "model.gguf").exists():
         vocab_size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-        train_tokenizer(vocab_size).save_pretrained(checkpoint)
+        train_tokenizer(vocab_size - 64).save_pretrained(checkpoint)  # room for tokens that readers add
         write_gguf(checkpoint, target / "partial", "bf16", checkpoint)
         (target / "partial").rename(target / "model.gguf")
     return target
@@ -61,7 +61,7 @@ def of_guidance(lm: Any, num_tokens: int, schema: dict[str, Any]) -> dict[str, f
 
     programs = {
         "free": guidance.gen(max_tokens=num_tokens),
-        "records": guidance.json(name="records", schema=schema, max_tokens=num_tokens),
+        "records": guidance.json(schema=schema, max_tokens=num_tokens),
     }
     return {
         name: _rate(lambda program=program: (lm + PROMPT + program)._get_usage().output_tokens)
