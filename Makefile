@@ -1,4 +1,4 @@
-# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make conformance   make format   make sanitize
+# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make conformance   make format   make emulate   make sanitize
 # make clean
 # Each needs Python 3.11 and the package index, all but format and clean g++ 12; the second time they start at once.
 
@@ -16,7 +16,7 @@ QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py t
     tests/test_end_to_end.py
 QUICK_WORDS := "(not test_oracle or llama) and not stress and not emulated"
 
-.PHONY: demo check test conformance format sanitize clean
+.PHONY: demo check test conformance format emulate sanitize clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/pace_llm_basic.py $(ARGS)
@@ -37,6 +37,10 @@ format: $(VENV)/format.stamp
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 	find csrc tests/csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' | xargs $(BIN)/clang-format -i
+
+# All C++ tests of kernels on the least emulated CPU of each table; make test has most of them.
+emulate: $(VENV)/test.stamp
+	PACE_EMULATE_ALL=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_csrc.py -k least_cpu $(ARGS)
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and again under ThreadSanitizer.
 sanitize: $(VENV)/test.stamp
