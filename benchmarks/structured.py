@@ -3,8 +3,9 @@
     python benchmarks/structured.py [--shape qwen2.5-0.5b] [--into benchmarks/RESULTS.md]
 
 Weights are random, and the tokenizer is a byte-level BPE of the shape's vocabulary, trained on Python's library.
-`records` is a list of small objects, of which the grammar forces about half of the tokens. `strings` is a list of
-strings, in which it forces next to nothing, so that the masks alone are seen.
+`records` is a list of small objects, of which the grammar forces most tokens, `skeleton` one of objects with a single
+text, of which it forces about half. `strings` is a list of strings, in which it forces next to nothing, so that the masks
+alone are seen.
 """
 
 from __future__ import annotations

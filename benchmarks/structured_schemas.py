@@ -15,5 +15,15 @@ RECORD = {
 }
 SCHEMAS = {
     "records": {"type": "array", "items": RECORD, "minItems": 500},
+    "skeleton": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"short_summary": {"type": "string", "minLength": 8, "maxLength": 16}},
+            "required": ["short_summary"],
+            "additionalProperties": False,
+        },
+        "minItems": 500,
+    },
     "strings": {"type": "array", "items": {"type": "string"}, "minItems": 500},
 }

@@ -99,7 +99,8 @@ class Grammar:
         """Texts of this grammar with `text` before them."""
         source = json.loads(self.source)
         first, *others = source["grammars"]
-        name = first.get("name", "after_text")
+        taken = {part.get("name") for part in others}
+        name = first.get("name") or next(name for name in map("after_text{}".format, range(99)) if name not in taken)
         begin = {"lark_grammar": f"start: {json.dumps(text, ensure_ascii=False)} @{name}"}
         parts = [begin, first | {"name": name}, *others]
         return Grammar(self.kind, json.dumps(source | {"grammars": parts}, ensure_ascii=False), self.schema)

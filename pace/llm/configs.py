@@ -333,7 +333,7 @@ class SamplingConfig:
                 f"num_return_sequences={self.num_return_sequences} without sampling would return the same text each time; "
                 f"set do_sample=True, or num_beams"
             )
-        if self.step_callback is not None and self.step_every is None and self.step_strings is None:
+        if self.step_callback is not None and self.step_every is None and not self.step_strings:
             raise ValueError(
                 "step_callback is asked at step_every tokens or at step_strings; give one of them, or both"
             )

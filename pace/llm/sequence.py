@@ -62,6 +62,8 @@ class Sequence:
         self.sink: TokenSink = NULL_SINK
         self.steps: Any = None
         """A `RowSteps`, where the caller wants to be asked on the way."""
+        self.is_held = False
+        """True from the token on after which the caller is asked: no more come before it is parked and goes on."""
         self.mask: Any = None
         """A `SequenceMask`; None where every token may come."""
         self.max_length = max_length

@@ -64,9 +64,9 @@ class Batch:
         self._cancel_error: BaseException | None = None
         self._mail = Mail(feed.wants_tokens)
         self._live: dict[Sequence, int] = {}
-        self._cut: dict[Sequence, int] = {}
+        self._cut: dict[Sequence, list[int]] = {}
         """Generated tokens with which a row ends that the feed wanted no more of."""
-        self._num_told: dict[Sequence, int] = {}
+        self._told: dict[Sequence, list[int]] = {}
 
     def run(self, prompts: list[list[int]]) -> None:
         """Runs all rows to their ends; tells the feed the `prompts` of all and how they go. However it ends, nothing of
@@ -97,7 +97,7 @@ class Batch:
             for row, sequence in enumerate(group, first):
                 sequence.report_to(self._mail)
                 self._live[sequence] = row
-                self._num_told[sequence] = 0
+                self._told[sequence] = []
             if is_cancelled:
                 for sequence in group:
                     sequence.finish_reason = "cancelled"
@@ -122,24 +122,28 @@ class Batch:
         elif sequence in self._cut:
             return
         elif isinstance(token, TakenBack):
-            self._num_told[sequence] -= token.num_tokens
+            del self._told[sequence][-token.num_tokens :]
             self.feed.taken_back(row, token.num_tokens)
         else:
-            self._num_told[sequence] += 1
+            self._told[sequence].append(token)
             if self.feed.token(row, token, logprob) is False:
-                self._cut[sequence] = self._num_told[sequence]
+                self._cut[sequence] = self._told[sequence]
                 self.driver.abort([sequence])
 
     def _conclude(self, row: int, sequence: Sequence) -> None:
         if sequence.error is not None and sequence not in self._cut:
             raise sequence.error
-        del self._num_told[sequence]
-        num_generated = self._cut.pop(sequence, sequence.num_generated)
-        if num_generated < sequence.num_generated:  # it went on until it heard that this is enough
-            sequence.take_back(num_generated)
+        del self._told[sequence]
+        told = self._cut.pop(sequence, None)
+        if told is not None and (sequence.error is not None or told != sequence.generated):
+            # it went on until it heard that this is enough, or was revised
+            pairs = enumerate(zip(told, sequence.generated))
+            num_kept = next((index for index, (a, b) in pairs if a != b), min(len(told), sequence.num_generated))
+            sequence.take_back(num_kept)
+            sequence.tokens += told[num_kept:]
             sequence.finish_reason, sequence.error = "cancelled", None
         self.rows[row] = sequence.outcome()
-        self.feed.finished(row, sequence.finish_reason, num_generated)
+        self.feed.finished(row, sequence.finish_reason, sequence.num_generated)
 
     def _look_at_cancel(self) -> None:
         """Runs between two steps, on the engine's thread."""

@@ -31,7 +31,7 @@ class StepContext:
     token_ids: list[int]
     """All generated tokens."""
     num_new_tokens: int
-    """Those since the last call, what that call put in included."""
+    """Those since the last call, without what that call put in."""
     text: str
     """All of the generated text that is whole: what may still become a character is left out."""
     string: str | None
@@ -60,6 +60,10 @@ class StepFeedback:
             value = getattr(self, name)
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
                 raise TypeError(f"StepFeedback: {name} must be of type {kind.__name__}, got {value!r:.100}")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"StepFeedback: text holds half a character, a lone surrogate, at {error.start}") from None
         if self.take_back < 0:
             raise ValueError(f"StepFeedback: take_back must be 0 or more tokens, got {self.take_back}")
 
@@ -105,8 +109,6 @@ class RowSteps:
     # -- on the engine's thread, within a step -------------------------------------------------------------------------
 
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        if self._point is not None:
-            return  # of a draft: it goes when the sequence is parked
         self._sink.token(sequence, token, logprob)
         if sequence.is_finished:
             return
@@ -114,13 +116,11 @@ class RowSteps:
         every = self._steps.every
         if self._found or (every is not None and sequence.num_generated - self._last >= every):
             self._point = sequence.num_generated
+            sequence.is_held = True
             self._steps.driver.tidy(lambda engine: self._pause(engine, sequence))
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
-        if self._point is not None and reason in ("stop", "length"):
-            sequence.finish_reason = None  # by a draft after the step point
-        else:
-            self._sink.end(sequence, reason, error)
+        self._sink.end(sequence, reason, error)
 
     # -- on the engine's thread, between two steps ---------------------------------------------------------------------
 
@@ -146,8 +146,10 @@ class RowSteps:
                 sequence.finish_reason = "stop"
         except BaseException as error:  # of a mask, say
             sequence.fail(error)
+        if self._found or feedback.take_back or tokens:
+            self._text = _SearchedText(self._steps, sequence)
         self._last, self._point, self._found = sequence.num_generated, None, None
-        self._text = _SearchedText(self._steps, sequence)
+        sequence.is_held = False
         engine.go_on(sequence)
 
     def _put_in(self, sequence: Sequence, tokens: list[int]) -> None:
@@ -157,10 +159,11 @@ class RowSteps:
                     f"step_callback: the grammar does not allow the text that is put in, from its token {number} on"
                 )
             sequence.append(token)
-            if sequence.strategy.num_logprobs is not None:
-                sequence.logprobs.append(TokenLogprob(token, math.nan))
+            logprob = None if sequence.strategy.num_logprobs is None else TokenLogprob(token, math.nan)
+            if logprob is not None:
+                sequence.logprobs.append(logprob)
             sequence.finish_reason = sequence.stopping.stop_now(sequence)
-            self._sink.token(sequence, token, None)
+            self._sink.token(sequence, token, logprob)
             if sequence.is_finished:
                 return
 
@@ -177,7 +180,7 @@ class RowSteps:
             most = len(tokens) - self._num_healed(sequence, tokens)
             if feedback.take_back > most:
                 raise ValueError(f"step_callback takes back {feedback.take_back} tokens; there are {most}")
-            put_in = steps.tokenizer.encode(feedback.text, add_special_tokens=False) if feedback.text else []
+            put_in = _tokens_of(feedback.text, steps.tokenizer)
         except BaseException as error:
             steps.driver.tidy(partial(_fail, sequence=sequence, error=error))
             return
@@ -185,22 +188,22 @@ class RowSteps:
 
     def _context(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob]) -> StepContext:
         def text_of(count: int) -> str:
-            text = without_end(decode(self._steps.tokenizer, tokens[:count]), sequence.prompt_end)
-            return text.rstrip(REPLACEMENT)
+            return without_end(decode(self._steps.tokenizer, tokens[:count]), sequence.prompt_end)
 
         text, count, before = text_of(len(tokens)), 0, ""
         if self._found:
             begin = text.rfind(self._found)
-            while len(text_of(len(tokens) - count)) > begin:
+            while count < len(tokens) and not text[:begin].startswith(text_of(len(tokens) - count)):
                 count += 1
             before = text[len(text_of(len(tokens) - count)) : begin]
         captures = {} if self._captures is None else self._captures.read(tokens, logprobs)
-        return StepContext(self._row, tokens, len(tokens) - self._last, text, self._found, count, before, captures)
+        num_new, text = len(tokens) - self._last, text.rstrip(REPLACEMENT)
+        return StepContext(self._row, list(tokens), num_new, text, self._found, count, before, captures)
 
     def _num_healed(self, sequence: Sequence, tokens: list[int]) -> int:
         """The tokens that say the prompt's end again, which stay."""
         table, left, count = TokenBytes.of(self._steps.tokenizer), len(sequence.prompt_end.encode()), 0
-        while left > 0:
+        while left > 0 and count < len(tokens):
             left -= len(table[tokens[count]])
             count += 1
         return count
@@ -213,8 +216,8 @@ class _SearchedText:
         self._strings = steps.strings
         self._longest = max(map(len, self._strings), default=0)
         self._detokenizer = Detokenizer(steps.tokenizer, prompt_end=sequence.prompt_end)
-        if self._strings and (tokens := sequence.generated):
-            self._detokenizer.extend(tokens)
+        for token in sequence.generated if self._strings else ():
+            self._detokenizer.push(token)
         self._searched = len(self._detokenizer.text)
 
     def find_after(self, token: int) -> str | None:
@@ -227,6 +230,20 @@ class _SearchedText:
         index = find_stop(unseen, self._strings)
         self._searched = max(self._searched, len(text) - self._longest + 1)
         return None if index is None else next(string for string in self._strings if unseen.startswith(string, index))
+
+
+def _tokens_of(text: str, tokenizer: Any) -> list[int]:
+    """The tokens of a text that goes on after another: where the tokenizer puts a blank before a text, those after a
+    character that is no part of a word."""
+    tokens = tokenizer.encode(text, add_special_tokens=False) if text else []
+    table = TokenBytes.of(tokenizer)
+    if tokens and b"".join([table[token] for token in tokens]) == b" " + text.encode():
+        for before in ("\n", "\1"):  # the second where the text's own line end would be joined to the first
+            anchor = tokenizer.encode(before, add_special_tokens=False)
+            anchored = tokenizer.encode(before + text, add_special_tokens=False)
+            if anchored[: len(anchor)] == anchor:
+                return anchored[len(anchor) :]
+    return tokens
 
 
 def _fail(engine: Engine, sequence: Sequence, error: BaseException) -> None:

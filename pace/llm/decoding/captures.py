@@ -17,39 +17,58 @@ _CAPTURE = re.compile(r"\[[^\]\n]*\bcapture\b")
 class CaptureReader:
     """Finds the captures of a text by reading it again, token by token, after it is done."""
 
-    def __init__(self, matcher: Any, end_token: int, tokenizer: Any) -> None:
-        """`matcher` is an `LLMatcher` at its start, to be copied; `end_token` is what it takes for the end of a text.
+    def __init__(self, matcher: Any, table: Any, tokenizer: Any) -> None:
+        """`matcher` is an `LLMatcher` at its start, to be copied, and `table` the `LLTokenizer` that it was made with.
         Raises ValueError where llguidance is too old to tell."""
         if not hasattr(matcher, "get_captures"):
             raise ValueError(
                 "this grammar has captures, which need llguidance 1.7 or later: pip install 'llguidance>=1.7,<2'"
             )
         self._matcher = matcher
-        self._end_token = end_token
+        self._table = table
+        self._end_token = table.eos_token
         self._bytes = TokenBytes.of(tokenizer)
 
     def read(self, tokens: list[int], logprobs: list[TokenLogprob]) -> dict[str, list[Capture]]:
         """The captures of generated `tokens`, in their order, by name. A part that the text was cut in is none."""
         matcher, ends, parts = self._matcher.deep_copy(), [0], []
         text, num_known = b"", 0
-        for number, token in enumerate(tokens):
+        for token in tokens:
+            before = matcher.deep_copy()
             if matcher.try_consume_tokens([token]) != 1:
                 break
+            found = matcher.get_captures()
+            for index in range(num_known, len(found)):
+                parts.append((len(text) + self._num_bytes_until(before, token, index), found[index]))
+            num_known = len(found)
             text += self._bytes[token]
             ends.append(len(text))
-            found = matcher.get_captures()
-            parts += [(number, part) for part in found[num_known:]]
-            num_known = len(found)
         if matcher.is_accepting() and not matcher.is_stopped():
             matcher.try_consume_tokens([self._end_token])
-            parts += [(len(ends) - 1, part) for part in matcher.get_captures()[num_known:]]
+            parts += [(len(text), part) for part in matcher.get_captures()[num_known:]]
         captures: dict[str, list[Capture]] = {}
-        for number, (name, value) in parts:
-            place = _place_of(value, text, ends[number])
+        for known_at, (name, value) in parts:
+            place = _place_of(value, text, known_at)
             span = _tokens_of(place, place + len(value), ends) if place >= 0 else range(0)
             logprob = sum(logprobs[index].logprob for index in span if index < len(logprobs))
             captures.setdefault(name, []).append(Capture(name, value.decode("utf-8", "replace"), span, logprob))
         return captures
+
+    def _num_bytes_until(self, before: Any, token: int, index: int) -> int:
+        """How many bytes of a token it takes until the capture of that index is known; all of them where the vocabulary
+        has no token for a single byte."""
+        matcher, data = before.deep_copy(), self._bytes[token]
+        for count, byte in enumerate(data, 1):
+            single = self._single(byte)
+            if single is None or matcher.try_consume_tokens([single]) != 1:
+                break
+            if len(matcher.get_captures()) > index:
+                return count
+        return len(data)
+
+    def _single(self, byte: int) -> int | None:
+        tokens = self._table.tokenize_bytes(bytes([byte]))
+        return tokens[0] if len(tokens) == 1 else None
 
 
 def has_captures(grammar: Grammar) -> bool:
@@ -57,11 +76,10 @@ def has_captures(grammar: Grammar) -> bool:
     return grammar.kind in ("lark", "llguidance") and _CAPTURE.search(grammar.source) is not None
 
 
-def _place_of(value: bytes, text: bytes, known_from: int) -> int:
-    """Where a capture begins that became known with the token that begins at `known_from`. It was not over before that
-    token, so that it ends there or in the token; earlier only where a stop text, which is no part of it, came between."""
-    place = text.find(value, max(0, known_from - len(value)))
-    return place if place >= 0 else text.rfind(value, 0, known_from)
+def _place_of(value: bytes, text: bytes, known_at: int) -> int:
+    """Where a capture begins that became known with the byte before `known_at`: it ends with that byte, or before it where
+    that byte showed that it was over, or a text that ends it came between."""
+    return text.rfind(value, 0, known_at)
 
 
 def _tokens_of(begin: int, end: int, ends: list[int]) -> range:

@@ -92,7 +92,7 @@ class GrammarCompiler:
         where llguidance is too old for them."""
         if not has_captures(grammar):
             return None
-        return CaptureReader(self.compile(grammar).matcher, self._table_future().result().eos_token, self._tokenizer)
+        return CaptureReader(self.compile(grammar).matcher, self._table_future().result(), self._tokenizer)
 
     def _table_future(self) -> Future[Any]:
         with self._lock:

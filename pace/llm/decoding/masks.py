@@ -151,7 +151,7 @@ class SequenceMask:
         while self._num_accepted < num_generated:
             self.mask.accept(sequence.tokens[sequence.num_prompt_tokens + self._num_accepted])
             self._num_accepted += 1
-        if self.mask.is_open:
+        if self.mask.is_open and sequence.steps is None:  # else some may be taken back
             sequence.mask = None
 
     def is_finished_after(self, sequence: Any) -> bool:

@@ -130,7 +130,7 @@ class Engine:
         sequence, length = span.sequence, len(span.sequence.tokens)
         for token in tokens:
             self._append(sequence, token)
-            if sequence.finish_reason is not None:
+            if sequence.finish_reason is not None or sequence.is_held:
                 del sequence.logprobs[sequence.num_generated :]  # of accepted drafts beyond the end
                 break
         num_accepted = max(0, len(sequence.tokens) - length - 1)
@@ -225,6 +225,7 @@ class Engine:
         if sequence.is_finished:
             self._end(sequence)
         else:
+            self._recompute_if_grown(sequence)
             self.scheduler.add(sequence)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
@@ -250,7 +251,7 @@ class Engine:
         """Ends what is in flight as "cancelled", in whatever state a step is that another process goes on with. What is
         parked stays."""
         self.between_steps.clear()
-        parked = list(self.scheduler.parked)
+        parked = [sequence for sequence in self.scheduler.parked if sequence.steps is None]
         for span in self._under_way:
             if span.sequence.is_finished and span.sequence.times.finished is None:
                 self._end(span.sequence)

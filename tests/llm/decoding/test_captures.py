@@ -36,12 +36,16 @@ def read(model: LLMModel, grammar: str, text: str) -> dict[str, list[tuple[str, 
     matcher = llguidance.LLMatcher(table, llguidance.grammar_from("lark", grammar))
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     logprobs = [TokenLogprob(token, -(2.0**index)) for index, token in enumerate(tokens)]
-    captures = CaptureReader(matcher, table.eos_token, tokenizer).read(tokens, logprobs)
+    captures = CaptureReader(matcher, table, tokenizer).read(tokens, logprobs)
     for parts in captures.values():
         for part in parts:
             assert part.text in tokenizer.decode(tokens[part.tokens.start : part.tokens.stop])
             assert part.logprob == -sum(2.0**index for index in part.tokens)
     return {name: [(part.text, part.tokens) for part in parts] for name, parts in captures.items()}
+
+
+def num_tokens(model: LLMModel, text: str) -> int:
+    return len(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def test_where_they_are(model: LLMModel) -> None:
@@ -51,6 +55,13 @@ def test_where_they_are(model: LLMModel) -> None:
     # a text that comes twice: the capture is the first of them
     found = read(model, 'start: name " " /[a-z]+/\nname[capture]: /[a-z]+/', "foo foo")
     assert found["name"] == [("foo", range(found["name"][0][1].stop))] and found["name"][0][1].stop == 2
+    # an equal text just before it
+    for grammar, text in [
+        ('start: "1" n ","\nn[capture]: /[0-9]/', "11,"),
+        ('start: "dog" n\nn[capture]: /[a-z]{3}/', "dogdog"),
+        ('start: "aba" n\nn[capture]: /[a-z]{2}/', "ababa"),
+    ]:
+        assert read(model, grammar, text)["n"][0][1].stop >= num_tokens(model, text.rstrip(",")), text
     # one that is known at the end of the text alone, and one within another
     found = read(model, 'start: all\nall[capture]: "a " word\nword[capture]: /[a-z]+/', "a fox")
     assert found["all"][0] == ("a fox", range(len(model.tokenizer("a fox", add_special_tokens=False)["input_ids"])))
