@@ -168,9 +168,8 @@ class SamplingConfig:
     ignore_eos: bool = False
     """Generate past end tokens."""
     token_healing: bool = False
-    """Takes back the last tokens of a prompt where a longer token may begin with their text, and generates them again as
-    the model would write them; for prompts that end within a word or before a sign. Texts begin after the prompt all the
-    same (docs/decoding.md)."""
+    """For prompts that end within a word: takes back their last tokens where a longer token may begin with the same text,
+    and generates them again. Texts begin after the prompt all the same (docs/decoding.md)."""
     step_callback: Callable | None = None
     """Asked about the text while it comes: a callable that takes a `pace.llm.StepContext` and returns a
     `pace.llm.StepFeedback`, or None to go on. It is called on a thread of its own, at the step points that the next two

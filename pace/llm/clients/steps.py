@@ -95,9 +95,8 @@ class RowSteps:
         self._sink: RevisedSink | None = None
         self._last = 0
         """Generated tokens at the last step point, with what was put in there."""
-        self._point: int | None = None
-        """Generated tokens at the step point that the sequence has reached; None while it goes on."""
         self._found: str | None = None
+        """The string at the step point that the sequence has reached."""
         self._text: _SearchedText | None = None
 
     def before(self, sink: RevisedSink, sequence: Sequence) -> RowSteps:
@@ -115,7 +114,6 @@ class RowSteps:
         self._found = self._text.find_after(token)
         every = self._steps.every
         if self._found or (every is not None and sequence.num_generated - self._last >= every):
-            self._point = sequence.num_generated
             sequence.is_held = True
             self._steps.driver.tidy(lambda engine: self._pause(engine, sequence))
 
@@ -128,7 +126,7 @@ class RowSteps:
         if sequence.is_finished:
             return
         try:
-            engine.park(sequence, self._point)
+            engine.park(sequence, sequence.num_generated)
             told = (sequence, sequence.generated, list(sequence.logprobs))
             threading.Thread(target=self._ask, args=told, name="pace-step", daemon=True).start()
         except BaseException as error:  # of a mask, say
@@ -148,7 +146,7 @@ class RowSteps:
             sequence.fail(error)
         if self._found or feedback.take_back or tokens:
             self._text = _SearchedText(self._steps, sequence)
-        self._last, self._point, self._found = sequence.num_generated, None, None
+        self._last, self._found = sequence.num_generated, None
         sequence.is_held = False
         engine.go_on(sequence)
 
