@@ -37,7 +37,7 @@ from pace.assets import TINY  # noqa: E402
 
 SCRIPT = "benchmarks/serving.py"
 CLIENTS = (1, 8, 32)
-"""Of both servers side by side."""
+"""Both servers, side by side."""
 FIRST_TOKENS = 40
 """Are asked for while others decode."""
 

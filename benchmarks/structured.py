@@ -42,7 +42,7 @@ class Run:
     num_tokens: int
     num_forced: int
     fill_seconds: float
-    """Of the masks, on their own thread."""
+    """Seconds that the masks took, on their own thread."""
     wait_seconds: float
     """For which the engine stood still for them."""
 

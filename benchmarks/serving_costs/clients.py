@@ -64,7 +64,7 @@ def send(server: Server, connection: Any, body: dict[str, Any]) -> None:
 
 
 def seconds_to_first_token(server: Server) -> float:
-    """Of one client, on a connection that is open."""
+    """One client, on a connection that is open."""
     with server.connect() as connection:
         begin = time.perf_counter()
         send(server, connection, {"prompt": PROMPT, "max_tokens": 8, "stream": True, "temperature": 0})
@@ -84,7 +84,7 @@ def seconds_to_let_go(server: Server) -> float:
 
 
 def bytes_of_a_connection(server: Server, count: int = 500) -> float:
-    """Of one that has asked once and keeps its connection."""
+    """A client that has asked once and keeps its connection."""
     before, connections = server.resident_bytes, []
     for _ in range(count):
         connections.append(server.connect())

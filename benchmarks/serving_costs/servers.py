@@ -50,7 +50,7 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all its threads, since it started."""
+        """CPU seconds of all its threads, since it started."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # utime, stime
 

@@ -268,7 +268,7 @@ _READERS_OF: dict[str, dict[str, Any]] = {
     "regex": {"metavar": "REGEX"},
     "choices": {"nargs": "+", "metavar": "TEXT"},
 }
-"""Of fields whose type does not say it."""
+"""How fields are read whose type does not say it."""
 _READERS: dict[str, dict[str, Any]] = {
     "int": {"type": int, "metavar": "N"},
     "int | None": {"type": int, "metavar": "N"},

@@ -25,7 +25,7 @@ class Grammar:
     source: str
     """In llguidance's form: JSON with the member "grammars"."""
     schema: dict[str, Any] | None = field(default=None, compare=False, repr=False)
-    """Of a JSON schema: the one that was given, in which errors name places."""
+    """The JSON schema that was given, in which errors name places; None for other kinds."""
 
     @classmethod
     def json_schema(

@@ -10,9 +10,9 @@ class GrammarLimits:
     """Bounds of one grammar. What llguidance bounds itself, such as the work for one mask, is not among them."""
 
     max_bytes: int = 256 * 1024
-    """Of its source."""
+    """Most bytes of its source."""
     max_depth: int = 64
-    """Of brackets within brackets, or of schemas within schemas."""
+    """Most brackets within brackets, or schemas within schemas."""
     max_schemas: int = 4096
     """Schemas that one JSON schema is made of: compiling takes a fraction of a millisecond for each."""
     max_choices: int = 16384

@@ -63,7 +63,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
-    """Of the completion, those of thoughts."""
+    """Tokens of the completion that are thoughts."""
 
     @property
     def total_tokens(self) -> int:

@@ -47,9 +47,9 @@ class Limits:
     tools: int = 128
     """Tools of a request; their schemas together are bounded like a grammar."""
     grammar_bytes: int = 256 << 10
-    """Of a grammar, a schema, or choices together."""
+    """Most bytes of a grammar, a schema, or choices together."""
     grammar_depth: int = 64
-    """Of brackets, or of schemas within each other."""
+    """Most brackets, or schemas, within each other."""
     grammar_schemas: int = 4096
     """Schemas that one is made of."""
     grammar_choices: int = 16384

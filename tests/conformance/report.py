@@ -96,7 +96,7 @@ class Report:
 
 
 def read_results(results: Path) -> dict[str, str]:
-    """Of each test that ran, by `module::name`: "" or what went wrong."""
+    """What went wrong in each test that ran, by `module::name`; "" where nothing did."""
     outcomes: dict[str, str] = {}
     for case in ElementTree.parse(results).iter("testcase"):
         if case.find("skipped") is not None and (case.find("skipped").get("type") or "") != "pytest.xfail":

@@ -28,7 +28,7 @@ class ChatOutput:
     finish_reason: str
     """ "stop", "tool_calls", "length" or "cancelled"."""
     logprobs: list[TokenLogprob] | None
-    """Of each generated token, where `SamplingConfig.logprobs` asked for them."""
+    """Log-probability of each generated token, where `SamplingConfig.logprobs` asked for them."""
     metrics: Metrics
 
     @property

@@ -24,7 +24,7 @@ class Item(Nested):
     """JSON text."""
     output: Any = None
     summary: Any = None
-    """Of thoughts: what clients got where the thoughts themselves were kept from them."""
+    """What clients got in place of thoughts that were kept from them."""
 
 
 def read_items(items: list[Item], limits: Limits) -> list[dict[str, Any]]:

@@ -10,13 +10,13 @@ import threading
 import pytest
 import torch
 
-from pace.assets import TINY, TINY_DRAFT
-from pace.llm import DraftModelConfig, LLMModel, PromptLookupConfig
+from pace.llm import LLMModel
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.masks import AllowedTokens, TokenMask, fill_bits
 from pace.llm.decoding.sampler import Rules, Sampling
 from pace.llm.sequence import Sequence, Span
+from tests.llm.bundled import bundled
 from tests.llm.decoding.masks import VOCAB, Automaton, FunctionMask, MaskedModel, random_allowed
 from tests.llm.fake_model import FakeModel, greedy
 from tests.llm.generators import by_hand, check_idle
@@ -465,16 +465,6 @@ def test_forks_go_their_own_ways() -> None:
 
 
 native = pytest.importorskip("pace.ops.native", reason="the kernels are not built")
-
-
-@functools.cache
-def bundled(kind: str) -> LLMModel:
-    spec = {
-        "plain": None,
-        "lookup": PromptLookupConfig(adaptive=False),
-        "draft": DraftModelConfig(TINY_DRAFT, num_draft_tokens=4, adaptive=False),
-    }[kind]
-    return LLMModel(TINY, spec_config=spec, dtype="float32")
 
 
 def row_by_row(model: LLMModel, prompt: list[int], config: SamplingConfig, allowed, num_tokens: int):
