@@ -3,6 +3,7 @@ longrope."""
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -18,10 +19,10 @@ from pace.ops import reference
 from tests.llm.bundled import bundled
 from tests.llm.clients.test_steps import no_more_than
 from tests.llm.decoding.tokenizer_zoo import byte_level, sentencepiece
-from tests.llm.fake_model import FakeTokenizer
-from tests.llm.generators import by_hand
+from tests.llm.fake_model import FakeModel, FakeTokenizer
+from tests.llm.generators import by_hand, make_generator
 from tests.llm.models.variants import VARIANTS, save_tiny
-from tests.support import load_model
+from tests.support import exit_code_in_fork, load_model
 
 
 class Says(TokenMask):
@@ -154,3 +155,14 @@ def test_angles_that_change_with_the_length(tmp_path, every: int) -> None:
     tokens = generate(prompt, config)
     rest = SamplingConfig(max_new_tokens=20 - every - 6, ignore_eos=True)
     assert tokens[every + 6 :] == generate(prompt + tokens[: every + 6], rest)
+
+
+def test_a_child_does_not_wait_for_a_callback_of_its_parent() -> None:
+    generator, is_asked, may_go_on = make_generator(FakeModel(eos_bias=-50.0)), threading.Event(), threading.Event()
+    config = SamplingConfig(max_new_tokens=8, step_every=4)
+    config.step_callback = lambda context: (is_asked.set(), may_go_on.wait(60)) and None
+    request = generator.add_request([1, 2], config)
+    assert is_asked.wait(60)
+    assert exit_code_in_fork(lambda: request.result(30).finish_reasons == ["cancelled"]) == 0
+    may_go_on.set()
+    assert request.result(60).finish_reasons == ["length"]
