@@ -1,6 +1,6 @@
 """What grammars cost: sequences of a JSON schema beside free ones of the same length, in turns.
 
-    python benchmarks/structured.py [--shape qwen2.5-0.5b] [--into benchmarks/RESULTS.md]
+    python benchmarks/structured.py [--shape qwen2.5-0.5b] [--threads 1] [--into benchmarks/RESULTS.md]
 
 Weights are random, and the tokenizer is a byte-level BPE of the shape's vocabulary, trained on Python's library.
 `records` is a list of small objects, of which the grammar forces most tokens, `skeleton` one of objects with a single
@@ -16,10 +16,11 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -28,7 +29,7 @@ from benchmarks import page  # noqa: E402
 from benchmarks.structured_schemas import SCHEMAS  # noqa: E402
 from pace.bench.measure import load  # noqa: E402
 from pace.llm import Grammar, SamplingConfig  # noqa: E402
-from pace.llm.decoding.mask_filler import Job, PendingMasks  # noqa: E402
+from pace.llm.decoding.mask_filler import Job, MaskFiller, PendingMasks  # noqa: E402
 from pace.llm.generator import Generator  # noqa: E402
 
 SCRIPT = "benchmarks/structured.py"
@@ -42,9 +43,9 @@ class Run:
     num_tokens: int
     num_forced: int
     fill_seconds: float
-    """Seconds that the masks took, on their own thread."""
+    """Seconds that the masks took, of all threads."""
     wait_seconds: float
-    """For which the engine stood still for them."""
+    """For which the engine waited for them, or filled them itself."""
 
     @property
     def rate(self) -> float:
@@ -71,24 +72,22 @@ def train_tokenizer(vocab_size: int) -> Any:
 def watched() -> Iterator[dict[str, float]]:
     """Seconds that masks took, and that the engine waited for them."""
     seconds = {"fill": 0.0, "wait": 0.0}
-    run, wait = Job.run, PendingMasks.wait
 
-    def timed_run(self: Job, bits: Any) -> None:
-        begin = time.perf_counter()
-        run(self, bits)
-        seconds["fill"] += time.perf_counter() - begin
+    def timed(function: Any, part: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                seconds[part] += time.perf_counter() - begin
 
-    def timed_wait(self: PendingMasks) -> Any:
-        begin = time.perf_counter()
-        failures = wait(self)
-        seconds["wait"] += time.perf_counter() - begin
-        return failures
+        return call
 
-    Job.run, PendingMasks.wait = timed_run, timed_wait
-    try:
+    places = {(Job, "run"): "fill", (MaskFiller, "prepare"): "wait", (PendingMasks, "wait"): "wait"}
+    with ExitStack() as stack:
+        for (owner, name), part in places.items():
+            stack.enter_context(patch.object(owner, name, timed(getattr(owner, name), part)))
         yield seconds
-    finally:
-        Job.run, PendingMasks.wait = run, wait
 
 
 def run(generator: Generator, batch: int, num_tokens: int, schema: dict[str, Any] | None) -> Run:
@@ -112,13 +111,15 @@ def main() -> int:
     parser.add_argument("--shape", default="qwen2.5-0.5b", help="default: qwen2.5-0.5b")
     parser.add_argument("--quantization", default="int4", help="default: int4")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64], metavar="N", help="default: 1 64")
+    parser.add_argument("--threads", type=int, metavar="N", help="of the model (default: what `pace env` says)")
     parser.add_argument("--generate", type=int, default=64, metavar="N", help="tokens a sequence (default: 64)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="medians are over so many (default: 3)")
     page.add_into_argument(parser)
     options = parser.parse_args()
-    page.check_page(options.into, SCRIPT)
+    table = SCRIPT if options.threads is None else f"{SCRIPT} --threads {options.threads}"
+    page.check_page(options.into, table)
 
-    subject = load(options.shape, quantization=options.quantization)
+    subject = load(options.shape, num_threads=options.threads, quantization=options.quantization)
     vocab_size = subject.engine.model.vocab_size
     tokenizer = train_tokenizer(vocab_size)
     generator = Generator(subject.engine, tokenizer)
@@ -134,7 +135,7 @@ def main() -> int:
                 if number:  # the first round warms up
                     runs.setdefault((batch, name), []).append(done)
     firsts = first_tokens(generator)
-    page.publish(options.into, SCRIPT, report(options, runs, firsts, len(tokenizer), table_seconds))
+    page.publish(options.into, table, report(options, runs, firsts, len(tokenizer), table_seconds))
     return 0
 
 

@@ -6,7 +6,7 @@
 //             exp_sum:      max(x) and sum of exp(x - max)
 //             softmax:      y = exp(x - max) / sum            log_softmax: y = (x - max) - log(sum)
 //             find_at_least: the next indices i with x[i] >= threshold, ascending
-//             apply_mask:   x[i] = -inf where bit i % 32 of bits[i / 32] is clear
+//             apply_mask:   y = x, but -inf where bit i % 32 of bits[i / 32] is clear; y may be x
 // NUMERICS    fp32; sums in running totals over 4096 elements, those in fp64. The order depends on n and the instruction set.
 //
 // All are one pass over the row at the speed of the cache or of exp().
@@ -84,26 +84,26 @@ static int find_at_least(const float* x, int64_t n, float threshold, int64_t* po
     return count;
 }
 
-// A word of ones is passed over and a word of zeros only written: a grammar's masks are mostly one or the other. In
-// between, the bits of one vector meet powers of two, one in each lane, and what is left above zero is allowed. Bits
-// beyond n are not looked at.
-static void apply_mask(float* x, const int32_t* bits, int64_t n) {
+// A word of ones is copied, or passed over in place, and a word of zeros only written: a grammar's masks are mostly one or
+// the other. In between, the bits of one vector meet powers of two, one in each lane, and what is left above zero is
+// allowed. Bits beyond n are not looked at.
+static void apply_mask(const float* x, const int32_t* bits, int64_t n, float* y) {
     alignas(64) static constexpr float kPowers[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                                       256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
     const F32 banned = broadcast(-__builtin_inff());
     const I32 lane_bits = to_int(load(kPowers));
     for (int64_t begin = 0; begin < n; begin += 32) {
         const uint32_t word = uint32_t(bits[begin / 32]);
-        if (word == 0xffffffffu) continue;
+        if (word == 0xffffffffu && y == x) continue;
         const int64_t end = n - begin < 32 ? n : begin + 32;
         for (int64_t i = begin; i < end; i += kLanes) {
             const int count = end - i < kLanes ? int(end - i) : kLanes;
             if (word == 0) {
-                store_lanes(x + i, banned, count);
+                store_lanes(y + i, banned, count);
                 continue;
             }
             const I32 lanes = broadcast_int(int32_t(word >> (i - begin))) & lane_bits;
-            store_lanes(x + i, select(less(zero(), to_f32(lanes)), load_lanes(x + i, count), banned), count);
+            store_lanes(y + i, select(less(zero(), to_f32(lanes)), load_lanes(x + i, count), banned), count);
         }
     }
 }

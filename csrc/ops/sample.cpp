@@ -195,9 +195,12 @@ class SampleOp::Edited {
 };
 
 void SampleOp::run(int, int64_t chunk, int) const {
-    float* const x = logits + rows[chunk] * row_stride;
-    if (mask_rows != nullptr && mask_rows[chunk] >= 0) {
-        kernels().apply_mask(x, masks + mask_rows[chunk] * masks_stride, n);
+    float* x = logits + rows[chunk] * row_stride;
+    if (mask_rows != nullptr && mask_rows[chunk] >= 0) {  // in a copy, which stays in the cache: the row came from memory
+        thread_local std::vector<float> masked;
+        masked.resize(size_t(n));
+        kernels().apply_mask(x, masks + mask_rows[chunk] * masks_stride, n, masked.data());
+        x = masked.data();
     }
     tokens[chunk] = draw(chunk, x);
 }

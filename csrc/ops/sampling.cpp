@@ -39,8 +39,8 @@ int64_t MaskOp::pieces() const { return (n + kMaskedAtOnce - 1) / kMaskedAtOnce;
 void MaskOp::run(int, int64_t chunk, int) const {
     const int64_t mask = chunk / pieces(), begin = chunk % pieces() * kMaskedAtOnce;
     const int64_t row = rows ? rows[mask] : mask;
-    kernels().apply_mask(logits + row * row_stride + begin, bits + mask * bits_stride + begin / 32,
-                         std::min(kMaskedAtOnce, n - begin));
+    float* const x = logits + row * row_stride + begin;
+    kernels().apply_mask(x, bits + mask * bits_stride + begin / 32, std::min(kMaskedAtOnce, n - begin), x);
 }
 
 void TopKTopPOp::run(int, int64_t row, int) const {

@@ -96,9 +96,9 @@ class Draws:
     """Changes of each draw's row before it is drawn from, list after list; the rows then differ from each other."""
     masks: Tensor | None = None
     """int32 `[K, ceil(V / 32)]`: bit `i % 32` of word `i // 32` (1 is the lowest) is set where token i may be drawn; bits
-    beyond V mean nothing. What a mask bans is -inf, before anything else, and stays so."""
+    beyond V mean nothing. What a mask bans is -inf, before anything else."""
     mask_rows: Tensor | None = None
-    """int64: the mask of each draw; -1 for none. Comes with `masks`; the rows then differ from each other."""
+    """int64: the mask of each draw; -1 for none. Comes with `masks`."""
     num_top: Tensor | None = None
     """int64: the number of likeliest tokens whose log-probabilities are wanted, with that of the token drawn; -1 for
     none at all. They are those of the row as its mask leaves it, before the edits."""

@@ -66,8 +66,8 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
 
 
 def sample(logits: Tensor, draws: Draws) -> Drawn:
-    """A token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`, which is -inf where its mask bans a token,
-    and edited meanwhile. `pace.ops.reference.sample` is the definition.
+    """A token for each of `draws`, from row `draws.rows[m]` of `logits [R, V]`, which may be edited meanwhile.
+    `pace.ops.reference.sample` is the definition.
 
     Numerics: with top_k weights are fp64; else fp32, summed in fp32 over 4096 tokens and in fp64 over those."""
     num_rows, vocab_size = _check_logits(logits)
@@ -135,8 +135,6 @@ def _masks_of(draws: Draws, count: int, vocab_size: int) -> tuple[int, int, int]
         raise ValueError("masks and mask_rows come together")
     if draws.masks is None:
         return 0, 0, 0
-    if len(set(draws.rows.tolist())) < count:
-        raise ValueError(f"a row with a mask is drawn from once; got rows {draws.rows.tolist()}")
     num_masks = len(draws.masks)
     _check_masks("masks", draws.masks, num_masks, vocab_size)
     address = check_vector("mask_rows", draws.mask_rows, count, torch.int64)

@@ -208,9 +208,8 @@ class SamplingOps(Protocol):
     def sample(self, logits: Tensor, draws: Draws) -> Drawn:
         """A token for each of `draws`, and log-probabilities where they are wanted.
 
-        All that is done to a row of a step is in this call: what its mask bans is -inf, and stays so in `logits`; then
-        come its edits, which are undone afterwards, and its rules. Nobody else may look at such rows meanwhile. The
-        bits of `draws.masks` may be filled while the model runs: nothing else reads them."""
+        All that is done to a row of a step is in this call: what its mask bans is -inf; then come its edits, and its
+        rules. Afterwards `logits` are as they were; nobody else may look at rows with edits meanwhile."""
 
     def token_logprobs(
         self, logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int

@@ -314,9 +314,9 @@ def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> Non
 
 def sample(logits: Tensor, draws: Draws) -> Drawn:
     """A token for each of `draws`, -1 where its row holds NaN or +inf, or nothing above -inf; and log-probabilities where
-    wanted, of the row as it is given.
+    wanted, of the row as its mask leaves it.
 
-    What a mask bans is -inf, and stays so. With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits
+    What a mask bans is -inf. With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits
     of x: top_k and top_p as `top_k_top_p_`; weights below min_p go; of the others stay those whose `|log w - E[log w]|` is smallest, until they
     have typical_p of the mass, with what equals the last. The token is the first at which the cumulative weight, in
     rising order of the ids, exceeds `uniform` of the whole."""
@@ -327,7 +327,7 @@ def sample(logits: Tensor, draws: Draws) -> Drawn:
     values = torch.full((0 if draws.num_top is None else count,), -math.inf)
     top, top_values = torch.full((len(values), most_top), -1), torch.full((len(values), most_top), -math.inf)
     for index, row in enumerate(draws.rows.tolist()):
-        given = logits[row : row + 1]
+        given = logits[row : row + 1].clone()
         if draws.masks is not None and draws.mask_rows[index] >= 0:
             apply_mask_(given, draws.masks[draws.mask_rows[index]][None])
         x = given[0].clone()

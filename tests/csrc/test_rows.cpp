@@ -250,12 +250,15 @@ TEST_TABLES(apply_mask_bans_what_has_no_bit) {
                 state = state * 1664525u + 1013904223u;
                 words[i] = kind == 0 ? 0 : kind == 1 ? -1 : kind == 2 && i % 2 ? 0 : int32_t(state ^ (state >> 13));
             }
-            Guarded x(values);
-            table.apply_mask(x.data(), words.data(), n);
-            CHECK(x.intact());
+            Guarded x(values), y(std::vector<float>(values.size(), 1.0f));
+            table.apply_mask(x.data(), words.data(), n, y.data());
+            CHECK(std::memcmp(x.data(), values.data(), size_t(n) * sizeof(float)) == 0);
+            table.apply_mask(x.data(), words.data(), n, x.data());
+            CHECK(x.intact() && y.intact());
             for (int64_t i = 0; i < n; ++i) {
                 const float expected = (words[i / 32] >> (i % 32)) & 1 ? values[i] : -HUGE_VALF;
                 CHECK(std::memcmp(x.data() + i, &expected, sizeof(float)) == 0);
+                CHECK(std::memcmp(y.data() + i, &expected, sizeof(float)) == 0);
             }
         }
     }

@@ -196,7 +196,8 @@ struct KernelTable {
     void (*softmax)(const float* x, int64_t n, ExpSum total, float* y);
     void (*log_softmax)(const float* x, int64_t n, float max, float log_sum, float* y);
     int (*find_at_least)(const float* x, int64_t n, float threshold, int64_t* position, int32_t* found, int capacity);
-    void (*apply_mask)(float* x, const int32_t* bits, int64_t n);  // bit i clear: x[i] = -inf; bits [ceil(n / 32)]
+    // y = x, but -inf where bit i is clear; bits [ceil(n / 32)]. y may be x.
+    void (*apply_mask)(const float* x, const int32_t* bits, int64_t n, float* y);
     // -- drawing (kernels/weights.inl): a row or a piece of it, of at most kSumBlock elements where weights are summed
     bool (*block_peaks)(const float* x, int64_t n, float* maxima);  // false if any is NaN
     float (*weigh)(const float* x, int64_t n, float shift, float scale, float* w);

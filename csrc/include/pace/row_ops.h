@@ -178,8 +178,8 @@ struct Survey;
 // typical_p, in this order, each over what is left, then the first token at which the sum of the weights exp(y - max),
 // in rising order of the ids, exceeds `uniform` of the sum of all.
 //
-// Before, what a mask bans is -infinity, and stays so; then the row is edited, and afterwards it is as it was. A row with
-// a mask or with edits is drawn from once.
+// Before, what a mask bans is -infinity, and then the row is edited. Afterwards it is as it was: a row with edits and
+// without a mask is changed meanwhile, and drawn from once.
 //
 // Weights of a few candidates are in fp64. Those of a whole row are in fp32, and summed block by block of kSumBlock.
 struct SampleOp {

@@ -1,21 +1,37 @@
-"""Masks of a step's rows, filled by threads of their own while the model runs."""
+"""Masks of a step's rows, filled while the model runs where it leaves a CPU free, and else before it."""
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
+from pace import _C
 from pace.llm.decoding.masks import SequenceMask
 from pace.llm.sequence import Span
 
-CORES_PER_THREAD = 8
 MOST_THREADS = 4
-"""Threads that fill, for masks that release the interpreter: the model's kernels want the other cores."""
+"""That fill: each mask needs the interpreter for a part of its time."""
+JOBS_PER_THREAD = 2
+"""At least: it takes about as long to wake a thread as to fill one."""
+
+
+def num_spare_cpus() -> int:
+    """CPUs that the model's kernels leave to others."""
+    return max(0, _num_cpus() - _C.get_num_threads())
+
+
+@cache
+def _num_cpus() -> int:
+    """CPUs that the process may keep busy."""
+    cpu = _C.cpu_info()
+    return min(cpu["logical_cpus"], math.ceil(cpu["quota_cpus"]) or cpu["logical_cpus"])
 
 
 @dataclass(slots=True)
@@ -93,17 +109,21 @@ NO_MASKS = NoMasks()
 
 
 class MaskFiller:
-    """Fills the masks of one step at a time."""
+    """Fills the masks of one step at a time.
+
+    Where the kernels have all CPUs, a thread beside them would take one from the middle of a piece of work that the
+    others then wait for, and it would contend with the engine's thread for the interpreter. Masks are filled at once
+    there, on all CPUs.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._bits = torch.empty(0, -(-vocab_size // 32), dtype=torch.int32)
-        self._num_threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // CORES_PER_THREAD))
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0
 
     def prepare(self, spans: list[Span]) -> PendingMasks | NoMasks:
-        """Drops proposed tokens that are not allowed from `span.drafts`, and starts the masks of the rows from which a
-        token may be picked."""
+        """Drops proposed tokens that are not allowed from `span.drafts`, and starts or fills the masks of the rows from
+        which a token may be picked."""
         masked = {
             id(span)
             for span in spans
@@ -124,19 +144,18 @@ class MaskFiller:
         if len(self._bits) < len(rows):
             self._bits = torch.empty(len(rows), self._bits.shape[1], dtype=torch.int32)
         bits = self._bits[: len(rows)]
-        return PendingMasks(rows, bits, jobs, [self._start(part, bits) for part in self._shares(jobs)])
-
-    def _shares(self, jobs: list[Job]) -> list[list[Job]]:
-        """The jobs of each thread: one has all those that do not release the interpreter."""
-        alone = [job for job in jobs if not job.mask.releases_gil]
-        spread = [job for job in jobs if job.mask.releases_gil]
-        shares = [spread[index :: self._num_threads] for index in range(self._num_threads)]
-        shares[0] = shares[0] + alone
-        return [share for share in shares if share]
+        num_spare = num_spare_cpus()
+        shares = _shares(jobs, num_spare or _C.get_num_threads())
+        own = [] if num_spare else shares.pop(0)
+        futures = [self._start(share, bits) for share in shares]
+        if own:
+            run_all(own, bits)
+            wait(futures)
+        return PendingMasks(rows, bits, jobs, futures)
 
     def _start(self, jobs: list[Job], bits: Tensor) -> Future[None]:
         if self._executor is None or self._process != os.getpid():  # after a fork the threads are gone
-            self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="pace-masks")
+            self._executor = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="pace-masks")
             self._process = os.getpid()
         try:
             return self._executor.submit(run_all, jobs, bits)
@@ -145,3 +164,13 @@ class MaskFiller:
             run_all(jobs, bits)
             done.set_result(None)
             return done
+
+
+def _shares(jobs: list[Job], num_cpus: int) -> list[list[Job]]:
+    """The jobs of each thread: one has all those that do not release the interpreter."""
+    alone = [job for job in jobs if not job.mask.releases_gil]
+    spread = [job for job in jobs if job.mask.releases_gil]
+    count = max(1, min(num_cpus, MOST_THREADS, len(spread) // JOBS_PER_THREAD))
+    shares = [spread[index::count] for index in range(count)]
+    shares[0] += alone
+    return shares

@@ -21,7 +21,7 @@ class TokenMask:
     it is accepted and rolled back like any other. Subclasses define `fill`,
     `accept`, `rollback` and `count_allowed`, and `fork` where their state is more than containers of plain values.
 
-    `fill` runs on a thread beside the model. No two methods of one object, nor of an object and its forks made in the
+    `fill` may run on a thread beside the model. No two methods of one object, nor of an object and its forks made in the
     same call, run at the same time; those of different sequences may where `releases_gil` is set.
     """
 

@@ -7,6 +7,7 @@ waiting for those costs more than the work where cores are few (benchmarks/RESUL
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -270,14 +271,13 @@ class Sampler:
 
     def sample(self, logits: Tensor, spans: list[Span], pending: PendingMasks | NoMasks = NO_MASKS) -> list[list[int]]:
         """Returns the tokens accepted for each span. `logits [R, V]` holds the wanted rows of the spans, one span after
-        the other, and is changed: what the masks do not allow is -inf.
+        the other, and may be changed.
 
         A sequence whose logits are not finite, whose mask raises or allows nothing, or whose strategy raises, fails
         alone: its `error` is set and it gets no tokens.
         """
         if not logits.shape[0]:
             return [[] for _ in spans]
-        unmasked = _copies(logits, spans) if pending.bits is not None else {}
         failures = pending.wait()
         drawn = self._draw(logits, spans, pending)
         picked = (self.ops.argmax(logits) if drawn is None else drawn.tokens).tolist()
@@ -295,15 +295,16 @@ class Sampler:
             own, strategy = picked[row : row + num_rows], span.sequence.strategy
             try:
                 if min(own) < 0:
-                    own = own[: self._count_left(logits, row, own, span, failures, pending.rows)]
+                    own = own[: self._count_left(logits, row, own, span, failures, pending)]
                 if not strategy.is_picked:
-                    outcomes[index] = self._choose(logits[row : row + len(own)], span)
+                    outcomes[index] = self._choose(self._masked(logits, row, len(own), pending), span)
                 else:
                     outcomes[index] = accept_drafts(own, span)
                     if strategy.num_logprobs is not None:
                         self._note(drawn, row, span.sequence, len(outcomes[index]))
-                if index in unmasked and outcomes[index]:
-                    self._note_again(unmasked[index], span.sequence, outcomes[index])
+                if strategy.is_unmasked and span.sequence.mask is not None and outcomes[index]:
+                    first = row + num_rows - 1 - len(span.drafts) + span.num_certain
+                    self._note_again(logits[first : row + num_rows], span.sequence, outcomes[index])
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -315,13 +316,12 @@ class Sampler:
         """For each row the token that its strategy draws, or where nothing is to be drawn, where it is largest; -1 where
         it holds NaN or +inf, or nothing is left to draw. None where only the largest are wanted, of the rows as
         their masks leave them by then: `argmax` finds those without rules."""
-        for span in spans:
-            if span.sequence.strategy.wants_sample:
-                break
-        else:
-            if pending.bits is not None:
+        if not any(span.sequence.strategy.wants_sample for span in spans):
+            if pending.bits is None:
+                return None
+            if all(span.sequence.strategy.is_picked for span in spans):  # else somebody looks at the logits
                 self.ops.apply_mask_(logits, pending.bits, torch.tensor(pending.rows))
-            return None
+                return None
         rules: list[Rules] = []
         places: list[float] = []
         edits: list[list[Edits]] = []
@@ -351,6 +351,15 @@ class Sampler:
                 span.sequence.fail(error)
         return [[] for _ in range(span.num_rows)]
 
+    def _masked(self, logits: Tensor, first: int, count: int, pending: PendingMasks | NoMasks) -> Tensor:
+        """Some rows of the logits as their masks leave them: a copy, where any has a mask."""
+        rows = logits[first : first + count]
+        begin, end = (bisect_left(pending.rows, row) for row in (first, first + count))
+        if begin < end:
+            rows = rows.clone()
+            self.ops.apply_mask_(rows, pending.bits[begin:end], torch.tensor(pending.rows[begin:end]) - first)
+        return rows
+
     def _choose(self, logits: Tensor, span: Span) -> list[int]:
         """The tokens of a span whose strategy looks at the logits of its rows, as far as any are left."""
         if not len(logits):
@@ -379,7 +388,7 @@ class Sampler:
         own: list[int],
         span: Span,
         failures: dict[int, BaseException],
-        masked: list[int],
+        pending: PendingMasks | NoMasks,
     ) -> int:
         """How many of a span's rows come before the first one from which nothing was picked. Raises what is wrong with
         that one, where it is none of a draft's."""
@@ -388,9 +397,9 @@ class Sampler:
             row = first + num_left
             if row in failures:
                 raise failures[row]
-            if not logits[row].amax() < math.inf:  # NaN is not, either
+            if not self._masked(logits, row, 1, pending).amax() < math.inf:  # NaN is not, either
                 raise not_finite(span.sequence)
-            if row in masked and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
+            if row in pending.rows and not (span.sequence.strategy.is_picked and span.sequence.strategy.has_edits):
                 raise NothingLeft(
                     span.sequence.num_generated,
                     "no token is left to pick: the token_mask allows none, or none that the model does not rule out",
@@ -411,18 +420,6 @@ def accept_drafts(chosen: list[int], span: Span) -> list[int]:
         if len(tokens) > len(drafts) or token != drafts[len(tokens) - 1]:
             break
     return tokens
-
-
-def _copies(logits: Tensor, spans: list[Span]) -> dict[int, Tensor]:
-    """By the index of its span: the rows from which a token may be picked, of one whose log-probabilities are wanted
-    without its mask."""
-    copies: dict[int, Tensor] = {}
-    end = 0
-    for index, span in enumerate(spans):
-        end += span.num_rows
-        if span.num_rows and span.sequence.mask is not None and span.sequence.strategy.is_unmasked:
-            copies[index] = logits[end - 1 - len(span.drafts) + span.num_certain : end].clone()
-    return copies
 
 
 def not_finite(sequence: Sequence) -> ValueError:

@@ -30,8 +30,11 @@ class ForcedTokens:
             sequence, strategy = span.sequence, span.sequence.strategy
             if not strategy.takes_drafts or span.start + span.num_tokens < len(sequence.tokens):
                 continue
+            tokens = sequence.mask.forced_after(sequence, self._vocab_size)
+            if not tokens:
+                continue
             most = min(tokens_left, rows_left) if strategy.needs_every_row else tokens_left
-            tokens = sequence.mask.forced_after(sequence, self._vocab_size)[: max(0, most)]
+            tokens = tokens[: max(0, most)]
             tokens = tokens[: fit_drafts(sequence, len(tokens), cache, len(spans), self._recompute_length)]
             span.drafts, span.num_forced = tokens, len(tokens)
             span.num_certain = 0 if strategy.needs_every_row else len(tokens)

@@ -10,8 +10,10 @@ import threading
 import pytest
 import torch
 
+from pace import _C
 from pace.llm import LLMModel
 from pace.llm.configs import SamplingConfig
+from pace.llm.decoding import mask_filler
 from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.masks import AllowedTokens, TokenMask, fill_bits
 from pace.llm.decoding.sampler import Rules, Sampling
@@ -75,13 +77,15 @@ def test_random_masks(name: str, source: str | None, forces: bool) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("releases_gil", [False, True])
-@pytest.mark.parametrize("num_blocks", [9, 400])
-def test_masked_and_unmasked_rows_in_one_batch(source: str | None, releases_gil: bool, num_blocks: int) -> None:
+@pytest.mark.parametrize("num_blocks, num_spare", [(9, 3), (400, 3), (400, 0)])
+def test_masked_and_unmasked_rows_in_one_batch(
+    source: str | None, releases_gil: bool, num_blocks: int, num_spare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the cache is too small for all, so that sequences give way and are computed again."""
+    monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: num_spare)
     generator = make_generator(
         source and make_source(source, 60), 4, num_blocks=num_blocks, max_tokens_per_step=24, max_sequences_per_step=16
     )
-    generator.driver.engine.sampler._masks._num_threads = 3
     prompts = repetitive_prompts(3, 18, longest=30)
     names = [name for name in CONFIGS if "beams" not in name and name != "samples"]
     asked, expected = [], []
@@ -119,7 +123,8 @@ class Waiting(AllowedTokens):
         super().fill(row)
 
 
-def test_masks_are_filled_while_the_model_runs() -> None:
+def test_masks_are_filled_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: 1)
     generator = make_generator()
     generator.driver.engine.model.hook = lambda batch: Waiting.runs.set()
     tokens = generator.generate([1, 2], with_mask(SamplingConfig(), Waiting([5, 6]), 8)).generated_token_ids[0]
@@ -151,8 +156,39 @@ def test_a_step_masks_all_rows_at_once_and_picks_by_one_call(config: SamplingCon
     assert calls == ["argmax"] * 5, "nothing of masks where there are none"
 
 
-def test_an_error_of_the_model_waits_for_the_masks() -> None:
+def test_masks_are_filled_on_all_cpus_before_a_model_that_takes_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is woken for two of them or more."""
+    monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: 0)
+    monkeypatch.setattr(_C, "get_num_threads", lambda: 3)
+    told: list[str] = []
+
+    class Told(AllowedTokens):
+        releases_gil = True
+
+        def fill(self, row: torch.Tensor) -> None:
+            told.append(threading.current_thread().name)
+            super().fill(row)
+
+        def fork(self) -> Told:
+            return self
+
+    generator = make_generator(model=FakeModel(eos_bias=-50.0))
+    generator.driver.engine.model.hook = lambda batch: told.append("model")
+    for num_rows, num_of_others in ((1, 0), (3, 0), (4, 2), (9, 6)):
+        told.clear()
+        with by_hand(generator) as hand:
+            config = with_mask(SamplingConfig(), Told([5, 6]), 1)
+            requests = [generator.add_request([row + 1], config) for row in range(num_rows)]
+            while hand.step():
+                pass
+        assert all(request.done for request in requests)
+        assert told.index("model") == num_rows, "all masks are filled when the model begins"
+        assert sum(name.startswith("pace-masks") for name in told) == num_of_others
+
+
+def test_an_error_of_the_model_waits_for_the_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask left to a thread would be asked by the next step at the same time."""
+    monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: 1)
     generator, started, busy = make_generator(), threading.Event(), []
 
     class Slow(AllowedTokens):

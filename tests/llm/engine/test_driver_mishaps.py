@@ -114,6 +114,7 @@ def test_masks_are_filled_where_executors_are_closed(monkeypatch) -> None:
 
     config = SamplingConfig(token_mask=AllowedTokens([7, 9]), max_new_tokens=20, ignore_eos=True)
     expected = make_generator().generate([3], config).generated_token_ids
+    monkeypatch.setattr(mask_filler, "num_spare_cpus", lambda: 1)
     monkeypatch.setattr(mask_filler, "ThreadPoolExecutor", Closed)
     assert make_generator().generate([3], config).generated_token_ids == expected
 
