@@ -13,7 +13,8 @@ from torch import Tensor
 from pace.llm import loading
 from pace.llm.clients.chat import ChatAnswer, ChatOutput
 from pace.llm.clients.requests import Request
-from pace.llm.clients.session import Session, score
+from pace.llm.clients.scoring import Scores, score, score_from
+from pace.llm.clients.session import Session
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
@@ -179,11 +180,26 @@ class LLMModel:
             generator.driver, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
         )
 
+    def score_from(self, texts_or_ids: Any, starts: list[int]) -> list[Scores]:
+        """For each sequence the scores of its tokens from `starts[i]` on: their log-probabilities, and whether greedy
+        decoding would have taken them. What stands before, and begins a text of a call before, is not computed again.
+
+        Raises ValueError for a start below 1, and what `score` does."""
+        generator = self._open
+        rows = read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
+        return score_from(generator.driver, rows, starts)
+
     # -- about the model -----------------------------------------------------------------------------------------------
 
     def get_tokenizer(self) -> Any:
         """transformers' tokenizer of the checkpoint; None where it has none."""
         return self.tokenizer
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens that a sequence, prompt included, may get: what the model was loaded with, its config allows, or its
+        cache holds if that is less."""
+        return self._open.engine.max_length
 
     def get_config(self) -> Any:
         """The model's config."""

@@ -129,6 +129,20 @@ def guidance_pace(folder: Path, results: Path) -> None:
     _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT))
 
 
+def lm_eval_pace(folder: Path, results: Path) -> None:
+    """Our own tests of lm-eval's model type."""
+    python = environment(folder.parent / "lm_eval", ["lm-eval[api,hf]"])
+    _pytest(python, ["tests/integrations/lm_eval"], results, ROOT, PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
+
+
+def page(folder: Path, results: Path) -> None:
+    """The blocks of docs/integrations.md."""
+    python = environment(folder, ["langchain-openai", "litellm", "kani[openai]", "guidance>=0.3,<0.4"])
+    _pytest(
+        python, ["tests/project/test_pages.py"], results, ROOT, "-k", "of_other_tools", PYTHONPATH=str(ROOT)
+    )  # fmt: skip
+
+
 GUIDANCE_MODELS = ["model_integration/library"] + [
     f"model_integration/test_{name}.py" for name in ("engine", "grammar", "model")
 ]
@@ -159,6 +173,8 @@ SUITES = {
             partial(guidance_tests, GUIDANCE_LLAMA_CPP),
         ),
         Suite("guidance_pace", "our tests of `Pace`, with guidance's llguidance", guidance_pace),
+        Suite("lm_eval_pace", "our tests of lm-eval's model type `pace`", lm_eval_pace),
+        Suite("integrations_page", "the programs of [integrations.md](integrations.md)", page),
     )
 }
 

@@ -50,6 +50,16 @@ CLAIMS = {
         "structural_tag": """
             assert out.texts[0]""",
     },
+    "docs/integrations.md": {
+        "langchain_openai": """
+            assert "Paris" in answer.content and answer.usage_metadata["output_tokens"] > 3 and len(story) > 5""",
+        "litellm": """
+            assert "Madrid" in answer.choices[0].message.content and answer.usage.completion_tokens > 3""",
+        "kani": """
+            assert "Rome" in said""",
+        "guidance": """
+            assert lm["city"] in ("Paris", "Tokyo", "Rome") and "Japan" in str(lm)""",
+    },
     "docs/guidance.md": {
         "gen, regex": """
             assert "Tokyo" in answer["city"] and out["next"] == "5" and out["pet"] in ("dogs", "cats")""",

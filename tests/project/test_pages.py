@@ -31,6 +31,8 @@ PAGES = {
 README = PAGES["README.md"]
 EXTRAS = {"docs/guidance.md": "guidance"}
 """Libraries that the blocks of a page need, and that the tests do without."""
+APART = "docs/integrations.md"
+"""Each Python block of this page is a program by itself, of a library that the block names first."""
 LOGS = {"docs/benchmarks.md"}
 """Pages whose commands name paths of the machine that ran them."""
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -71,18 +73,34 @@ def test_the_front_page_is_short_and_leads_to_every_other():
     assert blocks(README, "bash") and blocks(README, "python")
 
 
-@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python")])
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python") and page != APART])
 def test_python_blocks_run_and_do_what_is_said(page, tmp_path):
     """One after the other in one process, as a reader would paste them."""
     if page in EXTRAS:
         pytest.importorskip(EXTRAS[page])
-    program, asserted = [], 0
-    for block in blocks(PAGES[page], "python"):
+    run_blocks(page, blocks(PAGES[page], "python"), tmp_path)
+    assert len(CLAIMS[page]) == len(blocks(PAGES[page], "python"))
+
+
+@pytest.mark.parametrize("library", CLAIMS[APART])
+def test_python_blocks_of_other_tools(library, tmp_path):
+    pytest.importorskip(library)
+    (block,) = (block for block in blocks(PAGES[APART], "python") if library in block)
+    run_blocks(APART, [block], tmp_path)
+
+
+def test_every_block_of_other_tools_is_claimed():
+    for block in blocks(PAGES[APART], "python"):
+        assert sum(library in block for library in CLAIMS[APART]) == 1, block
+
+
+def run_blocks(page, chosen, tmp_path):
+    """Runs blocks of a page as one program, with what is claimed of each."""
+    program = []
+    for block in chosen:
         claims = [textwrap.dedent(claim) for phrase, claim in CLAIMS[page].items() if phrase in block]
         assert len(claims) == 1, f"one entry of claims.py belongs to each block, and {len(claims)} to this:\n{block}"
         program += [block, *claims]
-        asserted += 1
-    assert asserted == len(CLAIMS[page])
     file = tmp_path / "page.py"  # a file, so that a traceback shows the line
     text = "\n".join(program)
     with server() if SERVED in text else contextlib.nullcontext(SERVED) as address:

@@ -58,7 +58,7 @@ def test_echo_gives_the_prompt_and_its_logprobs(serving, stream):
 
 
 def test_logprobs_of_a_prompt_are_those_of_score(serving):
-    from pace.llm.clients.session import score
+    from pace.llm.clients.scoring import score
 
     tokens = ids(serving, PROMPT)
     reply = serving.complete(tokens, max_tokens=1, logprobs=0, echo=True).json["choices"][0]["logprobs"]

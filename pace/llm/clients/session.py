@@ -1,5 +1,4 @@
-"""A sequence in the caller's hands: append tokens, see logits, take tokens back, branch. And scoring, which is built of
-it."""
+"""A sequence in the caller's hands: append tokens, see logits, take tokens back, branch."""
 
 from __future__ import annotations
 
@@ -20,8 +19,6 @@ from pace.memory import available_memory_bytes, format_bytes
 
 MANY_BYTES = 64 << 20
 """Below, nobody asks how much memory is left: that takes as long as a decode step of a small model."""
-ROWS_AT_ONCE = 8
-"""Rows of logits that become log-probabilities together. All of a step's would take its memory a second time."""
 
 
 class CollectLogits:
@@ -46,32 +43,6 @@ class CollectLogits:
         self.rows[begin : begin + logits.shape[0]] = logits
         if begin + logits.shape[0] == self.rows.shape[0] and not self.outcome.done():
             self.outcome.set_result(self.rows)
-        return []
-
-
-class ScoreTokens:
-    """A strategy that keeps the log-probability of each token given those before it; no more logits than one step's are
-    held."""
-
-    is_picked = wants_sample = is_unmasked = False
-    rules = None
-    takes_drafts = False
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = torch.tensor(tokens, dtype=torch.int64)
-        self.logprobs = torch.empty(len(tokens) - 1)
-        self.outcome: Future[Tensor] = Future()
-        """The log-probabilities, once they are all there."""
-
-    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
-        first, last = span.end - logits.shape[0], min(span.end, len(self.tokens) - 1)
-        for begin in range(first, last, ROWS_AT_ONCE):
-            end = min(begin + ROWS_AT_ONCE, last)
-            next_tokens = self.tokens[begin + 1 : end + 1, None]
-            logprobs = ops.log_softmax(logits[begin - first : end - first])
-            self.logprobs[begin:end] = logprobs.gather(1, next_tokens)[:, 0]
-        if last == len(self.tokens) - 1 and not self.outcome.done():
-            self.outcome.set_result(self.logprobs)
         return []
 
 
@@ -254,33 +225,3 @@ class Session:
         sequence.error = sequence.finish_reason = sequence.strategy = None
         self._cut(engine, num_tokens)
         engine.scheduler.park(sequence)
-
-
-def score(driver: EngineDriver, rows: list[list[int]]) -> list[Tensor]:
-    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has none.
-
-    Computed in chunks: the logits of a long row are never in memory all at once. Raises ValueError for rows longer than
-    the engine holds.
-    """
-    engine = driver.engine
-    for index, row in enumerate(rows):
-        if len(row) > engine.max_length:
-            raise ValueError(
-                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length}: "
-                f"{engine.explain_length_limit(len(row))}"
-            )
-    strategies = [ScoreTokens(row) for row in rows]
-    sequences = [
-        Sequence(row, strategy, NeverStops(), engine.max_length)
-        for row, strategy in zip(rows, strategies)
-        if len(row) > 1
-    ]
-    for sequence in sequences:
-        sequence.wanted_from, sequence.sink = 0, OutcomeSink()
-    try:
-        driver.submit(sequences)
-        for sequence in sequences:
-            sequence.strategy.outcome.result()
-    finally:
-        driver.abort(sequences)
-    return [strategy.logprobs for strategy in strategies]

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pace.batch import BLOCK_SIZE, KVSpec, Positions
 from pace.llm.cache.manager import CacheManager
 from pace.llm.cache.prefix_cache import tokens_of
-from pace.llm.clients.session import CollectLogits, Session, score
+from pace.llm.clients.scoring import score
+from pace.llm.clients.session import CollectLogits, Session
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pace.llm import LLMModel, SamplingConfig
-from pace.llm.clients.session import Session, score
+from pace.llm.clients.scoring import score
+from pace.llm.clients.session import Session
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.generator import Generator
 from tests.llm.fake_model import FakeModel, FakeTokenizer, greedy, make_engine

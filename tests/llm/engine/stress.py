@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 
-from pace.llm.clients.session import Session, score
+from pace.llm.clients.scoring import score
+from pace.llm.clients.session import Session
 from pace.llm.clients.streamer import CallbackStreamer
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor

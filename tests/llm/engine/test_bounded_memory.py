@@ -14,7 +14,8 @@ import torch
 
 from pace.bench.shapes import RandomWeights
 from pace.llm.clients import session
-from pace.llm.clients.session import Session, score
+from pace.llm.clients.scoring import score
+from pace.llm.clients.session import Session
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.driver import EngineDriver

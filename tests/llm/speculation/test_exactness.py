@@ -9,7 +9,8 @@ import threading
 import pytest
 import torch
 
-from pace.llm.clients.session import Session, score
+from pace.llm.clients.scoring import score
+from pace.llm.clients.session import Session
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.sequence import NullSink, Sequence

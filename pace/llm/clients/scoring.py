@@ -1,0 +1,87 @@
+"""How likely a model thinks tokens that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pace.llm.clients.session import OutcomeSink
+from pace.llm.decoding.stopping_criteria import NeverStops
+from pace.llm.engine.driver import EngineDriver
+from pace.llm.sequence import Sequence, Span
+
+
+class Scores(NamedTuple):
+    """Of the tokens of a row from some place on, N of them."""
+
+    logprobs: Tensor
+    """float32 `[N]`: the log-probability of each, given all tokens before it."""
+    are_likeliest: Tensor
+    """bool `[N]`: whether it is the one that greedy decoding would have taken there."""
+
+
+class ScoreTokens:
+    """A strategy that scores `tokens[start:]`, for a sequence of all tokens but the last; no more logits than one step's
+    are held."""
+
+    is_picked = wants_sample = is_unmasked = False
+    rules = None
+    takes_drafts = False
+
+    def __init__(self, tokens: list[int], start: int) -> None:
+        self._start = start
+        self._targets = torch.tensor(tokens[start:])
+        self._scores = Scores(torch.empty(len(self._targets)), torch.empty(len(self._targets), dtype=torch.bool))
+        self.outcome: Future[Scores] = Future()
+
+    def choose(self, ops: Any, logits: Tensor, span: Span) -> list[int]:
+        end = span.end - self._start + 1
+        begin = end - logits.shape[0]  # a dropped cache may bring rows again, with equal content
+        targets = self._targets[begin:end]
+        values, likeliest, _ = ops.token_logprobs(logits, torch.arange(len(targets)), targets, 1)
+        self._scores.logprobs[begin:end] = values
+        self._scores.are_likeliest[begin:end] = likeliest[:, 0] == targets
+        if end == len(self._targets) and not self.outcome.done():
+            self.outcome.set_result(self._scores)
+        return []
+
+
+def score(driver: EngineDriver, rows: list[list[int]]) -> list[Tensor]:
+    """For each row of T tokens fp32 `[T - 1]`: entry i is `log p(token i + 1 | tokens 0 .. i)`; the first token has none.
+    Raises what `score_from` does."""
+    return [scores.logprobs for scores in score_from(driver, rows, [1] * len(rows))]
+
+
+def score_from(driver: EngineDriver, rows: list[list[int]], starts: SequenceOf[int]) -> list[Scores]:
+    """Scores of `row[start:]` for each row; what stands before it may come from the prefix cache.
+
+    Computed in chunks: the logits of a long row are never in memory all at once. Raises ValueError for rows longer than
+    the engine holds, not counting their last token, and for a start that leaves nothing before it.
+    """
+    engine = driver.engine
+    for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        if start < 1:
+            raise ValueError(f"text {index} is scored from token {start}; the first that has one before it is 1")
+        if len(row) - 1 > engine.max_length:
+            raise ValueError(
+                f"text {index} has {len(row)} tokens; the model takes at most {engine.max_length + 1} to score: "
+                f"{engine.explain_length_limit(len(row) - 1)}"
+            )
+    strategies = [ScoreTokens(row, start) for row, start in zip(rows, starts)]
+    sequences = []
+    for row, start, strategy in zip(rows, starts, strategies):
+        if start >= len(row):
+            strategy.outcome.set_result(Scores(torch.empty(0), torch.empty(0, dtype=torch.bool)))
+            continue
+        sequence = Sequence(row[:-1], strategy, NeverStops(), engine.max_length)
+        sequence.wanted_from, sequence.sink = start - 1, OutcomeSink()
+        sequences.append(sequence)
+    try:
+        driver.submit(sequences)
+        return [strategy.outcome.result() for strategy in strategies]
+    finally:
+        driver.abort(sequences)
