@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 MAX_THREADS = 4096
 """Of `ThreadPool` (csrc/include/pace/threading.h)."""
@@ -51,6 +52,9 @@ VARIABLES = (
         "keys that clients of `pace serve` need, with commas between them",
         is_secret=True,
     ),
+    Variable(
+        "XDG_STATE_HOME", "~/.local/state", "the directory where `pace chat` keeps what was typed, in pace/chat_history"
+    ),
     Variable("OPENAI_API_KEY", "none", "the key that `pace bench --serve` sends", is_secret=True),
 )
 
@@ -80,3 +84,9 @@ def pin_threads() -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"PACE_PIN_THREADS must be 0 or 1; got {text!r}")
     return text == "1"
+
+
+def state_directory() -> Path:
+    """Where pace keeps what it remembers of its user: below XDG_STATE_HOME, if that is an absolute path."""
+    home = Path(value("XDG_STATE_HOME") or "")
+    return (home if home.is_absolute() else Path.home() / ".local" / "state") / "pace"

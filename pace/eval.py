@@ -57,10 +57,12 @@ class Evaluation:
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: of `.jsonl` the "text" of the object in each line, of any other file all of it as one.
 
-    Raises OSError, and ValueError for a file that is not UTF-8, has no text, or a line without one."""
+    Raises OSError that names the file, and ValueError for a file that is not UTF-8, has no text, or a line without one."""
     path = Path(path)
     try:
         content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise type(error)(f"the text {str(path)!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     texts = [content]

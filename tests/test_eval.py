@@ -151,6 +151,9 @@ def test_the_command(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "perplexity" in output and "top-1 agreement" in output
     assert main(["eval", "--text", str(tmp_path / "none.txt")]) == 1
-    assert "none.txt" in capsys.readouterr().err
+    assert (
+        capsys.readouterr().err
+        == f"pace: error: the text '{tmp_path}/none.txt' cannot be read: No such file or directory\n"
+    )
     with pytest.raises(SystemExit):
         main(["eval"])

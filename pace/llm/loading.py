@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -29,6 +31,7 @@ from pace.llm.models.model_utils import (
     use_threads,
 )
 from pace.llm.operators import OperatorConfig
+from pace.llm.other_names import model_options
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
@@ -125,6 +128,18 @@ class LoadOptions:
         self._check("cache_dir", "a path or None", str, os.PathLike, optional)
         self._check("local_files_only", "True or False", bool)
         self._check("progress", "True or False", bool)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], other_names: Mapping[str, Any]) -> LoadOptions:
+        """Options, and those of other tools that mean the same. Raises TypeError for an option that there is not and for
+        one that is given twice, ValueError for what pace does not do."""
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        options = dict(given)
+        for name, value in model_options(other_names, defaults).items():
+            if options[name] != defaults[name]:
+                raise TypeError(f"{name} is given by two names ({', '.join(other_names)}); give it once")
+            options[name] = value
+        return cls(**options)
 
     def _check(self, name: str, allowed: str, *types: type) -> None:
         value = getattr(self, name)
