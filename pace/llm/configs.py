@@ -143,8 +143,9 @@ class SamplingConfig:
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these tokens; -inf bans."""
     seed: int | None = None
-    """Draws depend on the seed and the position alone, not on the batch. None takes one from torch's default
-    generator."""
+    """Draws depend on the seed and the position alone, not on the batch: rows of one prompt with one seed are one text,
+    and num_return_sequences gives several. None takes a seed from torch's default generator, and then each row draws
+    for itself."""
     logprobs: int | bool | None = None
     """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
     They are of the model's own distribution, among the tokens that a grammar or token_mask allows: before temperature,

@@ -24,6 +24,7 @@ from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.decoding.token_texts import with_texts
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
 from pace.llm.guides import Guides
@@ -372,8 +373,10 @@ class Generator:
             # Drafts may have been looked at beyond the token that ended the row.
             logprobs=None
             if config.logprobs is None
-            else [row.logprobs[: len(tokens)] for row, tokens in zip(rows, generated)],
-            prompt_logprobs=None if config.prompt_logprobs is None else [list(row.prompt_logprobs) for row in rows],
+            else [with_texts(row.logprobs[: len(tokens)], self.tokenizer) for row, tokens in zip(rows, generated)],
+            prompt_logprobs=None
+            if config.prompt_logprobs is None
+            else [with_texts(row.prompt_logprobs, self.tokenizer) for row in rows],
             captures=[guide.captures.read(row.generated, row.logprobs) for guide, row in zip(prepared.row_guides, rows)]
             if prepared.has_captures
             else None,

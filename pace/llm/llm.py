@@ -73,7 +73,9 @@ class LLMModel:
         ValueError, TypeError, MemoryError for what cannot be loaded so, as `pace.llm.loading.open`.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "other_names")}
-        loaded = loading.open(LoadOptions.read(given, other_names))
+        options = LoadOptions.read(given, other_names)
+        loaded = loading.open(options)
+        self._name = str(options.model_name_or_path)
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
         self._generator: Generator | None = Generator(loaded.engine, loaded.tokenizer, loaded.defaults, progress)
@@ -236,6 +238,13 @@ class LLMModel:
         if generator is not None:
             generator.driver.close()  # first: it may refuse
         self._generator = self._model = None
+
+    def __repr__(self) -> str:
+        if self._generator is None:
+            return f"LLMModel({self._name!r}, closed)"
+        model = self._model
+        millions = sum(model.weight_counts().values()) / 1e6
+        return f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.held_as}, up to {self.max_seq_len} tokens)"
 
     def __enter__(self) -> LLMModel:
         return self

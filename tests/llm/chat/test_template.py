@@ -46,7 +46,7 @@ def rendered(tokenizer, body, knows=True, messages=TALK, **options):
         ),
         ("{{ m.role + 5 }}", "the chat template refuses these messages: TypeError: can only concatenate str"),
         ("{{ m.x.y }}", "the chat template refuses these messages: UndefinedError: "),
-        ("\n{% if %}", "line 2 of the chat template is not Jinja: "),
+        ("\n{% if %}", "line 3 of the chat template is not Jinja: "),
     ],
 )
 def test_a_template_that_refuses_names_its_file(tokenizer, tmp_path, body, reason):
