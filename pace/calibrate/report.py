@@ -12,7 +12,6 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.llm import LLMModel
 from pace.quant import QuantizationConfig
 
-
 FAR = 0.9
 """Agreement with bfloat16 below which the result is called far from it."""
 FASTER = 1.1

@@ -3,9 +3,10 @@ another, the error says what to write."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from pace.naming import meant
 
 SAMPLING = {
     "max_tokens": "max_new_tokens",
@@ -97,6 +98,6 @@ def _translated(
 ) -> str:
     if name in same:
         return same[name]
-    near = [ours for ours in known if ours.startswith(name)] or difflib.get_close_matches(name, known, n=1)
-    hint = f"; {advice[name]}" if name in advice else f"; did you mean {near[0]!r}?" if near else ""
-    raise TypeError(f"{problem} {name!r}{hint or '. Known: ' + ', '.join(known)}")
+    if name in advice:
+        raise TypeError(f"{problem} {name!r}; {advice[name]}")
+    raise TypeError(f"{problem} {name!r}{meant(name, known)} Known: {', '.join(known)}")

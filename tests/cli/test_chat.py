@@ -47,7 +47,7 @@ def test_what_stands_between_quotes_is_no_command(command):
     code, out, err = command("chat", stdin='"""/help"""\n')
     assert code == 0 and out and not err
     code, out, err = command("chat", stdin='"""What is\n')
-    assert (code, out) == (1, "") and 'before the """' in err
+    assert (code, out) == (0, "") and err.startswith("pace: error: ") and 'before the """' in err
 
 
 def test_set(command):
@@ -73,6 +73,7 @@ def test_set(command):
         ("num_return_sequences 2", "one answer"),
         ("logprobs 2", "no place"),
         ("logits_processors 2", "Python alone"),
+        ("penalty_alpha 2", "pace does not implement it"),
     ],
 )
 def test_settings_that_are_refused(command, line, message):

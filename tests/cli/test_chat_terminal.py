@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import TerminalProcess
+from tests.cli.processes import ENVIRONMENT, TerminalProcess, process
+from tests.support import finish
 
 LONG = ("chat", "--max-new-tokens", "900", "--ignore-eos")
 STORY = "Tell me a story about a little fox."
@@ -55,6 +59,43 @@ def test_ctrl_c_before_the_first_token(start, seconds):
         chat.read_until("Madrid")
         chat.type(CTRL_C)
         chat.read_until("> ")
+
+
+def test_ctrl_c_twice(start):
+    with start(*LONG) as chat:
+        for _ in range(3):
+            chat.type(f"{STORY}\r")
+            chat.read_until("fox.", "a")
+            chat.type(CTRL_C + CTRL_C)
+            chat.read_until("> ")
+        chat.type("/stats\r")
+        chat.read_until("tokens/s", "> ")
+        chat.type(CTRL_D)
+        assert chat.wait() == 0 and chat.shows_keys()
+
+
+def test_notices_stand_on_lines_of_their_own(start):
+    with start("chat", "--max-new-tokens", "3") as chat:
+        chat.type("What is the capital of Spain?\r")
+        answer = chat.read_until("Spain?", "> ").replace("\r", "")
+        assert re.search(r"\nThe capital of\n\(the answer is cut off after 3 tokens: .*\)\n", answer)
+
+
+def test_answers_in_a_file_are_answers_alone(tmp_path):
+    """Where the terminal is for questions alone, the prompt is on stderr."""
+    controller, terminal = pty.openpty()
+    with open(tmp_path / "out", "w") as out:
+        environment = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path)}
+        running = process("chat", stdin=terminal, stdout=out, stderr=subprocess.PIPE, env=environment)
+        seen = ""
+        for line in (b"What is the capital of Spain?\n", b"/exit\n"):
+            while not seen.endswith("> "):
+                seen += running.stderr.read(1)
+            os.write(controller, line)
+            seen = ""
+        finish(running)
+    os.close(controller), os.close(terminal)
+    assert running.returncode == 0 and (tmp_path / "out").read_text() == "The capital of Spain is Madrid.\n"
 
 
 def test_ctrl_c_while_it_loads_ends_it(tmp_path):

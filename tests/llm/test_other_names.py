@@ -47,13 +47,14 @@ def test_names_of_the_same_meaning():
         ("stop_token_ids", TypeError, "eos_token_id takes the place"),
         ("penalty_alpha", NotImplementedError, "pace does not implement it"),
         ("temprature", TypeError, "did you mean 'temperature'"),
-        ("zzz", TypeError, "'zzz'. Known: max_new_tokens, "),
+        ("zzz", TypeError, r"'zzz'\. Known: max_new_tokens, "),
     ],
 )
 def test_names_that_are_told(name, error, words):
     with pytest.raises(error, match=words) as caught:
         SamplingConfig(**{name: 1})
     assert ("did you mean" in str(caught.value)) == (name == "temprature")
+    assert ("Known: " in str(caught.value)) == (name in ("temprature", "zzz"))
 
 
 def test_fields_beside_the_prompt():

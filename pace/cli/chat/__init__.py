@@ -10,7 +10,8 @@ from contextlib import closing
 from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
 from pace.cli.chat.commands import Commands, check_settings
 from pace.cli.chat.conversation import Conversation
-from pace.cli.chat.terminal import Pipe, Said, Terminal, once, read_said
+from pace.cli.chat.screen import Screen
+from pace.cli.chat.terminal import Pipe, Terminal, once, read_said
 from pace.llm.chat import read_tools
 
 
@@ -42,65 +43,45 @@ def run(arguments: argparse.Namespace) -> int:
         check_settings(config)
     except (TypeError, ValueError) as error:
         arguments.parser.error(str(error))
+    screen = Screen()
     with Terminal(arguments.history) if sys.stdin.isatty() else Pipe() as source, once():
         with source.loading(arguments.model):
             model = load_model(arguments)
-            conversation = Conversation(model, config, arguments.system, arguments.tools, _notice)
-        commands = Commands(conversation, _notice)
-        while not commands.is_over and (said := _next(source)):
-            _take(said, source, conversation, commands)
+            conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
+        commands = Commands(conversation, screen.notice)
+        while not commands.is_over:
+            try:
+                _turn(source, screen, conversation, commands)
+            except KeyboardInterrupt:
+                if not source.is_interactive:
+                    raise
+                screen.notice("\n(/exit or Ctrl-D leaves)")
+            except EOFError:
+                break
     return 0
 
 
-def _next(source: Terminal | Pipe) -> Said | None:
-    """What is said next; None at the end of the input."""
-    while True:
-        try:
-            return read_said(source)
-        except KeyboardInterrupt:
-            if not source.is_interactive:
-                raise
-            print("\n(/exit or Ctrl-D leaves)", file=sys.stderr)
-        except EOFError:
-            return None
-        except ValueError as error:
-            if not source.is_interactive:
-                raise
-            _tell(error)
-
-
-def _take(said: Said, source: Terminal | Pipe, conversation: Conversation, commands: Commands) -> None:
-    """Obeys a command, or writes the answer to what was said. What is wrong is one line; Ctrl-C stops an answer."""
+def _turn(source: Terminal | Pipe, screen: Screen, conversation: Conversation, commands: Commands) -> None:
+    """Reads what is said next and obeys it, or writes the answer. What cannot be done is one line; Ctrl-C stops an
+    answer. Raises EOFError at the end of the input."""
+    try:
+        said = read_said(source)
+    except ValueError as error:
+        screen.notice(f"pace: error: {error}")
+        return
     try:
         with source.answering():
             pieces = commands.obey(said.text) if said.is_command else conversation.answer(said.text)
             with closing(pieces):
-                _write(pieces)
+                for piece in pieces:
+                    screen.write(piece)
     except KeyboardInterrupt:
-        print(" [stopped]", flush=True)
-    except (OSError, TypeError, ValueError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        _tell(error)
-
-
-def _tell(error: Exception) -> None:
-    print(f"pace: error: {error}", file=sys.stderr)
-
-
-def _write(pieces) -> None:
-    """An answer as it comes, and a newline where there is one."""
-    is_empty = True
-    for piece in pieces:
-        print(piece, end="", flush=True)
-        is_empty = False
-    if not is_empty:
-        print(flush=True)
-
-
-def _notice(text: str) -> None:
-    """On stderr, so that stdout holds the answers and nothing else."""
-    print(text, file=sys.stderr, flush=True)
+        screen.write(" [stopped]")
+    except BrokenPipeError:
+        raise
+    except (MemoryError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        screen.notice(f"pace: error: {error}")
+    screen.end_line()
 
 
 def _tools(path: str) -> list:

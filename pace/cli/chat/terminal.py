@@ -15,6 +15,8 @@ from pace.cli.chat.history import History
 QUOTES = '"""'
 """Begin and end a text of several lines."""
 LOADING = "loading..."
+LOCAL_FLAGS = 3
+"""Their place in what `termios.tcgetattr` gives."""
 TICK_SECONDS = 0.1
 """Ctrl-C that comes after the prompt is written and before readline waits for keys is noticed within this time. It would
 be at the next key."""
@@ -58,7 +60,7 @@ class Pipe:
 class Terminal:
     """Lines that a user types: edited, recalled and pasted with readline, where Python has it.
 
-    Use it in a `with` block, at whose end, and where the process is told to end (SIGTERM), the terminal is as before.
+    Use it in a `with` block, at whose end the terminal is as before. SIGTERM ends it.
     """
 
     is_interactive = True
@@ -68,6 +70,7 @@ class Terminal:
         self._history = History.of_user() if keep_history else None
 
     def __enter__(self) -> Terminal:
+        self._settings = termios.tcgetattr(sys.stdin)
         handlers = {
             signal.SIGTERM: lambda number, frame: sys.exit(128 + number),
             signal.SIGALRM: lambda number, frame: None,  # that of the ticks: Python looks for other signals, too
@@ -86,6 +89,7 @@ class Terminal:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -93,6 +97,9 @@ class Terminal:
         """The next line, or a paste of several. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
         signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
         try:
+            if not sys.stdout.isatty():  # which is then for answers alone
+                print(prompt, end="", file=sys.stderr, flush=True)
+                prompt = ""
             return input(prompt)
         except EOFError:
             print(file=sys.stderr)
@@ -121,15 +128,13 @@ class Terminal:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """While an answer is written, keys are not shown; those pressed are forgotten, but for Ctrl-C."""
-        terminal = sys.stdin.fileno()
-        before = termios.tcgetattr(terminal)
-        silent = [*before]
-        silent[3] &= ~(termios.ECHO | termios.ECHONL)
+        silent = [*self._settings]
+        silent[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
         try:
-            termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
             yield
         finally:
-            termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+            termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._settings)
 
 
 def read_said(source: Terminal | Pipe) -> Said:
