@@ -1,10 +1,11 @@
-"""Every environment variable that pace looks at. This is the only Python file that reads them; `pace env` prints the
-table."""
+"""What pace asks of its surroundings: every environment variable that it looks at, and who watches. This is the only
+Python file that reads the environment; `pace env` prints the table."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +87,13 @@ def pin_threads() -> bool:
     return text == "1"
 
 
-def state_directory() -> Path:
-    """Where pace keeps what it remembers of its user: below XDG_STATE_HOME, if that is an absolute path."""
-    home = Path(value("XDG_STATE_HOME") or "")
-    return (home if home.is_absolute() else Path.home() / ".local" / "state") / "pace"
+def state_directory() -> Path | None:
+    """Where pace keeps what it remembers of its user: below XDG_STATE_HOME, if that is an absolute path. None for a user
+    without a home."""
+    places = value("XDG_STATE_HOME") or "", os.path.expanduser("~/.local/state")
+    return next((Path(place) / "pace" for place in places if os.path.isabs(place)), None)
+
+
+def shows_bars() -> bool:
+    """Whether someone watches stderr: on a terminal, or in a notebook, which shows bars as text."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -130,7 +130,7 @@ def evaluate(
     They are cut into windows of `context` tokens (default: 512, or what the models take). Each token is predicted from
     those before it in its window.
 
-    `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal only.
+    `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal or in a notebook.
 
     **Memory**: 16 MB of logits for each model, or 128 rows if that is more, and a few numbers for each token. A text is tokenised as a whole.
     **Numerics**: softmax, its differences and all sums in float64, of logits in float32.

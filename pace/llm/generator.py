@@ -49,7 +49,7 @@ class Generator:
     ) -> None:
         """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer
         prompts are token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows, on a
-        terminal only."""
+        terminal or in a notebook."""
         self.driver = EngineDriver(engine)
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()

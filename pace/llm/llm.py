@@ -66,7 +66,7 @@ class LLMModel:
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
         `prefix_cache_bytes`, and `max_seq_len`, the longest a sequence may get.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
-        shows bars, on a terminal only.
+        shows bars, on a terminal or in a notebook.
         `other_names`: names of other tools for the same, such as `torch_dtype`.
 
         Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError,

@@ -88,7 +88,7 @@ class LoadOptions:
     local_files_only: bool = False
     """Whether to take what is on disk and download nothing."""
     progress: bool = True
-    """A bar while loading, and while several prompts are continued, on a terminal only."""
+    """A bar while loading, and while several prompts are continued, on a terminal or in a notebook."""
     kv_cache_bytes: int | str | None = None
     """Memory that keys and values may take, in bytes or as "2GiB"; None for half of what is available after loading. It
     is address space until it is used. Sequences that do not fit at once take turns, with the same results. A prompt

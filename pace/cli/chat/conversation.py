@@ -27,7 +27,12 @@ class Conversation:
     """The messages so far, and the model that continues them."""
 
     def __init__(
-        self, model, config, system: str | None, tools: list | None = None, notice: Callable[[str], None] = print
+        self,
+        model,
+        config,
+        system: str | None,
+        tools: list | None = None,
+        notice: Callable[[str], None] = lambda text: None,
     ):
         """`notice` hears what the user should know beside the answers. Raises ValueError where the model has no chat
         template."""

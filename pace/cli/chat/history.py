@@ -25,9 +25,10 @@ class History:
         self._last: str | None = None
 
     @classmethod
-    def of_user(cls) -> History:
-        """`pace/chat_history` in the user's directory for such state."""
-        return cls(env.state_directory() / "chat_history")
+    def of_user(cls) -> History | None:
+        """`pace/chat_history` in the user's directory for such state; None where there is none."""
+        directory = env.state_directory()
+        return cls(directory / "chat_history") if directory else None
 
     def read(self) -> list[str]:
         """The last `MOST_ENTRIES`, oldest first. Lines that are no JSON strings are left out."""

@@ -15,11 +15,11 @@ import glob
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
+from pace import env
 from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import GgufFile, is_gguf
@@ -82,7 +82,8 @@ def find_checkpoint(
 
     Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where
     the Hub cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken.
-    `token=None` takes the one saved by `hf auth login`. `progress` shows bars of a download, on a terminal only.
+    `token=None` takes the one saved by `hf auth login`. `progress` shows bars of a download, on a terminal or in a
+    notebook.
     A GGUF file, or a directory whose weights are one, gives that file, of several shards the first; it stands for a
     directory.
 
@@ -195,7 +196,7 @@ def _find_on_hub(
 
     class Bar(utils.tqdm):
         def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs | {"disable": not (progress and sys.stderr.isatty())})
+            super().__init__(*args, **kwargs | {"disable": not (progress and env.shows_bars())})
 
     def fetch(files: list[str]) -> Path:
         # The patterns are exact names: brackets in a name must not act as wildcards.
