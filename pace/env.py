@@ -1,11 +1,13 @@
-"""Every environment variable that pace looks at. This is the only Python file that reads them; `pace env` prints the
-table."""
+"""What pace asks of its surroundings: every environment variable that it looks at, and who watches. This is the only
+Python file that reads the environment; `pace env` prints the table."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 MAX_THREADS = 4096
 """Of `ThreadPool` (csrc/include/pace/threading.h)."""
@@ -51,6 +53,9 @@ VARIABLES = (
         "keys that clients of `pace serve` need, with commas between them",
         is_secret=True,
     ),
+    Variable(
+        "XDG_STATE_HOME", "~/.local/state", "the directory where `pace chat` keeps what was typed, in pace/chat_history"
+    ),
     Variable("OPENAI_API_KEY", "none", "the key that `pace bench --serve` sends", is_secret=True),
 )
 
@@ -80,3 +85,15 @@ def pin_threads() -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"PACE_PIN_THREADS must be 0 or 1; got {text!r}")
     return text == "1"
+
+
+def state_directory() -> Path | None:
+    """Where pace keeps what it remembers of its user: below XDG_STATE_HOME, if that is an absolute path. None for a user
+    without a home."""
+    places = value("XDG_STATE_HOME") or "", os.path.expanduser("~/.local/state")
+    return next((Path(place) / "pace" for place in places if os.path.isabs(place)), None)
+
+
+def shows_bars() -> bool:
+    """Whether someone watches stderr: on a terminal, or in a notebook, which shows bars as text."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

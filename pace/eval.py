@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pace.llm.clients.session import Session
+from pace.llm.clients.session import append_each
 from pace.llm.inputs import read_prompts
 from pace.llm.llm import LLMModel
 from pace.llm.models.model_utils import progress_bar
@@ -26,6 +26,8 @@ CONTEXT = 512
 
 PIECE_BYTES = 16 << 20
 """Of one model's logits in float32 at a time; the log-probabilities of two models in float64 are four times as much."""
+FEWEST_ROWS = 128
+"""Rows of logits at a time, however large the vocabulary is: a step of the engine has no more of them."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ class Evaluation:
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: of `.jsonl` the "text" of the object in each line, of any other file all of it as one.
 
-    Raises OSError, and ValueError for a file that is not UTF-8, has no text, or a line without one."""
+    Raises OSError that names the file, and ValueError for a file that is not UTF-8, has no text, or a line without one."""
     path = Path(path)
     try:
         content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise type(error)(f"the text {str(path)!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     texts = [content]
@@ -126,9 +130,9 @@ def evaluate(
     They are cut into windows of `context` tokens (default: 512, or what the models take). Each token is predicted from
     those before it in its window.
 
-    `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal only.
+    `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal or in a notebook.
 
-    **Memory**: 16 MB of logits for each model, and a few numbers for each token. A text is tokenised as a whole.
+    **Memory**: 16 MB of logits for each model, or 128 rows if that is more, and a few numbers for each token. A text is tokenised as a whole.
     **Numerics**: softmax, its differences and all sums in float64, of logits in float32.
 
     Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and
@@ -141,14 +145,11 @@ def evaluate(
     num_tokens = sum(len(row) - 1 for row in rows)
     if num_tokens < 1:
         raise ValueError("the text has fewer than two tokens, so there is nothing to predict; give a longer one")
+    num_rows = max(FEWEST_ROWS, PIECE_BYTES // (4 * model.config.vocab_size))
     parts: list[Tensor] = []
-    with ExitStack() as stack:
-        sessions = [stack.enter_context(m.session()) for m in models]
-        report = stack.enter_context(progress_bar(num_tokens, "Evaluating", progress, unit="tok"))
-        for window in windows(rows, context):
-            for session in sessions:
-                session.truncate(0)
-            for logits, targets in _predictions(sessions, window, model.config.vocab_size):
+    with progress_bar(num_tokens, "Evaluating", progress, unit="tok") as report:
+        for some in _batches(windows(rows, context), num_rows):
+            for logits, targets in _predictions(models, some, num_rows):
                 parts.append(compare(logits, targets))
                 report(len(targets))
     return _summary(torch.cat(parts, dim=1))
@@ -172,17 +173,31 @@ def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     return torch.stack([*losses, divergence, (logits[0].argmax(-1) == logits[1].argmax(-1)).double()])
 
 
+def _batches(parts: Iterable[list[int]], num_tokens: int) -> Iterator[list[list[int]]]:
+    """Windows that share steps: in their order, as many as have `num_tokens` together; a longer one alone."""
+    batch: list[list[int]] = []
+    for part in parts:
+        if batch and sum(map(len, batch)) + len(part) > num_tokens:
+            yield batch
+            batch = []
+        batch.append(part)
+    if batch:
+        yield batch
+
+
 def _predictions(
-    sessions: Sequence[Session], window: list[int], vocab_size: int
+    models: Sequence[LLMModel], batch: Sequence[list[int]], num_rows: int
 ) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Logits of each session and the tokens that came, piece by piece of a window."""
-    size = max(1, PIECE_BYTES // (4 * vocab_size))
-    for start in range(0, len(window) - 1, size):
-        stop = min(start + size, len(window) - 1)
-        yield (
-            [session.append(window[start:stop], logits="all") for session in sessions],
-            torch.tensor(window[start + 1 : stop + 1]),
-        )
+    """Logits of each model and the tokens that came, of windows one behind the other, piece by piece where they have
+    more than `num_rows`."""
+    with ExitStack() as stack:
+        sessions = [[stack.enter_context(model.session()) for _ in batch] for model in models]
+        longest = max(map(len, batch))
+        for start in range(0, longest - 1, num_rows if len(batch) == 1 else longest):
+            pieces = [window[start : start + num_rows + 1] for window in batch]
+            appends = [[(each, piece[:-1]) for each, piece in zip(own, pieces)] for own in sessions]
+            logits = [torch.cat(append_each(some, "all")) for some in appends]
+            yield logits, torch.tensor([token for piece in pieces for token in piece[1:]])
 
 
 def _summary(values: Tensor) -> Evaluation:

@@ -1,7 +1,9 @@
-"""How messages show values."""
+"""How messages show values, and names that may have been meant."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -9,3 +11,12 @@ def shown(value: Any) -> str:
     """A value as it may appear in a message: its repr, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: "; did you mean 'top_k'?", or "." where none is near."""
+    known = list(known)
+    near = [longer for longer in known if longer.startswith(name)] or difflib.get_close_matches(
+        name.lower(), known, n=1
+    )
+    return f"; did you mean {near[0]!r}?" if near else "."

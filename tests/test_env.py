@@ -48,6 +48,18 @@ def test_pin_threads(monkeypatch):
             env.pin_threads()
 
 
+def test_state_directory(monkeypatch):
+    for home, state, expected in (
+        ("/h", "", "/h/.local/state/pace"),
+        ("/h", "/s", "/s/pace"),
+        ("/h", "relative", "/h/.local/state/pace"),
+        ("relative", "", None),
+    ):
+        monkeypatch.setenv("HOME", home)
+        monkeypatch.setenv("XDG_STATE_HOME", state)
+        assert env.state_directory() == (expected and Path(expected))
+
+
 def test_a_name_outside_of_the_table_is_an_error():
     with pytest.raises(KeyError):
         env.value("PACE_TYPO")

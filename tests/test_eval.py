@@ -89,11 +89,33 @@ def test_pieces_change_nothing_and_bound_the_logits(monkeypatch):
     whole = evaluate(model(), TEXTS, model(TINY_DRAFT), progress=False)
     sizes = []
     monkeypatch.setattr(evaluation, "PIECE_BYTES", 5 * 4 * 2048)
+    monkeypatch.setattr(evaluation, "FEWEST_ROWS", 1)
     monkeypatch.setattr(
         evaluation, "compare", lambda logits, targets: sizes.append(len(targets)) or compare(logits, targets)
     )
     assert evaluate(model(), TEXTS, model(TINY_DRAFT), progress=False) == whole
     assert max(sizes) == 5 and sum(sizes) == whole.num_tokens
+
+
+def test_texts_share_steps_and_change_nothing(monkeypatch):
+    """Each token's numbers are, bit for bit, those of its text alone."""
+    ids = model().tokenizer(TEXTS[1])["input_ids"]
+    rows = [ids[start : start + 2 + start % 7] for start in range(12)]
+    batches, build, steps = model()._open.engine.batches, model()._open.engine.batches.build, []
+    monkeypatch.setattr(batches, "build", lambda spans, kv: steps.append(len(spans)) or build(spans, kv))
+    together = evaluate(model(), rows, model(TINY_DRAFT), progress=False)
+    assert steps == [12]
+    parts = []
+    for row in rows:
+        alone = [m.session().append(row[:-1], logits="all") for m in (model(), model(TINY_DRAFT))]
+        parts.append(compare(alone, torch.tensor(row[1:])))
+    assert together == evaluation._summary(torch.cat(parts, dim=1))
+
+
+def test_batches():
+    windows = [[0] * length for length in (3, 4, 5, 9, 2, 2, 3)]
+    found = [list(map(len, batch)) for batch in evaluation._batches(windows, 7)]
+    assert found == [[3, 4], [5], [9], [2, 2, 3]]
 
 
 def test_a_text_with_its_own_beginning_gets_no_second_one():
@@ -151,6 +173,9 @@ def test_the_command(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "perplexity" in output and "top-1 agreement" in output
     assert main(["eval", "--text", str(tmp_path / "none.txt")]) == 1
-    assert "none.txt" in capsys.readouterr().err
+    assert (
+        capsys.readouterr().err
+        == f"pace: error: the text '{tmp_path}/none.txt' cannot be read: No such file or directory\n"
+    )
     with pytest.raises(SystemExit):
         main(["eval"])

@@ -90,10 +90,10 @@ class PaceServer(Server):
 
     def load(self, streams: int, generated: int, *more: str) -> dict[str, Any]:
         """What `pace bench --serve` measured."""
-        command = [sys.executable, "-m", "pace", "bench", "--serve", self.url, "--input-len", str(INPUT)]
+        command = [sys.executable, "-m", "pace", "bench", "--serve", self.url, "--json", "--input-len", str(INPUT)]
         command += ["--output-len", str(generated), "--num-prompts", str(streams), "--ignore-eos", *more]
         output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        return json.loads(output.splitlines()[-1])
+        return json.loads(output)
 
 
 class LlamaServer(Server):

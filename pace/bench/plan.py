@@ -3,7 +3,6 @@ tensors' types and shapes."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from pace.llm.models.base_model import BaseModelForCausalLM, TensorReader
 from pace.llm.models.model_list import read_config
 from pace.llm.models.model_utils import open_checkpoint, parse_kv_cache_dtype, use_threads
 from pace.ops import native
-from pace.ops.weight_layout import WeightLayout
 from pace.quant import QuantizationConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -104,13 +102,8 @@ def _ways(
     model.quantize(quantization)
     if checkpoint is not None:
         model.plan_layout(checkpoint)
-        sizes: Counter[WeightLayout | None] = Counter()
-        for matrix in model.matrices():
-            for part, rows in matrix.parts.items():
-                layout = matrix.plan.layouts.get(part)
-                sizes[layout] += native.weight_nbytes(rows, matrix.k, layout or LOADED)
-        if usual := next((layout for layout, _ in sizes.most_common() if layout), None):
-            yield str(usual), LOADED
+        if model.usual_layout is not None:
+            yield str(model.usual_layout), LOADED
             return
     if quantization is not None:
         yield str(quantization.format), LOADED

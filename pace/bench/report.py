@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
+from pace import _C
 from pace.bench.plots import check_plot
 from pace.bench.result import Phase, Result
 
@@ -13,9 +15,7 @@ NO_PROFILE = "no profile: only the native backend runs a program whose instructi
 def table(result: Result) -> str:
     """The figures beside the machine's limits."""
     subject, limits, predicted = result.subject, result.limits, result.predicted
-    dtype, kv_dtype = (str(dtype).removeprefix("torch.") for dtype in (subject.model.dtype, subject.model.kv_dtype))
-    if subject.model.quantization:
-        dtype = str(subject.model.quantization.format)
+    dtype, kv_dtype = subject.model.held_as, str(subject.model.kv_dtype).removeprefix("torch.")
     dtype += f" (cache {kv_dtype})" if kv_dtype != dtype else ""
     if result.depth:
         tokens, decode = (
@@ -36,7 +36,17 @@ def table(result: Result) -> str:
     ]
     if result.outside_share is not None:
         lines.append(f"outside      {100 * result.outside_share:9.1f} % of a decode step: Python, dispatch, sampling")
-    return "\n".join(lines)
+    return "\n".join(lines + _above_limits(result))
+
+
+def _above_limits(result: Result) -> list[str]:
+    """Why shares of the limits are above 1."""
+    lines = []
+    if result.decode_mbu > 1:
+        lines.append("MBU > 1      a part of what a step reads stays in the caches, and the limit is that of memory")
+    if max(result.prefill_mfu, result.decode_mfu) > 1:
+        lines.append("MFU > 1      products have instructions for narrower numbers, and the limit is that of fp32")
+    return lines
 
 
 def profile(result: Result) -> str:
@@ -71,9 +81,9 @@ def plot(result: Result, path: Path) -> None:
     figure, (roof, bars) = pyplot.subplots(1, 2, figsize=(12, 4.8), width_ratios=(3, 2))
     _roofline(roof, result)
     _bars(bars, result)
-    figure.suptitle(
-        f"{result.subject.name}, {str(result.subject.model.dtype).removeprefix('torch.')}, {result.limits.isa}, {result.limits.threads} threads"
-    )
+    held_as, limits = result.subject.model.held_as, result.limits
+    machine = f"{_C.cpu_info()['model_name']}, {limits.isa}, {limits.threads} threads, {date.today()}"
+    figure.suptitle(f"{result.subject.name}, {held_as}\n{machine}", fontsize="medium")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
@@ -109,6 +119,8 @@ def _roofline(axes, result: Result) -> None:
         ),
     ):
         axes.loglog([flops / num_bytes], [flops / seconds / 1e9], marker, markersize=9, label=label)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")  # 0.1, 10, 1,000 and no powers of ten
     axes.set_xlabel("operations per byte read")
     axes.set_ylabel("GFLOPS")
     axes.grid(True, which="both", alpha=0.2)
@@ -131,4 +143,5 @@ def _bars(axes, result: Result) -> None:
         axes.bar([title for title, _ in phases], shares, bottom=bottoms, label=name)
         bottoms = [bottom + share for bottom, share in zip(bottoms, shares)]
     axes.set_ylabel("share of the time")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
+    # As the bars are stacked: the last on top.
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", reverse=True)

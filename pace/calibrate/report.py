@@ -1,5 +1,5 @@
-"""What quantising a checkpoint cost: perplexity, KL divergence and agreement with bfloat16, before and after
-calibration."""
+"""What quantising a checkpoint cost and brought: perplexity, KL divergence and agreement with bfloat16, before and after
+calibration, and the speed of decoding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pace.eval import Evaluation, evaluate
+from pace.llm.configs import SamplingConfig
 from pace.llm.llm import LLMModel
 from pace.quant import QuantizationConfig
+
+FAR = 0.9
+"""Agreement with bfloat16 below which the result is called far from it."""
+FASTER = 1.1
+"""Ratio of speeds from which on a difference is no noise."""
+RUNS, PROMPT_TOKENS, RUN_TOKENS = 3, 16, 32
+"""Decoding runs of which the fastest counts."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,21 @@ class Quality:
     uncalibrated: Evaluation
     """Quantised at load, by the same config."""
     calibrated: Evaluation
+    decode_tokens_per_second: dict[str, float]
+    """Of one sequence: "bfloat16", "uncalibrated", "calibrated"."""
+
+    @property
+    def advice(self) -> str:
+        """What to do with the result, by these numbers."""
+        before, after, speeds = self.uncalibrated, self.calibrated, self.decode_tokens_per_second
+        advice = []
+        if after.top1_agreement < FAR:
+            advice.append("it is far from bfloat16: take int8, a smaller --group, or --keep the modules that matter")
+        if after.kl_divergence > before.kl_divergence:
+            advice.append("on this text the format at load (--quantization) is closer to bfloat16: calibrate on more")
+        if speeds["calibrated"] < FASTER * speeds["bfloat16"]:
+            advice.append("it is hardly faster than bfloat16 here: take it for the memory that it spares")
+        return "; ".join(advice) or "use it in place of the original"
 
 
 @dataclass(frozen=True)
@@ -40,14 +63,23 @@ class Report:
         ]
         if self.quality is None:
             return "\n".join(lines)
-        before, after = self.quality.uncalibrated, self.quality.calibrated
+        before, after, speeds = (
+            self.quality.uncalibrated,
+            self.quality.calibrated,
+            self.quality.decode_tokens_per_second,
+        )
         lines += [
-            f"on {after.num_tokens} other tokens of the text, against bfloat16 with perplexity {after.reference_perplexity:.4f}:",
-            f"{'':<16}{'perplexity':>12}{'KL divergence':>16}{'top-1':>10}",
+            f"on {after.num_tokens} other tokens of the text, against bfloat16; decoding here, one sequence:",
+            f"{'':<20}{'perplexity':>12}{'KL divergence':>16}{'top-1':>10}{'tokens/s':>12}",
+            f"{'bfloat16':<20}{after.reference_perplexity:>12.4f}{'':>26}{speeds['bfloat16']:>12,.1f}",
             *(
-                f"{name:<16}{found.perplexity:>12.4f}{found.kl_divergence:>16.6f}{100 * found.top1_agreement:>8.2f} %"
-                for name, found in (("quantised at load", before), (self.method, after))
+                f"{name:<20}{found.perplexity:>12.4f}{found.kl_divergence:>16.6f}{100 * found.top1_agreement:>8.2f} %{speed:>12,.1f}"
+                for name, found, speed in (
+                    ("quantised at load", before, speeds["uncalibrated"]),
+                    (self.method, after, speeds["calibrated"]),
+                )
             ),
+            f"advice: {self.quality.advice}",
         ]
         return "\n".join(lines)
 
@@ -60,12 +92,23 @@ def compare_models(
     tokenizer: str | Path | None,
     progress: bool,
 ) -> Quality:
-    def quality(**options) -> Evaluation:
+    def quality(**options) -> tuple[Evaluation, float]:
         with LLMModel(**options, tokenizer_name_or_path=tokenizer, progress=progress) as model:
-            return evaluate(model, rows, reference, max(map(len, rows)), progress)
+            return evaluate(model, rows, reference, max(map(len, rows)), progress), _decode_speed(model, rows[0])
 
     with LLMModel(source, tokenizer, progress=progress) as reference:
-        return Quality(quality(model_name_or_path=source, quantization=config), quality(model_name_or_path=out))
+        uncalibrated, uncalibrated_speed = quality(model_name_or_path=source, quantization=config)
+        calibrated, calibrated_speed = quality(model_name_or_path=out)
+        speeds = {"bfloat16": _decode_speed(reference, rows[0])}
+        speeds |= {"uncalibrated": uncalibrated_speed, "calibrated": calibrated_speed}
+        return Quality(uncalibrated, calibrated, speeds)
+
+
+def _decode_speed(model: LLMModel, row: list[int]) -> float:
+    """Tokens a second after a short prompt, alone."""
+    prompt = row[: min(PROMPT_TOKENS, model.max_seq_len // 2)]
+    config = SamplingConfig(max_new_tokens=min(RUN_TOKENS, model.max_seq_len - len(prompt)), ignore_eos=True)
+    return max(model.generate([prompt], config).metrics.decode_tokens_per_second for _ in range(RUNS))
 
 
 def _mib(num_bytes: int) -> str:

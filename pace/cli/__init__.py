@@ -10,15 +10,18 @@ the reader of our output went away.
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 
 from pace import __version__
 from pace.cli.options_in_messages import OptionsInLog, option, rewrite
+from pace.llm.other_names import SAMPLING
 
 COMMANDS = {
     "generate": ("pace.cli.generate", "continue or answer one prompt"),
@@ -40,7 +43,18 @@ class OneLineErrorParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage in front."""
 
     def error(self, message: str):
-        self.exit(2, f"pace: error: {rewrite(message, _finder(self))} (see: {self.prog} --help)\n")
+        message = rewrite(message, _finder(self)) + self._hint(message)
+        self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
+
+    def _hint(self, message: str) -> str:
+        """The option that was meant by the first of those that there are not, "" where none is near."""
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown is None:
+            return ""
+        ours = SAMPLING.get(unknown[1].removeprefix("--").replace("-", "_"))
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
+        meant = ours and option(self, ours) or (near[0] if near else None)
+        return f"; did you mean {meant}?" if meant else ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,5 +1,5 @@
 """`pace bench`: how fast a model runs here, beside what this machine could do at most; with `--serve`, how fast a server
-answers. The last line of its output is one JSON object."""
+answers."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw the roofline with this model on it, and where the time goes"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     bench_serving.add_arguments(parser)
     parser.set_defaults(parser=parser)
 
@@ -69,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.model is None:
         arguments.parser.error("say what to measure: a checkpoint, or a shape of `pace bench --list`")
+    if arguments.json and arguments.profile:
+        arguments.parser.error("--json has the numbers of the table alone: leave out --profile")
     if arguments.plot:
         report.check_plot(arguments.plot)
     subject = measure.load(
@@ -82,10 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     result = measure.measure(
         subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context
     )
-    print(report.table(result))
-    if arguments.profile:
-        print("\n" + report.profile(result))
-    print(json.dumps(_rounded(result.as_dict())), flush=True)
+    if arguments.json:
+        print(json.dumps(_rounded(result.as_dict())), flush=True)
+    else:
+        print(report.table(result) + (f"\n\n{report.profile(result)}" if arguments.profile else ""), flush=True)
     if arguments.plot:
         report.plot(result, arguments.plot)
     return 0

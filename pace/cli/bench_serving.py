@@ -1,5 +1,4 @@
-"""`pace bench --serve URL`: a load on a server that speaks as OpenAI's does, ours or another. The last line of its output
-is one JSON object."""
+"""`pace bench --serve URL`: a load on a server that speaks as OpenAI's does, ours or another."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "load on a server (--serve)",
         "MODEL is the name that is asked for (default: the first that the server names), and OPENAI_API_KEY its key; "
-        "of the options above, --plot alone applies",
+        "of the options above, --plot and --json apply",
     )
     group.add_argument("--serve", metavar="URL", help="measure the server there, such as http://127.0.0.1:8000")
 
@@ -89,9 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     model, result = asyncio.run(_measure(address, load, arguments.model, given["num_warmups"], given["timeout"]))
     metrics, percentiles = given["percentile_metrics"], given["metric_percentiles"]
     numbers = summary(result, load, model, metrics, percentiles, goodput)
-    print(report.table(numbers, result, load, percentiles, goodput))
-    line = json.dumps({key: float(f"{x:.6g}") if isinstance(x, float) else x for key, x in numbers.items()})
-    print(line, flush=True)
+    rounded = {key: float(f"{x:.6g}") if isinstance(x, float) else x for key, x in numbers.items()}
+    table = report.table(numbers, result, load, percentiles, goodput)
+    print(json.dumps(rounded) if arguments.json else table, flush=True)
     if given["save_result"]:
         saved = numbers | details(result) if given["save_detailed"] else numbers
         given["save_result"].write_text(json.dumps(saved) + "\n", encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import enum
 import inspect
 import json
@@ -16,7 +15,7 @@ from typing import Any
 
 from pace.grammar import Grammar
 from pace.grammar.response_format import read_response_format
-from pace.llm import checks
+from pace.llm import checks, other_names
 
 logger = logging.getLogger("pace")
 
@@ -82,16 +81,6 @@ def _copy(value: Any) -> Any:
 _LEAST_TEMPERATURE = 1e-30
 """Logits, which stay far below 1e8, divided by less would leave the range of fp32."""
 
-_NOT_IMPLEMENTED = (
-    "min_length", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
-    "guidance_scale", "penalty_alpha", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "num_beam_groups", "diversity_penalty", "constraints",
-    "force_words_ids", "watermarking_config", "max_time", "dola_layers",
-)  # fmt: skip
-"""Fields of HF's GenerationConfig that change the text and that we do not have: named in a warning when a file sets
-them."""
-_NEUTRAL = (None, False, 0, 1, [], {})
-
 
 @dataclass(init=False, eq=False, repr=False)
 class SamplingConfig:
@@ -154,8 +143,9 @@ class SamplingConfig:
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these tokens; -inf bans."""
     seed: int | None = None
-    """Draws depend on the seed and the position alone, not on the batch. None takes one from torch's default
-    generator."""
+    """Draws depend on the seed and the position alone, not on the batch: rows of one prompt with one seed are one text,
+    and num_return_sequences gives several. None takes a seed from torch's default generator, and then each row draws
+    for itself."""
     logprobs: int | bool | None = None
     """Also return the log-probability of each generated token, and of this many most likely tokens (True is 0 of them).
     They are of the model's own distribution, among the tokens that a grammar or token_mask allows: before temperature,
@@ -198,18 +188,22 @@ class SamplingConfig:
 
     def __init__(self, **values: Any) -> None:
         object.__setattr__(self, "explicit_fields", set())
+        self.update(values)
+
+    def update(self, values: Mapping[str, Any]) -> SamplingConfig:
+        """Sets fields by their names, or by those of the same meaning that other tools have (`max_tokens`, `n`, `stop`);
+        returns self. Raises TypeError for two names of one field, and what setting one raises."""
+        names: dict[str, str] = {}
         for name, value in values.items():
-            setattr(self, name, value)
+            field = other_names.sampling_field(name, _CHECKS)
+            if field in names:
+                raise TypeError(f"{names[field]} and {name} mean the same; give one of them")
+            names[field] = name
+            self.set_field(field, value, name)
+        return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _CHECKS:
-            nearest = [known for known in _CHECKS if known.startswith(name)] or difflib.get_close_matches(
-                name, _CHECKS, n=1, cutoff=0.0
-            )
-            raise TypeError(
-                f"SamplingConfig has no field {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(_CHECKS)}"
-            )
-        self.set_field(name, value, name)
+        self.set_field(other_names.sampling_field(name, _CHECKS), value, name)
 
     def set_field(self, name: str, value: Any, called: str) -> None:
         """Sets a field, in whose errors it has the name that the caller knows it by."""
@@ -267,12 +261,29 @@ class SamplingConfig:
             if name not in _CHECKS or value is None or (name in ("eos_token_id", "pad_token_id") and value == -1):
                 continue
             config.set_field(name, value, f"{source}: {name}")
-        asked = [name for name in _NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
-        if asked:
+        if asked := other_names.left_out(values):
             logger.warning(
                 "%s sets %s, which pace does not implement: generation goes without", source, ", ".join(asked)
             )
         return config
+
+    @classmethod
+    def read(cls, given: Any, fields: Mapping[str, Any] | None = None) -> SamplingConfig:
+        """A config of what a caller gave: None, a SamplingConfig, or transformers' GenerationConfig; `fields` beat it.
+        Raises TypeError for another object, NotImplementedError for a GenerationConfig that asks for what there is
+        not."""
+        if hasattr(given, "to_diff_dict"):
+            values = given.to_diff_dict()
+            if asked := other_names.left_out(values):
+                raise NotImplementedError(
+                    f"this {type(given).__name__} sets {', '.join(asked)}, which pace does not implement; leave it out"
+                )
+            config = cls.from_dict(values, source=type(given).__name__)
+        elif given is None or isinstance(given, cls):
+            config = cls() if given is None else given.copy()
+        else:
+            raise TypeError(f"sampling_config must be a SamplingConfig, got {type(given).__name__}")
+        return config.update(fields or {})
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike) -> SamplingConfig:
@@ -348,19 +359,23 @@ class SamplingConfig:
             raise NotImplementedError("token_healing goes with num_beams=1")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
-        idle = ["length_penalty", "early_stopping"] if self.num_beams == 1 else []
-        idle += ["unmasked_logprobs"] if self.logprobs is None and self.grammar is None else []
+        self._warn_of_idle(asked)
+
+    def _warn_of_idle(self, asked: Collection[str]) -> None:
+        """Warns about fields that nothing looks at, and says what would."""
+        idle: dict[str, Collection[str]] = {}
         if not self.do_sample and "do_sample" not in asked:
-            idle += ["temperature", "top_k", "top_p", "min_p", "typical_p"]
-        idle = [name for name in idle if name in asked and getattr(self, name) != getattr(SamplingConfig, name)]
-        if idle:
-            logger.warning(
-                "%s set, but without effect: nothing looks at them with do_sample=%s, num_beams=%d and logprobs=%s",
-                ", ".join(idle),
-                self.do_sample,
-                self.num_beams,
-                self.logprobs,
-            )
+            idle["add do_sample=True"] = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+        if self.num_beams == 1:
+            idle["beam search alone looks at it, with num_beams"] = ("length_penalty", "early_stopping")
+        if self.logprobs is None and self.grammar is None:
+            idle["add logprobs, or a grammar with captures"] = ("unmasked_logprobs",)
+        for advice, fields_there in idle.items():
+            names = [
+                name for name in fields_there if name in asked and getattr(self, name) != getattr(SamplingConfig, name)
+            ]
+            if names:
+                logger.warning("%s set, but without effect: %s", ", ".join(names), advice)
 
 
 assert set(_CHECKS) == {field.name for field in fields(SamplingConfig)}, "every field has a check"

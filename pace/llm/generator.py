@@ -24,6 +24,7 @@ from pace.llm.decoding.logits import Processors, build_processors
 from pace.llm.decoding.masks import SequenceMask
 from pace.llm.decoding.sampler import DecodingStrategy, Greedy, PromptLogprobs, Rules, Sampling, mix
 from pace.llm.decoding.stopping_criteria import StoppingCriteria, StopStrings
+from pace.llm.decoding.token_texts import with_texts
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine, checked_priority, checked_salt
 from pace.llm.guides import Guides
@@ -48,7 +49,7 @@ class Generator:
     ) -> None:
         """`defaults` holds what the checkpoint says: its generation config, end and pad tokens. Without a tokenizer
         prompts are token ids, and there are no texts and no stop strings. `progress` shows a bar for several rows, on a
-        terminal only."""
+        terminal or in a notebook."""
         self.driver = EngineDriver(engine)
         self.tokenizer = tokenizer
         self.defaults = defaults or SamplingConfig()
@@ -62,12 +63,12 @@ class Generator:
 
     # -- before --------------------------------------------------------------------------------------------------------
 
-    def prepare_for_generate(self, inputs: Any, sampling_config: SamplingConfig | None = None) -> Prepared:
-        """Checks everything that can be checked before any work is done. Raises TypeError, ValueError,
-        NotImplementedError."""
-        if sampling_config is not None and not isinstance(sampling_config, SamplingConfig):
-            raise TypeError(f"sampling_config must be a SamplingConfig, got {type(sampling_config).__name__}")
-        asked = sampling_config or SamplingConfig()
+    def prepare_for_generate(
+        self, inputs: Any, sampling_config: SamplingConfig | None = None, **fields: Any
+    ) -> Prepared:
+        """Checks everything that can be checked before any work is done. `sampling_config` and `fields` are as
+        `SamplingConfig.read` takes them. Raises TypeError, ValueError, NotImplementedError."""
+        asked = SamplingConfig.read(sampling_config, fields)
         config = asked.copy().merge_from(self.defaults)
         config.check_consistent(asked.explicit_fields)
         self._check_against_model(config)
@@ -219,6 +220,7 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,
+        **fields: Any,
     ) -> GenerateOutput:
         """Continues the prompts; see `LLMModel.generate`. An exception, KeyboardInterrupt included, or one of the
         streamer's frees what this call held and leaves the calls of other threads running."""
@@ -228,7 +230,7 @@ class Generator:
             )
         told = streamer
         try:
-            prepared = self.prepare_for_generate(inputs, sampling_config)
+            prepared = self.prepare_for_generate(inputs, sampling_config, **fields)
             prompt_ends = [guide.prompt_end for guide in prepared.row_guides]
             told = feed = make_feed(streamer, prepared.config, prepared.num_rows, self.progress, prompt_ends)
             batch = self._batch(prepared, feed, cancel)
@@ -245,14 +247,14 @@ class Generator:
             return BeamBatch(self.driver, (self._search_of(prepared, index) for index in indices), feed, cancel)
         return Batch(self.driver, (self.sequences_of(prepared, index) for index in indices), feed, cancel)
 
-    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
+    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. It
         is generated whether or not the next piece is asked for; closing the iterator ends it."""
         if self.tokenizer is None:
             raise ValueError(
                 "streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer"
             )
-        prepared = self._prepare_one("stream", prompt, sampling_config)
+        prepared = self._prepare_one("stream", prompt, sampling_config, **fields)
         if prepared.num_rows > 1:
             raise ValueError(
                 f"stream gives the text of one continuation, and this call makes {prepared.num_rows}; use add_request and "
@@ -266,9 +268,10 @@ class Generator:
         sampling_config: SamplingConfig | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        **fields: Any,
     ) -> Request:
         """Queues one prompt and returns at once; see `LLMModel.add_request`."""
-        prepared = self._prepare_one("add_request", prompt, sampling_config)
+        prepared = self._prepare_one("add_request", prompt, sampling_config, **fields)
         return self._request(prepared, checked_priority(priority), checked_salt(cache_salt))
 
     def chat(
@@ -280,6 +283,7 @@ class Generator:
         parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         template_variables: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> ChatAnswer:
         """The answer to a conversation, which begins with the first event that is asked for; see `LLMModel.chat`."""
         if self.tokenizer is None:
@@ -287,7 +291,7 @@ class Generator:
         template = ChatTemplate(self.tokenizer, None if tool_format is None else format_named(tool_format))
         listed = [tool.for_template() if isinstance(tool, Tool) else tool for tool in tools or ()]
         known = read_tools(listed)
-        config = (sampling_config or SamplingConfig()).copy()
+        config = SamplingConfig.read(sampling_config, fields)
         turn = plan_turn(
             template,
             [{"role": "user", "content": messages}] if isinstance(messages, str) else messages,
@@ -318,8 +322,8 @@ class Generator:
             prepared.config.stop_strings or [],
         )
 
-    def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None) -> Prepared:
-        prepared = self.prepare_for_generate(prompt, sampling_config)
+    def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any) -> Prepared:
+        prepared = self.prepare_for_generate(prompt, sampling_config, **fields)
         if prepared.config.num_beams > 1:
             raise ValueError(
                 f"{caller} tells tokens as they come, and beam search knows none for certain before its end: "
@@ -369,8 +373,10 @@ class Generator:
             # Drafts may have been looked at beyond the token that ended the row.
             logprobs=None
             if config.logprobs is None
-            else [row.logprobs[: len(tokens)] for row, tokens in zip(rows, generated)],
-            prompt_logprobs=None if config.prompt_logprobs is None else [list(row.prompt_logprobs) for row in rows],
+            else [with_texts(row.logprobs[: len(tokens)], self.tokenizer) for row, tokens in zip(rows, generated)],
+            prompt_logprobs=None
+            if config.prompt_logprobs is None
+            else [with_texts(row.prompt_logprobs, self.tokenizer) for row in rows],
             captures=[guide.captures.read(row.generated, row.logprobs) for guide, row in zip(prepared.row_guides, rows)]
             if prepared.has_captures
             else None,

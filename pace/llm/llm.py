@@ -56,6 +56,7 @@ class LLMModel:
         kv_cache_dtype: torch.dtype | str = "auto",
         load_in_4bit: bool = False,
         load_in_8bit: bool = False,
+        **other_names: Any,
     ) -> None:
         """Loads a local directory, a GGUF file or a Hub id. `help(LoadOptions)` says what each argument does, and takes
         the same.
@@ -66,18 +67,26 @@ class LLMModel:
         Keys and values: `kv_cache_bytes` (such as "2GiB"), `kv_cache_dtype`, `kv_cache_type`, `bmc_rows`,
         `prefix_cache_bytes`, and `max_seq_len`, the longest a sequence may get.
         How it runs: `backend`, `num_threads`, `pin_threads`, and `spec_config` for speculative decoding. `progress`
-        shows bars, on a terminal only.
+        shows bars, on a terminal or in a notebook.
+        `other_names`: names of other tools for the same, such as `torch_dtype`.
 
         Raises: NotImplementedError for architectures that are not there yet; FileNotFoundError, PermissionError,
         ValueError, TypeError, MemoryError for what cannot be loaded so, as `pace.llm.loading.open`.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
-        loaded = loading.open(LoadOptions(**given))
+        given = {name: value for name, value in locals().items() if name not in ("self", "other_names")}
+        options = LoadOptions.read(given, other_names)
+        loaded = loading.open(options)
+        self._name = str(options.model_name_or_path)
         self.tokenizer = loaded.tokenizer
         self._model: BaseModelForCausalLM | None = loaded.model
         self._generator: Generator | None = Generator(loaded.engine, loaded.tokenizer, loaded.defaults, progress)
         self.config = self._model.config
         """The model's config, read from config.json, with that architecture's defaults."""
+
+    @classmethod
+    def from_pretrained(cls, model_name_or_path: str | Path, **options: Any) -> LLMModel:
+        """The same as `LLMModel(...)`, by the name that transformers has for it."""
+        return cls(model_name_or_path, **options)
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
@@ -87,12 +96,16 @@ class LLMModel:
         sampling_config: SamplingConfig | None = None,
         streamer: Any = None,
         cancel: threading.Event | None = None,
+        **fields: Any,
     ) -> GenerateOutput:
         """Continues one prompt or several.
 
         `inputs`: a string, a list of strings, token ids (a list, or a list of lists), an integer tensor `[S]` or
         `[B, S]`, or a tokenizer's output with its attention mask, padded on either side.
-        `sampling_config`: beats the checkpoint's generation_config.json field by field, which beats the defaults.
+        `sampling_config`: beats the checkpoint's generation_config.json field by field, which beats the defaults. It may
+        be a GenerationConfig of transformers.
+        `fields`: of a SamplingConfig, which beat those of `sampling_config`: `generate(prompt, max_new_tokens=8)`.
+        `stream`, `add_request` and `chat` take them, too.
         `streamer`: receives each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer. A
         `put` that returns False ends its row.
         `cancel`: an event that another thread sets to end the call after the step under way. Rows that had not ended
@@ -104,12 +117,12 @@ class LLMModel:
         Raises ValueError or TypeError, before any work, for inputs or a config that cannot be served.
         After an exception or Ctrl-C the model is usable, and what other threads generate goes on.
         """
-        return self._open.generate(inputs, sampling_config, streamer, cancel)
+        return self._open.generate(inputs, sampling_config, streamer, cancel, **fields)
 
-    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> Iterator[str]:
+    def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
         """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. It
         goes on whether or not the next piece is asked for; closing the iterator ends it."""
-        return self._open.stream(prompt, sampling_config)
+        return self._open.stream(prompt, sampling_config, **fields)
 
     def add_request(
         self,
@@ -117,6 +130,7 @@ class LLMModel:
         sampling_config: SamplingConfig | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        **fields: Any,
     ) -> Request:
         """Queues one prompt, from any thread, and returns at once: it joins whatever else is generated, and needs nobody
         to wait for it. Its tokens are those of `generate`; `num_return_sequences` makes several continuations.
@@ -129,7 +143,7 @@ class LLMModel:
 
         Raises what `generate` does, and ValueError for several prompts and for beams.
         """
-        return self._open.add_request(prompt, sampling_config, priority, cache_salt)
+        return self._open.add_request(prompt, sampling_config, priority, cache_salt, **fields)
 
     def chat(
         self,
@@ -143,6 +157,7 @@ class LLMModel:
         stream: bool = False,
         tool_format: str | None = None,
         template_variables: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> ChatOutput | ChatAnswer:
         """Answers a conversation, by the model's chat template.
 
@@ -160,7 +175,7 @@ class LLMModel:
 
         Raises ValueError or TypeError, before any work, for what cannot be served.
         """
-        config = (sampling_config or SamplingConfig()).copy()
+        config = SamplingConfig.read(sampling_config, fields)
         if response_format is not None:
             config.response_format = response_format
         answer = self._open.chat(
@@ -195,15 +210,15 @@ class LLMModel:
         """transformers' tokenizer of the checkpoint; None where it has none."""
         return self.tokenizer
 
+    def get_config(self) -> Any:
+        """The model's config."""
+        return self.config
+
     @property
     def max_seq_len(self) -> int:
         """Tokens that a sequence, prompt included, may get: what the model was loaded with, its config allows, or its
         cache holds if that is less."""
         return self._open.engine.max_length
-
-    def get_config(self) -> Any:
-        """The model's config."""
-        return self.config
 
     def memory_report(self) -> MemoryReport:
         """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process; and how
@@ -233,6 +248,13 @@ class LLMModel:
         if generator is not None:
             generator.driver.close()  # first: it may refuse
         self._generator = self._model = None
+
+    def __repr__(self) -> str:
+        if self._generator is None:
+            return f"LLMModel({self._name!r}, closed)"
+        model = self._model
+        millions = sum(model.weight_counts().values()) / 1e6
+        return f"LLMModel({self._name!r}: {type(model).__name__}, {millions:,.0f} million weights, {model.held_as}, up to {self.max_seq_len} tokens)"
 
     def __enter__(self) -> LLMModel:
         return self

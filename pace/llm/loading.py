@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -29,6 +31,7 @@ from pace.llm.models.model_utils import (
     use_threads,
 )
 from pace.llm.operators import OperatorConfig
+from pace.llm.other_names import model_options
 from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
@@ -85,7 +88,7 @@ class LoadOptions:
     local_files_only: bool = False
     """Whether to take what is on disk and download nothing."""
     progress: bool = True
-    """A bar while loading, and while several prompts are continued, on a terminal only."""
+    """A bar while loading, and while several prompts are continued, on a terminal or in a notebook."""
     kv_cache_bytes: int | str | None = None
     """Memory that keys and values may take, in bytes or as "2GiB"; None for half of what is available after loading. It
     is address space until it is used. Sequences that do not fit at once take turns, with the same results. A prompt
@@ -125,6 +128,18 @@ class LoadOptions:
         self._check("cache_dir", "a path or None", str, os.PathLike, optional)
         self._check("local_files_only", "True or False", bool)
         self._check("progress", "True or False", bool)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], other_names: Mapping[str, Any]) -> LoadOptions:
+        """Options, and those of other tools that mean the same. Raises TypeError for an option that there is not and for
+        one that is given twice, ValueError for what pace does not do."""
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        options = dict(given)
+        for name, value in model_options(other_names, defaults).items():
+            if options[name] != defaults[name]:
+                raise TypeError(f"{name} is given by two names ({', '.join(other_names)}); give it once")
+            options[name] = value
+        return cls(**options)
 
     def _check(self, name: str, allowed: str, *types: type) -> None:
         value = getattr(self, name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+
+from pace.naming import meant
 
 BACKENDS = ("native", "native-eager", "torch")
 """The names of `backend=`; besides them it takes an `OperatorConfig`, or one written as "attention=torch,mlp=torch"."""
@@ -40,9 +41,8 @@ class OperatorConfig:
     def __init__(self, **choices: str) -> None:
         for operator, implementation in choices.items():
             if operator not in OPERATORS:
-                nearest = difflib.get_close_matches(operator.lower(), OPERATORS, n=1, cutoff=0.0)[0]
                 raise ValueError(
-                    f"there is no operator {operator!r}; did you mean {nearest!r}? Known: {', '.join(OPERATORS)}"
+                    f"there is no operator {operator!r}{meant(operator, OPERATORS)} Known: {', '.join(OPERATORS)}"
                 )
             if implementation not in IMPLEMENTATIONS:
                 raise ValueError(

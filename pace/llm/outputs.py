@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pace.llm.sequence import Sequence, TokenLogprob
+from pace.memory import format_bytes
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Capture:
     """Sum of the log-probabilities of these tokens, as `SamplingConfig.logprobs` has them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GenerateOutput:
     """The rows of a generation: for each prompt in order, its `num_return_sequences` samples, or the best
     continuations of its beam search."""
@@ -138,8 +139,25 @@ class GenerateOutput:
     """Scores of beam search, per row: the sum of the log-probabilities of its generated tokens, as the processors leave
     them, by their number to the power of `length_penalty`."""
 
+    def __repr__(self) -> str:
+        """The beginnings of the first texts, and counts."""
+        texts = self.texts or [f"tokens {tokens}" for tokens in self.generated_token_ids]
+        rows = [
+            f"  {_beginning(text)} ({len(tokens)} tokens, {reason!r})"
+            for text, tokens, reason in zip(texts[:SHOWN_ROWS], self.generated_token_ids, self.finish_reasons)
+        ]
+        rows += [f"  and {len(texts) - SHOWN_ROWS} more"] if len(texts) > SHOWN_ROWS else []
+        return "\n".join([f"GenerateOutput of {len(texts)} {'text' if len(texts) == 1 else 'texts'}:", *rows])
 
-@dataclass(frozen=True)
+
+SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80
+
+
+def _beginning(text: str) -> str:
+    return repr(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")
+
+
+@dataclass(frozen=True, repr=False)
 class MemoryReport:
     """Where a model's memory is, in bytes. `print(report)` shows it as a table."""
 
@@ -171,6 +189,12 @@ class MemoryReport:
         parts = self.weights if part is None else [part]
         taken, count = (sum(sizes[part] for part in parts) for sizes in (self.weights, self.weight_counts))
         return count * bits / 8 / taken if taken else 1.0
+
+    def __repr__(self) -> str:
+        return (
+            f"MemoryReport(weights: {format_bytes(sum(self.weights.values()))}, cache: {format_bytes(self.cache_touched)} of "
+            f"{format_bytes(self.cache_budget)}, process: {format_bytes(self.process)})"
+        )
 
     def __str__(self) -> str:
         lines = [f"{'times smaller than':>75}\n{'':<56}{'float32':>10}{'bfloat16':>10}"]

@@ -244,3 +244,7 @@ class TokenLogprob:
     """(token, log-probability), most likely first."""
     rank: int | None = None
     """1 for the most likely token; known of tokens of prompts alone."""
+    text: str = field(default="", compare=False)
+    """The token as text, in the outputs of a model that has a tokenizer; with U+FFFD for what is no character."""
+    top_texts: tuple[str, ...] = field(default=(), compare=False)
+    """Those of `top`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
+from pace.naming import meant
 from pace.quant.block_types import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from pace.quant.format import Format
 from pace.quant.fp8 import FP8
@@ -36,15 +36,13 @@ def read_format(format: str | Format, **options: Any) -> Format:
             f"a format is one of the names {', '.join(FORMATS)}, or one made with options; got {format!r:.200}"
         )
     if format not in FORMATS:
-        [nearest] = difflib.get_close_matches(format.lower(), FORMATS, n=1, cutoff=0.0)
-        raise ValueError(f"there is no format {format!r}; did you mean {nearest!r}? Known: {', '.join(FORMATS)}")
+        raise ValueError(f"there is no format {format!r}{meant(format, FORMATS)} Known: {', '.join(FORMATS)}")
     kind = FORMATS[format]
     known = [field.name for field in fields(kind)]
     for name, value in options.items():
         if name not in known:
-            meant = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {meant[0]!r}?" if meant else f"it has {', '.join(known)}" if known else "it has none"
-            raise TypeError(f"{format} has no option {name!r}; {hint}")
+            options_there = f"It has {', '.join(known)}" if known else "It has none"
+            raise TypeError(f"{format} has no option {name!r}{meant(name, known)} {options_there}")
         if name == "group" and not (value is None or (isinstance(value, int) and not isinstance(value, bool))):
             raise TypeError(f"group must be a number of weights or None for a whole row; got {value!r}")
         if name != "group" and not isinstance(value, bool):

@@ -9,7 +9,7 @@ from typing import Any
 from pace.grammar import Grammar
 from pace.grammar.json_schema import check_size
 from pace.llm.chat import Tool, ToolChoice, ToolError, read_choice, read_tools
-from pace.llm.chat.template import ChatTemplate
+from pace.llm.chat.template import ChatTemplate, TemplateRefusal
 from pace.llm.chat.turn import Turn, plan_turn
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
@@ -89,8 +89,10 @@ class PromptReader:
                 prompt.continue_final_message,
                 prompt.template_kwargs,
             )
-        except Exception as error:  # the template's own complaint: roles that must alternate, say
-            raise ApiError(400, f"the chat template refuses these messages: {error}", param=prompt.param) from None
+        except TemplateRefusal as error:  # roles that must alternate, say
+            raise ApiError(400, error.reason, param=prompt.param) from None
+        except Exception as error:
+            raise ApiError(400, f"these messages cannot be read: {error}", param=prompt.param) from None
 
     def _tools(self, prompt: ChatPrompt) -> tuple[list[Tool], ToolChoice]:
         """What may be called. Raises ApiError."""

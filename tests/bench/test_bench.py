@@ -4,11 +4,14 @@ refused."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from datetime import date
 
 import pytest
 import torch
 
+from pace import _C
 from pace.assets import TINY
 from pace.bench import limits, measure, plots, report
 from pace.bench.prediction import efficiency, predict
@@ -162,19 +165,25 @@ def test_the_profile_accounts_for_a_decode_step(monkeypatch):
     assert best <= 0.03, f"{best:.1%} of a step is outside of the instructions"
 
 
-def test_the_command_prints_a_table_and_one_line_of_json(capsys):
-    assert main(["bench", str(TINY), *FAST, "--profile", "--batch", "2", "--dtype", "float32"]) == 0
+def test_the_command_prints_a_table_or_one_line_of_json(capsys):
+    float32 = ["bench", str(TINY), *FAST, "--batch", "2", "--dtype", "float32"]
+    assert main([*float32, "--profile"]) == 0
     out = capsys.readouterr().out
-    assert "tiny, float32, native on" in out and "outside of the kernels" in out
-    numbers = json.loads(out.splitlines()[-1])
+    assert "tiny, float32, native on" in out and "outside of the kernels" in out and "{" not in out
+    assert re.search(r"measured is \d\.\d\d and \d\.\d\d of that", out)
+    assert main([*float32, "--json"]) == 0
+    out = capsys.readouterr().out
+    numbers = json.loads(out)
+    assert out.count("\n") == 1 and numbers["held_as"] == "float32"
     assert (
         numbers["batch"] == 2
         and numbers["dtype"] == "float32"
         and numbers["decode_tokens_per_s"] > 0
         and numbers["context"] == 20
     )
-    told = numbers["predicted"]
-    assert f"measured is {told['prefill_ratio']:.2f} and {told['decode_ratio']:.2f} of that" in out
+    with pytest.raises(SystemExit):
+        main([*float32, "--json", "--profile"])
+    assert "leave out --profile" in capsys.readouterr().err
     assert main(["bench", str(TINY), *FAST, "--context", "300"]) == 0
     out = capsys.readouterr().out
     assert (
@@ -182,15 +191,14 @@ def test_the_command_prints_a_table_and_one_line_of_json(capsys):
         and "decode at 300 " in out
         and "a step at 302 tokens" in out
     )
-    assert json.loads(out.splitlines()[-1])["context"] == 300
+    assert main(["bench", str(TINY), *FAST, "--context", "300", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["context"] == 300
 
 
 def test_a_cache_in_int8_is_measured_and_named(capsys):
-    assert main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int8", "--context", "300", "--profile"]) == 0
-    out = capsys.readouterr().out
-    assert (
-        "tiny, bfloat16 (cache int8), native on" in out and json.loads(out.splitlines()[-1])["kv_cache_dtype"] == "int8"
-    )
+    int8 = ["bench", str(TINY), *FAST, "--kv-cache-dtype", "int8", "--context", "300"]
+    assert main([*int8, "--profile"]) == 0 and "tiny, bfloat16 (cache int8), native on" in capsys.readouterr().out
+    assert main([*int8, "--json"]) == 0 and json.loads(capsys.readouterr().out)["kv_cache_dtype"] == "int8"
     assert (
         main(["bench", str(TINY), *FAST, "--kv-cache-dtype", "int5"]) == 1
         and "--kv-cache-dtype must be" in capsys.readouterr().err
@@ -198,15 +206,38 @@ def test_a_cache_in_int8_is_measured_and_named(capsys):
 
 
 def test_op_by_op_has_no_profile(capsys):
-    assert main(["bench", str(TINY), *FAST, "--profile", "--backend", "native-eager"]) == 0
-    out = capsys.readouterr().out
-    assert "no profile" in out and json.loads(out.splitlines()[-1])["outside_kernels_share"] is None
+    eager = ["bench", str(TINY), *FAST, "--backend", "native-eager"]
+    assert main([*eager, "--profile"]) == 0 and "no profile" in capsys.readouterr().out
+    assert main([*eager, "--json"]) == 0 and json.loads(capsys.readouterr().out)["outside_kernels_share"] is None
+
+
+@pytest.mark.parametrize("bandwidth, flops", [(1e-3, 1e9), (1e9, 1e-3), (1e9, 1e9)])
+def test_shares_above_1_are_explained(subject, bandwidth, flops):
+    result = measure.measure(subject, prompt=20, generated=4, repeats=1)
+    [once] = result.repeats
+    changed = replace(once.limits, read_gb_s=bandwidth, fma_gflops=flops)
+    table = report.table(replace(result, repeats=[replace(once, limits=changed)]))
+    assert ("MBU > 1" in table) == (bandwidth < 1) and ("MFU > 1" in table) == (flops < 1)
 
 
 def test_the_picture(subject, tmp_path):
     pytest.importorskip("matplotlib")
     report.plot(measure.measure(subject, prompt=20, generated=4, repeats=1), tmp_path / "roof.png")
     assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_names_machine_and_day_and_lists_bars_from_the_top(subject, tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    report.plot(measure.measure(subject, prompt=20, generated=4, repeats=1), tmp_path / "roof.png")
+    [figure] = figures
+    roof, bars = figure.axes
+    title = figure.get_suptitle()
+    assert _C.cpu_info()["model_name"] in title and str(date.today()) in title and "bfloat16" in title
+    assert not any("10^" in label.get_text() for axis in (roof.xaxis, roof.yaxis) for label in axis.get_ticklabels())
+    names = [text.get_text() for text in bars.get_legend().get_texts()]
+    assert names[0] == "outside" and names == [bar.get_label() for bar in bars.containers][::-1]
 
 
 def test_the_roofline_has_its_ridge_and_bars_their_reason_to_be_missing(subject):
@@ -269,9 +300,9 @@ def test_a_picture_that_fails_loses_no_figures(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(report, "check_plot", lambda _: None)
     monkeypatch.setattr(report, "plot", fail)
-    assert main(["bench", str(TINY), *FAST, "--plot", str(tmp_path / "a.png")]) == 1
+    assert main(["bench", str(TINY), *FAST, "--json", "--plot", str(tmp_path / "a.png")]) == 1
     printed = capsys.readouterr()
-    assert json.loads(printed.out.splitlines()[-1])["prompt"] == 20 and "no space left" in printed.err
+    assert json.loads(printed.out)["prompt"] == 20 and "no space left" in printed.err
 
 
 def test_too_little_memory_is_told_in_the_words_of_the_loader(monkeypatch, capsys):
@@ -312,7 +343,7 @@ def test_plan_of_formats_and_of_quantised_checkpoints(tmp_path, capsys):
         (tmp_path / "model.gguf", "int4, group 32", "int4"),
     ):
         loaded = measure.load(str(path))
-        assert loaded.costs.code == dtype
+        assert loaded.costs.code == dtype and loaded.model.held_as == kind
         assert main(["plan", str(path), "--json"]) == 0
         [told] = json.loads(capsys.readouterr().out)["plans"]
         assert (

@@ -16,9 +16,10 @@ from pace.assets import TINY
 from pace.calibrate import METHODS, job, quantize
 from pace.calibrate.job import Job, part_rows
 from pace.calibrate.method import read_method
+from pace.calibrate.report import Quality
 from pace.calibrate.texts import choose_windows
 from pace.cli import main
-from pace.eval import read_texts
+from pace.eval import Evaluation, read_texts
 from pace.llm import LLMModel, QuantizationConfig, SamplingConfig
 from pace.llm.models.model_utils import load_model as load_layers
 from pace.ops import native
@@ -452,6 +453,28 @@ def test_the_order_of_columns_has_an_effect():
 def test_a_text_for_the_report_alone(tmp_path):
     report = quantize_checkpoint(TINY, tmp_path / "out", "int8", texts(0, 20), method="rtn", report=True)
     assert report.num_tokens == 0 and "calibrated on" not in str(report) and report.quality.calibrated.num_tokens > 50
+    speeds = report.quality.decode_tokens_per_second
+    assert set(speeds) == {"bfloat16", "uncalibrated", "calibrated"} and min(speeds.values()) > 0
+    *_, names, floats, at_load, rtn, advice = str(report).splitlines()
+    assert names.split()[-1] == "tokens/s" and advice == f"advice: {report.quality.advice}"
+    for line, name in ((floats, "bfloat16"), (at_load, "uncalibrated"), (rtn, "calibrated")):
+        assert line.endswith(f" {speeds[name]:,.1f}")
+
+
+@pytest.mark.parametrize(
+    ("agreement", "divergences", "speeds", "words"),
+    [
+        (0.95, (0.02, 0.01), (10, 20), "use it in place of the original"),
+        (0.95, (0.01, 0.01), (10, 20), "use it in place of the original"),
+        (0.85, (0.02, 0.01), (10, 20), "it is far from bfloat16: take int8"),
+        (0.95, (0.01, 0.02), (10, 20), "the format at load (--quantization) is closer"),
+        (0.95, (0.02, 0.01), (10, 10.5), "hardly faster than bfloat16 here"),
+    ],
+)
+def test_the_advice(agreement, divergences, speeds, words):
+    before, after = (Evaluation(100, 5.0, divergence, 1.0, agreement, 5.0) for divergence in divergences)
+    found = Quality(before, after, dict(zip(("bfloat16", "calibrated"), speeds))).advice
+    assert words in found and ";" not in found
 
 
 def test_methods():

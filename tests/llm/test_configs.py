@@ -117,7 +117,7 @@ def test_wrong_kinds_are_told(name: str, value) -> None:
         ("max_new_token", "max_new_tokens"),
         ("temprature", "temperature"),
         ("topk", "top_k"),
-        ("stop", "stop_strings"),
+        ("stop_string", "stop_strings"),
         ("max", "max_new_tokens"),
     ],
 )

@@ -4,16 +4,19 @@ without."""
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from pace.assets import TINY
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.engine.drafter import NoDraft
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
+from tests.llm.bundled import bundled
 from tests.llm.engine.test_engine import ScriptedDrafter
 from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
 from tests.llm.generators import CONFIGS, check_idle, make_generator, random_prompts, with_length
@@ -132,3 +135,41 @@ def test_no_logprob_is_told_of_a_draft_beyond_the_end() -> None:
     out, plain = generator.generate(prompts, config), make_generator(FakeModel(eos_bias=1.0)).generate(prompts, config)
     assert "stop" in out.finish_reasons and out.logprobs == plain.logprobs
     assert [[entry.token for entry in row] for row in out.logprobs] == out.generated_token_ids
+
+
+# -- how outputs look --------------------------------------------------------------------------------------------------
+
+
+def test_tokens_have_their_texts_beside_log_probabilities() -> None:
+    model = bundled()
+    out = model.generate("The capital of Japan is", SamplingConfig(max_new_tokens=4, logprobs=2, prompt_logprobs=1))
+    assert "".join(entry.text for entry in out.logprobs[0]) == out.texts[0]
+    for entry in [*out.logprobs[0], *out.prompt_logprobs[0][1:]]:
+        assert entry.text == model.tokenizer.decode(entry.token)
+        assert entry.top_texts == tuple(model.tokenizer.decode(token) for token, _ in entry.top)
+    assert out.prompt_logprobs[0][0] is None
+    answer = model.chat("What is 7 + 8?", SamplingConfig(logprobs=1))
+    assert "15" in "".join(entry.text for entry in answer.logprobs)
+
+
+def test_outputs_are_short_in_a_notebook() -> None:
+    model = bundled()
+    out = model.generate(["Once upon a time"] * 7, SamplingConfig(max_new_tokens=60))
+    lines = repr(out).splitlines()
+    assert lines[0] == "GenerateOutput of 7 texts:" and len(lines) == 7 and lines[-1] == "  and 2 more"
+    assert lines[1].startswith(f"  {out.texts[0][:80]!r}... (60 tokens, 'length')")
+    one = model.generate("The capital of Japan is", SamplingConfig(max_new_tokens=2))
+    assert repr(one) == f"GenerateOutput of 1 text:\n  {one.texts[0]!r} (2 tokens, 'length')"
+    assert re.fullmatch(
+        r"MemoryReport\(weights: [\d.]+ MiB, cache: .* of .*, process: .*\)", repr(model.memory_report())
+    )
+    ids = make_generator().generate([1], SamplingConfig(max_new_tokens=1, ignore_eos=True))
+    assert "(1 tokens, 'length')" in repr(replace(ids, texts=[])) and "tokens [" in repr(replace(ids, texts=[]))
+
+
+def test_a_model_says_what_it_is() -> None:
+    with LLMModel(TINY, quantization="int4", max_seq_len=100, progress=False) as model:
+        assert re.fullmatch(
+            rf"LLMModel\('{TINY}': LlamaForCausalLM, \d million weights, int4.*, up to 100 tokens\)", repr(model)
+        )
+    assert repr(model) == f"LLMModel('{TINY}', closed)"

@@ -8,6 +8,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pace.llm.chat.format import ToolFormat
@@ -32,6 +33,15 @@ class Manner:
     arguments_as_text: bool = False
     empty_content: str | None = None
     """What stands for no content beside calls."""
+
+
+class TemplateRefusal(ValueError):
+    """A chat template that does not take a conversation, or is none that can be read; names its file."""
+
+    def __init__(self, file: str, error: Exception) -> None:
+        self.reason = _reason(error)
+        """Without the file, for those who are not to know it."""
+        super().__init__(f"{file}: {self.reason}")
 
 
 class ChatTemplate:
@@ -76,8 +86,8 @@ class ChatTemplate:
         With `continue_answer` the last message goes on. `variables` are what the template may look at. A template that
         knows no tools is told of them in the first message.
 
-        Raises ValueError for content that is no text and arguments that are no JSON object. What the template itself
-        raises (roles that must alternate, say) comes through.
+        Raises ValueError for content that is no text and arguments that are no JSON object, TemplateRefusal for what the
+        template itself raises (roles that must alternate, say).
         """
         options = {"add_generation_prompt": begin_answer, "continue_final_message": continue_answer}
         options |= variables or {}
@@ -92,7 +102,18 @@ class ChatTemplate:
 
     def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
         given = {"tools": [tool.for_template() for tool in tools]} if tools else {}
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, **given, **options)
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **given, **options)
+        except Exception as error:  # whatever a template may come to
+            raise TemplateRefusal(self._file, error) from error
+
+    @property
+    def _file(self) -> str:
+        """Where the template stands."""
+        path = Path(getattr(self.tokenizer, "name_or_path", None) or "")
+        names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+        found = [path / name for name in names if (path / name).is_file()]
+        return str(found[0] if found else path if path.is_file() else "the tokenizer's chat_template")
 
     @cached_property
     def _knows_tools(self) -> bool:
@@ -122,7 +143,7 @@ class ChatTemplate:
         """The text, "" where the template refuses."""
         try:
             return self._apply(messages, tools, {"add_generation_prompt": True})
-        except Exception:  # whatever a template may raise about messages that it was not made for
+        except TemplateRefusal:
             return ""
 
     def _prepared(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -176,6 +197,15 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.special or (token.content.startswith("<") and token.content.endswith(">"))
     }
+
+
+def _reason(error: Exception) -> str:
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    if isinstance(error, TemplateSyntaxError):
+        return f"line {error.lineno} of the chat template is not Jinja: {error.message}"
+    kind = "" if type(error) is TemplateError else f"{type(error).__name__}: "  # that one has the template's own words
+    return f"the chat template refuses these messages: {kind}{error}"
 
 
 def _text(content: Any, place: str) -> str:

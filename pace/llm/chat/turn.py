@@ -103,7 +103,7 @@ def plan_turn(
 ) -> Turn:
     """The turn that follows `messages`. `choice` None lets the model call as it likes. `answer` is what its text must be
     where it calls nothing; a turn that must be calls has no text. `begin_answer`, `continue_answer` and `variables` are
-    for the template, and what it raises comes through.
+    for the template. Raises what `ChatTemplate.render` does.
     """
     choice = choice or ToolChoice("auto" if tools else "none")
     callable_tools = tuple(choice.among(tools))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import Any
 
@@ -93,6 +94,10 @@ class Session:
         `1 .. len(ids)`, or logits that are not finite; MemoryError for more rows of logits than memory holds. After an
         error or Ctrl-C the session is as it was before.
         """
+        return append_each([(self, ids)], logits)[0]
+
+    def _plan(self, ids: Iterable[int] | Tensor, logits: str | int) -> tuple[Callable[[Engine], None], CollectLogits]:
+        """An append that is checked: what begins it on the engine's thread, and what its logits come to."""
         self._check_open()
         ids = self._checked_ids(ids)
         num_rows = self._num_rows(logits, len(ids))
@@ -107,12 +112,7 @@ class Session:
             sequence.wanted_from = strategy.first
             engine.scheduler.add(sequence)
 
-        try:
-            self._driver.post(begin, strategy.outcome.set_exception)
-            return strategy.outcome.result()
-        except BaseException:
-            self._run(lambda engine: self._restore(engine, length))
-            raise
+        return begin, strategy
 
     def truncate(self, num_tokens: int) -> None:
         """Forgets all but the first `num_tokens` tokens. Raises ValueError where there are fewer."""
@@ -218,10 +218,40 @@ class Session:
             sequence.num_prompt_tokens = 0
         engine.cache.truncate(sequence, num_tokens)
 
-    def _restore(self, engine: Engine, num_tokens: int) -> None:
+    def _restore_to(self, num_tokens: int) -> None:
         """Back to a parked sequence of `num_tokens` tokens, from wherever an append was broken off."""
+        self._run(lambda engine: self._restore(engine, num_tokens))
+
+    def _restore(self, engine: Engine, num_tokens: int) -> None:
+        """`_restore_to`, on the engine's thread."""
         sequence = self._sequence
         engine.scheduler.remove(sequence)
         sequence.error = sequence.finish_reason = sequence.strategy = None
         self._cut(engine, num_tokens)
         engine.scheduler.park(sequence)
+
+
+def append_each(
+    appends: SequenceOf[tuple[Session, Iterable[int] | Tensor]], logits: str | int = "last"
+) -> list[Tensor]:
+    """`Session.append` to several sessions of one model at once, which share steps; the rows of logits of each. After an
+    error or Ctrl-C all of them are as they were before."""
+    sessions = [session for session, _ in appends]
+    lengths = [len(session) for session in sessions]
+    begins, strategies = zip(*(session._plan(ids, logits) for session, ids in appends))
+
+    def begin(engine: Engine) -> None:
+        for each in begins:
+            each(engine)
+
+    def refuse(error: BaseException) -> None:
+        for strategy in strategies:
+            strategy.outcome.set_exception(error)
+
+    try:
+        sessions[0]._driver.post(begin, refuse)
+        return [strategy.outcome.result() for strategy in strategies]
+    except BaseException:
+        for session, length in zip(sessions, lengths):
+            session._restore_to(length)
+        raise

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TextIO
 import torch
 from torch import Tensor
 
+from pace import env
 from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.detokenizer import TextPieces
 from pace.llm.sequence import TokenLogprob
@@ -329,7 +330,7 @@ def make_feed(
     terminal. Raises TypeError for what is no streamer, ValueError for a streamer of one sequence and a batch of
     several, or with beams."""
     if streamer is None:
-        return ProgressFeed() if progress and num_rows > 1 and sys.stderr.isatty() else NullFeed()
+        return ProgressFeed() if progress and num_rows > 1 and env.shows_bars() else NullFeed()
     if config.num_beams > 1:
         raise ValueError(
             f"beam search knows no token for certain before its end: a streamer goes with num_beams=1 only, got num_beams={config.num_beams}"

@@ -78,6 +78,17 @@ class TokenTexts:
         self._length += len(given)
 
 
+def with_texts(entries: list[TokenLogprob | None], tokenizer: Any) -> list[TokenLogprob | None]:
+    """The same, with the texts of their tokens where there is a tokenizer."""
+    if tokenizer is None:
+        return list(entries)
+    text = TokenBytes.of(tokenizer).text
+    return [
+        entry and replace(entry, text=text(entry.token), top_texts=tuple(text(token) for token, _ in entry.top))
+        for entry in entries
+    ]
+
+
 def _cut(piece: TokenPiece, length: int) -> TokenPiece:
     """The piece with the first `length` characters of its text, and without the bytes of the others."""
     num_cut = len(piece.text[length:].encode("utf-8", "replace"))

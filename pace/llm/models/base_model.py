@@ -293,6 +293,22 @@ class BaseModelForCausalLM(Layer):
         counts as the embedding's."""
         return self._totals(lambda part: part.nbytes)
 
+    @property
+    def usual_layout(self) -> WeightLayout | None:
+        """The layout of codes in which it holds most bytes; None where all weights are floats."""
+        sizes: Counter[WeightLayout] = Counter()
+        for matrix in self.matrices():
+            for part, layout in matrix.plan.layouts.items():
+                sizes[layout] += self.ops.weight_nbytes(matrix.parts[part], matrix.k, layout)
+        return sizes.most_common(1)[0][0] if sizes else None
+
+    @property
+    def held_as(self) -> str:
+        """How most of its weights are held: the format that was asked for, or that of a quantised checkpoint, or a
+        dtype."""
+        asked = self.quantization and self.quantization.format
+        return str(asked or self.usual_layout or self.dtype).removeprefix("torch.")
+
     def weight_counts(self) -> dict[str, int]:
         """Elements of the weights by part, as `resident_bytes`."""
         return self._totals(lambda part: part.num_weights)

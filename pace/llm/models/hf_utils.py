@@ -15,11 +15,11 @@ import glob
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
+from pace import env
 from pace.checkpoints.files import MAX_CONFIG_BYTES, open_regular, read_json_object
 from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.checkpoints.gguf.file import GgufFile, is_gguf
@@ -62,6 +62,9 @@ TOKENIZER_FILES = (
 # The Hub's rule: one or two parts of letters, digits, ".", "_" and "-", none of which starts or ends with "." or "-".
 HUB_ID = re.compile(r"(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
 MAX_HUB_ID = 96
+FEWEST_IDS = 0.9
+"""Part of a model's vocabulary that its tokenizer has at least. Vocabularies are padded by a few percent; where more is
+missing, the tokenizer is likely another model's."""
 HUB_TIMEOUT_SECONDS = 10
 """For the first answer; what takes longer counts as unreachable."""
 
@@ -79,7 +82,8 @@ def find_checkpoint(
 
     Downloaded are config, tokenizer and, with `weights`, one set of weights (safetensors preferred over .bin). Where
     the Hub cannot be reached, or is not to be asked (`local_files_only`, HF_HUB_OFFLINE), the cached snapshot is taken.
-    `token=None` takes the one saved by `hf auth login`. `progress` shows bars of a download, on a terminal only.
+    `token=None` takes the one saved by `hf auth login`. `progress` shows bars of a download, on a terminal or in a
+    notebook.
     A GGUF file, or a directory whose weights are one, gives that file, of several shards the first; it stands for a
     directory.
 
@@ -107,9 +111,11 @@ def find_checkpoint(
                 f"revision={revision!r} was given, but {path} is a local {'directory' if path.is_dir() else 'file'}, which has no revisions"
             )
         return _gguf_inside(path, weights) or path if path.is_dir() else shard_paths(path)[0]
+    looks_like_file = text.lower().endswith(".gguf")
     looks_like_path = isinstance(path_or_id, os.PathLike) or text.startswith((".", "/", "~")) or text.endswith("/")
-    if looks_like_path or len(text) > MAX_HUB_ID or not HUB_ID.fullmatch(text):
-        raise FileNotFoundError(f"there is no directory {str(path)[:300]!r}{_similar_names(path)}")
+    if looks_like_file or looks_like_path or len(text) > MAX_HUB_ID or not HUB_ID.fullmatch(text):
+        kind = "file" if looks_like_file else "directory"
+        raise FileNotFoundError(f"there is no {kind} {str(path)[:300]!r}{_similar_names(path)}")
     return _find_on_hub(text, revision, token, cache_dir, local_files_only, weights, progress)
 
 
@@ -190,7 +196,7 @@ def _find_on_hub(
 
     class Bar(utils.tqdm):
         def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs | {"disable": not (progress and sys.stderr.isatty())})
+            super().__init__(*args, **kwargs | {"disable": not (progress and env.shows_bars())})
 
     def fetch(files: list[str]) -> Path:
         # The patterns are exact names: brackets in a name must not act as wildcards.
@@ -311,7 +317,8 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
     tokenizer files.
 
     A tokenizer with more ids than `vocab_size` is loaded, as such checkpoints exist (a padding token was added and the
-    model not resized), with a warning in the log: prompts that use such an id are refused when they come.
+    model not resized), with a warning in the log: prompts that use such an id are refused when they come. So is one with
+    less than `FEWEST_IDS` of them.
 
     Raises FileNotFoundError (no files, or not those that its class needs), PermissionError, ValueError (damaged, or of
     a class that only code in the checkpoint defines), ImportError (transformers or a library it needs is not
@@ -346,6 +353,13 @@ def load_tokenizer(directory: str | Path, vocab_size: int | None = None, require
             directory,
             num_ids,
             vocab_size,
+            vocab_size,
+        )
+    elif vocab_size is not None and num_ids < FEWEST_IDS * vocab_size:
+        logger.warning(
+            "the tokenizer in %s has only %d ids, the model %d: it may be another model's, and texts would make no sense",
+            directory,
+            num_ids,
             vocab_size,
         )
     return tokenizer
@@ -386,7 +400,7 @@ def _gguf_tokenizer(path: Path) -> tuple[Callable | None, str]:
         from tokenizers import Tokenizer
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(state), **settings)
+        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(state), name_or_path=str(path), **settings)
 
     return make, "its metadata"
 

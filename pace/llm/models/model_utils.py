@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,7 +62,7 @@ def load_model(
     kernels, "torch" their plain-torch specification, and an OperatorConfig one or the other for each operator.
     `num_threads` sets the threads of this process's kernels, and of loading; by default the physical cores that this
     process may use. `pin_threads` gives each of them a CPU of its own (docs/threads.md). `progress` shows a bar, on a
-    terminal only. `quantization` is a format or more (docs/quantization.md), in which a checkpoint of floats is held.
+    terminal or in a notebook. `quantization` is a format or more (docs/quantization.md), in which a checkpoint of floats is held.
 
     **Memory**: at most 1.1 times the packed weights + 300 MB, as files are mapped, packed and released in small pieces.
 
@@ -199,9 +198,9 @@ def use_threads(num_threads: int | None, pin_threads: bool | None = None) -> int
 
 @contextmanager
 def progress_bar(total: int, title: str, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
-    """A function to be told of bytes (or other units) done, from any thread; it moves a bar on stderr if that is a
-    terminal."""
-    if not wanted or not sys.stderr.isatty():
+    """A function to be told of bytes (or other units) done, from any thread; it moves a bar on stderr where someone
+    watches that."""
+    if not wanted or not env.shows_bars():
         yield lambda done: None
         return
     from tqdm import tqdm

@@ -51,17 +51,15 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     with in_a_thread(answer) as server:
         options = ["--num-prompts", "6", "--max-concurrency", "2", "--goodput", "ttft:500", "tpot:100", "--seed", "5"]
         files = ["--save-result", str(saved), "--save-detailed"]
-        assert main(["bench", "--serve", server.url + "/v1", *options, *files]) == 0
+        assert main(["bench", "--serve", server.url + "/v1", *options, *files, "--json"]) == 0
     out, err = capsys.readouterr()
-    *table, line = out.splitlines()
-    numbers = json.loads(line)
+    numbers = json.loads(out)
     assert set(KEYS.split()) <= set(numbers) and err == "" and "secret" not in out
     for metric in ("ttft", "tpot", "itl", "e2el"):
         assert {f"{name}_{metric}_ms" for name in ("mean", "median", "std", "p90", "p99")} <= set(numbers)
     assert (numbers["model_id"], numbers["backend"], numbers["request_rate"]) == ("the-model", "openai", "inf")
     assert (numbers["completed"], numbers["failures"]) == (5, {"HTTP 429": 1}) and numbers["total_output_tokens"] == 15
     assert numbers["request_goodput"] == pytest.approx(numbers["request_throughput"])
-    assert "too many" in "\n".join(table) and "TTFT" in "\n".join(table)
     full = json.loads(saved.read_text())
     assert set(full) - set(numbers) == {"input_lens", "output_lens", "ttfts", "itls", "start_times", "errors"}
     assert sorted(full["output_lens"]) == [0, 3, 3, 3, 3, 3]
@@ -76,14 +74,23 @@ def test_a_picture_and_a_choice_of_numbers(tmp_path, capsys):
         chosen = ["--percentile-metrics", "ttft", "--metric-percentiles", "50,99.9", "--num-warmups", "0"]
         shape = ["--endpoint", "/v1/chat/completions", "--request-rate", "200", "--num-prompts", "4"]
         picture = tmp_path / "load.png"
-        assert main(["bench", "my-model", "--serve", server.url, *chosen, *shape, "--plot", str(picture)]) == 0
-    numbers = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (
+            main(["bench", "my-model", "--serve", server.url, *chosen, *shape, "--json", "--plot", str(picture)]) == 0
+        )
+    numbers = json.loads(capsys.readouterr().out)
     assert {key for key in numbers if key.endswith("ttft_ms")} == {
         f"{name}_ttft_ms" for name in ("mean", "median", "std", "p50", "p99.9")
     }
     assert "mean_itl_ms" not in numbers and numbers["backend"] == "openai-chat" and numbers["model_id"] == "my-model"
     assert [len(body["messages"]) for body in server.bodies] == [1] * 4
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table(capsys):
+    with in_a_thread(answer) as server:
+        assert main(["bench", "--serve", server.url, "--num-prompts", "6"]) == 0
+    table = capsys.readouterr().out
+    assert "too many" in table and "TTFT" in table and "{" not in table
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_sessions_reuse_all_but_the_tokens_whose_logits_are_wanted() -> None:
             assert torch.equal(session.append(text, wanted), expected(model, text, num_rows))
         assert computed.pop() == num_computed and not computed
     score(generator.driver, [text])
-    assert computed == [100], "every token's logits are looked at"
+    assert computed == [99], "the logits of every token that another follows are looked at"
     with Session(generator.driver) as session:
         session.append(text[:40])
         session.append(text[40:])

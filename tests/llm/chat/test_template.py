@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 from transformers import PreTrainedTokenizerFast
 
 from pace.llm.chat import Tool
-from pace.llm.chat.template import ChatTemplate, special_tokens
+from pace.llm.chat.template import ChatTemplate, TemplateRefusal, special_tokens
 
 TINY = Path(__file__).parents[3] / "pace" / "assets" / "tiny"
 TOOL = Tool("get_weather", "Weather", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -35,6 +35,36 @@ def rendered(tokenizer, body, knows=True, messages=TALK, **options):
     mine = copy.copy(tokenizer)
     mine.chat_template = (KNOWS if knows else "") + LOOP.replace("{% BODY %}", body)
     return ChatTemplate(mine, **options).render(messages, [TOOL])
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            "the chat template refuses these messages: roles must alternate",
+        ),
+        ("{{ m.role + 5 }}", "the chat template refuses these messages: TypeError: can only concatenate str"),
+        ("{{ m.x.y }}", "the chat template refuses these messages: UndefinedError: "),
+        ("\n{% if %}", "line 3 of the chat template is not Jinja: "),
+    ],
+)
+def test_a_template_that_refuses_names_its_file(tokenizer, tmp_path, body, reason):
+    mine = copy.copy(tokenizer)
+    assert f"{tokenizer.name_or_path}/chat_template.jinja: {reason}" in refusal(mine, body)
+    mine.name_or_path = str(tmp_path)
+    assert refusal(mine, body).startswith(f"the tokenizer's chat_template: {reason}")
+    (tmp_path / "tokenizer_config.json").touch()
+    assert refusal(mine, body).startswith(f"{tmp_path}/tokenizer_config.json: {reason}")
+    mine.name_or_path = str(tmp_path / "tokenizer_config.json")  # as that of a GGUF file is the file
+    assert refusal(mine, body).startswith(f"{tmp_path}/tokenizer_config.json: {reason}")
+
+
+def refusal(tokenizer, body) -> str:
+    with pytest.raises(TemplateRefusal) as caught:
+        rendered(tokenizer, body)
+    assert str(caught.value).endswith(caught.value.reason)
+    return str(caught.value)
 
 
 def test_the_bundled_model(tokenizer):

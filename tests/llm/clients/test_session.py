@@ -11,7 +11,7 @@ import torch
 
 from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.scoring import score
-from pace.llm.clients.session import Session
+from pace.llm.clients.session import Session, append_each
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.generator import Generator
 from tests.llm.fake_model import FakeModel, FakeTokenizer, greedy, make_engine
@@ -96,6 +96,32 @@ def test_a_fork_computes_only_what_is_new() -> None:
     session.truncate(50)
     session.append([5])
     assert computed == [2, 1, 1]
+
+
+def test_appends_of_several_sessions_share_steps() -> None:
+    """With the logits of each by itself; where one fails, all are as they were."""
+    driver = EngineDriver(make_engine())
+    engine, sessions = driver.engine, [Session(driver) for _ in range(4)]
+    rows = [[5], [7, 8, 9], [3] * 20, [6, 2]]
+    steps = []
+    engine.model.hook = lambda batch: steps.append(len(batch.tokens))
+    logits = append_each(list(zip(sessions, rows)), "all")
+    assert steps == [26] and [session.tokens for session in sessions] == rows
+    for row, found in zip(rows, logits):
+        assert torch.equal(found, expected(engine.model, row, len(row)))
+
+    def fail(batch) -> None:
+        raise RuntimeError("planted")
+
+    engine.model.hook = fail
+    with pytest.raises(RuntimeError, match="planted"):
+        append_each([(session, [4]) for session in sessions])
+    with pytest.raises(ValueError, match="token id"):
+        append_each([(sessions[0], [4]), (sessions[1], [10**6])])
+    engine.model.hook = lambda batch: None
+    assert [session.tokens for session in sessions] == rows
+    again = append_each([(session, [4]) for session in sessions])
+    assert torch.equal(again[1], expected(engine.model, [*rows[1], 4], 1))
 
 
 def test_a_session_forgotten_gives_its_blocks_back() -> None:

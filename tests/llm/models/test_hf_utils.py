@@ -125,6 +125,17 @@ def test_what_cannot_be_a_hub_id_is_not_asked_for(text, hub):
     assert hub.requests == 0
 
 
+@pytest.mark.parametrize("text", ["qwen-q4.gguf", "models/qwen-q4.gguf", "Qwen-Q4.GGUF"])
+def test_a_gguf_file_that_is_not_there_is_not_asked_for(text, hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        find_checkpoint(text)
+    (tmp_path / "qwen-q5.gguf").touch()
+    with pytest.raises(FileNotFoundError, match="no file 'qwen-q4.gguf'; .* has 'qwen-q5.gguf'"):
+        find_checkpoint("qwen-q4.gguf")
+    assert hub.requests == 0
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Hub
 
@@ -365,6 +376,13 @@ def test_loading_a_tokenizer_imports_no_compiler():
         subprocess.run([sys.executable, "-c", program, TINY], capture_output=True, text=True, check=True).stdout
         == "False\n"
     )
+
+
+def test_a_tokenizer_with_far_fewer_ids_than_the_model(tmp_path, caplog):
+    load_tokenizer(with_tokenizer(tmp_path), vocab_size=33)  # padded
+    assert not caplog.records
+    load_tokenizer(tmp_path, vocab_size=34)
+    assert "only 30 ids, the model 34" in caplog.text and "another model's" in caplog.text
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(tmp_path, caplog):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from pace import _C
-from pace.llm.models import model_utils
 from pace.llm.models.model_utils import load_model, parse_dtype, select_ops, use_threads
 from pace.ops import native, reference
 from tests.fuzz import checkpoints
@@ -218,15 +218,19 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_on_a_terminal_only(tiny, monkeypatch, capfd):
+def test_a_bar_where_someone_watches(tiny, monkeypatch, capfd):
     load_model(tiny[0])
     assert capfd.readouterr() == ("", "")
-    terminal = Terminal()
-    monkeypatch.setattr(model_utils.sys, "stderr", terminal)
+    terminal, notebook = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
     load_model(tiny[0], progress=False)
     assert terminal.getvalue() == ""
     load_model(tiny[0])
     assert "Loading" in terminal.getvalue()
+    monkeypatch.setattr(sys, "stderr", notebook)
+    monkeypatch.setitem(sys.modules, "ipykernel", None)  # where notebooks run; whether ipywidgets is there or not
+    load_model(tiny[0])
+    assert "Loading" in notebook.getvalue()
 
 
 def test_threads_fill_disjoint_pieces(tiny, tmp_path, monkeypatch):

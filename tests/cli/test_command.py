@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,38 +22,10 @@ from pace.cli.arguments import add_sampling_arguments, field_explanations, sampl
 from pace.cli.environment import memory
 from pace.cli.options_in_messages import rewrite
 from pace.llm.configs import SamplingConfig
+from tests.cli.processes import ENVIRONMENT, process
 from tests.support import finish
 
 CAPITAL = ["generate", "--chat", "What is the capital of Japan?"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pace.__file__).parents[1])}
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    """`command(*arguments, stdin="") -> (exit code, stdout, stderr)`, in this process."""
-
-    def run(*arguments: str, stdin: str | bytes = ""):
-        data = stdin.encode() if isinstance(stdin, str) else stdin
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
-        try:
-            code = main(list(arguments))
-        except SystemExit as stop:
-            code = stop.code
-        return (code, *capsys.readouterr())
-
-    return run
-
-
-def process(*arguments: str, **more) -> subprocess.Popen:
-    more = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": ENVIRONMENT,
-        **more,
-    }
-    return subprocess.Popen([sys.executable, "-m", "pace", *arguments], **more)
 
 
 # -- the command itself ------------------------------------------------------------------------------------------------
@@ -142,7 +111,7 @@ def test_a_failure_is_one_line_and_1(command, arguments, message):
     assert err.startswith("pace: error: ") and message in err and err.count("\n") == 1 and "Traceback" not in err
 
 
-TEXT = str(Path(__file__).parent / "data" / "tiny_heldout.jsonl")
+TEXT = str(Path(__file__).parents[1] / "data" / "tiny_heldout.jsonl")
 QUANTIZE = ["quantize", str(TINY), "out"]
 
 
@@ -488,142 +457,6 @@ def test_what_is_no_form_is_told(command, arguments, message):
 def test_explanations_come_from_the_fields():
     explanations = field_explanations(SamplingConfig)
     assert "0 is off" in explanations["no_repeat_ngram_size"] and "\n" not in "".join(explanations.values())
-
-
-# -- chat --------------------------------------------------------------------------------------------------------------
-
-
-def test_chat_remembers(command):
-    code, out, err = command("chat", stdin="What is the capital of Spain?\nAnd of Portugal?\n")
-    assert (code, out, err) == (0, "The capital of Spain is Madrid.\nThe capital of Portugal is Lisbon.\n", "")
-
-
-def test_chat_commands(command):
-    lines = "What is the capital of Spain?\n\n/help\n/nonsense\n/reset\n/system You are a helpful assistant.\nWhat is 7 + 8?\n/exit\nnever read\n"
-    code, out, err = command("chat", stdin=lines)
-    assert (code, out) == (0, "The capital of Spain is Madrid.\n7 + 8 = 15\n")
-    assert "/system TEXT" in err and "no command /nonsense" in err and err.count("a new conversation") == 2
-
-
-def test_chat_history():
-    """What the model is given, turn by turn, and what an interrupted answer leaves; on a model that only records."""
-    from pace.cli.chat import Conversation
-    from pace.llm import ChatOutput
-    from pace.llm.chat import Text
-
-    class Answer:
-        """Says a, b and c."""
-
-        def __init__(self):
-            self.said = []
-            self.is_closed = False
-
-        def __iter__(self):
-            for letter in "abc":
-                self.said.append(letter)
-                yield Text(letter)
-
-        def close(self):
-            self.is_closed = True
-
-        @property
-        def output(self):
-            assert self.is_closed or len(self.said) == 3
-            return ChatOutput("".join(self.said), "", [], "cancelled" if self.is_closed else "stop", None, None)
-
-    class Recorder:
-        given = []
-
-        class tokenizer:
-            chat_template = "some"
-
-        def chat(self, messages, config, tools, stream):
-            self.given.append([(message["role"], message["content"]) for message in messages])
-            return Answer()
-
-    conversation = Conversation(Recorder(), None, "be brief")
-    assert list(conversation.answer("one")) == ["a", "b", "c"]
-    answer = conversation.answer("two")
-    next(answer)
-    with pytest.raises(KeyboardInterrupt):
-        answer.throw(KeyboardInterrupt)
-    list(conversation.answer("three"))
-    system, one, two = (
-        ("system", "be brief"),
-        [("user", "one"), ("assistant", "abc")],
-        [("user", "two"), ("assistant", "a")],
-    )
-    assert Recorder.given == [[system, one[0]], [system, *one, two[0]], [system, *one, *two, ("user", "three")]]
-    conversation.restart(None)
-    list(conversation.answer("four"))
-    assert Recorder.given[-1] == [("user", "four")]
-
-
-def test_chat_with_tools(command, tmp_path):
-    """A call is shown; the next line is its result."""
-    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    file = tmp_path / "tools.json"
-    file.write_text(json.dumps([{"type": "function", "function": {"name": "get_weather", "parameters": city}}]))
-    lines = "What is the weather in Rome?\nsunny, 25 degrees\nWhat is the capital of Spain?\n"
-    code, out, err = command("chat", "--tools", str(file), stdin=lines)
-    assert (code, err) == (0, "")
-    assert out == 'get_weather({"city": "Rome"})\nIt is 25 degrees.\nThe capital of Spain is Madrid.\n'
-    for text in ("[5]", "{", '[{"name": "a b"}]'):
-        file.write_text(text)
-        code, out, err = command("chat", "--tools", str(file), stdin="")
-        assert code != 0 and "holds no tools" in err and not out
-
-
-def test_chat_survives_a_full_context(command):
-    """The line that does not fit is refused and forgotten; the conversation goes on."""
-    code, out, err = command("chat", stdin="x " * 3000 + "\nWhat is 7 + 8?\n")
-    assert (code, out) == (0, "7 + 8 = 15\n") and err.startswith("pace: error: ") and err.count("\n") == 1
-
-
-def test_chat_at_a_terminal():
-    """Ctrl-C stops the answer and not the conversation; Ctrl-D leaves."""
-    controller, terminal = pty.openpty()
-    running = process(
-        "chat",
-        "--max-new-tokens",
-        "900",
-        "--ignore-eos",
-        stdin=terminal,
-        stdout=terminal,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    os.close(terminal)
-    try:
-        read_until(controller, "> ")
-        os.write(controller, b"Tell me a story about a little fox.\n")
-        read_until(controller, "fox.", "a")  # the echo of the question, and some of the answer
-        running.send_signal(signal.SIGINT)
-        assert "[stopped]" in read_until(controller, "> ")
-        os.write(controller, b"/help\n")
-        assert "/reset" in read_until(controller, "> ")
-        time.sleep(0.5)  # between the prompt and the wait for a key, Python keeps a signal until the key comes
-        running.send_signal(signal.SIGINT)
-        read_until(controller, "Ctrl-D leaves", "> ")  # a Ctrl-D before the prompt is there would be lost
-        os.write(controller, b"\x04")
-        assert running.wait(timeout=60) == 0
-    finally:
-        running.kill()
-        os.close(controller)
-
-
-def read_until(terminal: int, *texts: str) -> str:
-    """Reads from a terminal until all of `texts` have come, one behind the other; fails where they do not within a
-    minute."""
-    seen, position, deadline = "", 0, time.monotonic() + 60
-    for text in texts:
-        while (found := seen.find(text, position)) < 0:
-            assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], (
-                f"waited for {text!r} after {seen!r}"
-            )
-            seen += os.read(terminal, 1000).decode(errors="replace")
-        position = found + len(text)
-    return seen
 
 
 # -- env ---------------------------------------------------------------------------------------------------------------

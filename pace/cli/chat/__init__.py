@@ -1,0 +1,94 @@
+"""`pace chat`: a conversation, turn by turn, at a terminal or from a pipe (one line is one turn)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+
+from pace.cli.arguments import add_model_arguments, add_sampling_arguments, load_model, sampling_config
+from pace.cli.chat.commands import Commands, check_settings
+from pace.cli.chat.conversation import Conversation
+from pace.cli.chat.screen import Screen
+from pace.cli.chat.terminal import Pipe, Terminal, once, read_said
+from pace.llm.chat import read_tools
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--system", metavar="TEXT", help="the system prompt: what the model is told before the conversation"
+    )
+    parser.add_argument(
+        "--tools",
+        metavar="FILE",
+        type=_tools,
+        help="tools that the model may call: a JSON list, as OpenAI's API has it. A call is shown, and what you type next "
+        "is its result",
+    )
+    parser.add_argument(
+        "--no-history",
+        dest="history",
+        action="store_false",
+        help="do not keep what is typed at a terminal for the next run",
+    )
+    parser.set_defaults(parser=parser)
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        config = sampling_config(arguments)
+        check_settings(config)
+    except (TypeError, ValueError) as error:
+        arguments.parser.error(str(error))
+    screen = Screen()
+    with Terminal(arguments.history) if sys.stdin.isatty() else Pipe() as source, once():
+        with source.loading(arguments.model):
+            model = load_model(arguments)
+            conversation = Conversation(model, config, arguments.system, arguments.tools, screen.notice)
+        commands = Commands(conversation, screen.notice)
+        while not commands.is_over:
+            try:
+                _turn(source, screen, conversation, commands)
+            except KeyboardInterrupt:
+                if not source.is_interactive:
+                    raise
+                screen.notice("\n(/exit or Ctrl-D leaves)")
+            except EOFError:
+                break
+    return 0
+
+
+def _turn(source: Terminal | Pipe, screen: Screen, conversation: Conversation, commands: Commands) -> None:
+    """Reads what is said next and obeys it, or writes the answer. What cannot be done is one line; Ctrl-C stops an
+    answer. Raises EOFError at the end of the input."""
+    try:
+        said = read_said(source)
+    except ValueError as error:
+        screen.notice(f"pace: error: {error}")
+        return
+    try:
+        with source.answering():
+            pieces = commands.obey(said.text) if said.is_command else conversation.answer(said.text)
+            with closing(pieces):
+                for piece in pieces:
+                    screen.write(piece)
+    except KeyboardInterrupt:
+        screen.write(" [stopped]")
+    except BrokenPipeError:
+        raise
+    except (MemoryError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        screen.notice(f"pace: error: {error}")
+    screen.end_line()
+
+
+def _tools(path: str) -> list:
+    try:
+        with open(path, encoding="utf-8") as file:
+            tools = json.load(file)
+        read_tools(tools)
+    except (OSError, ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{path!r} holds no tools ({error}); give a file with a JSON list") from None
+    return tools

@@ -1,0 +1,138 @@
+"""What a line that starts with a slash does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pace.cli.arguments import add_sampling_arguments, sampling_config
+from pace.cli.chat.conversation import Conversation
+from pace.llm.configs import SamplingConfig
+
+HELP = '''\
+/system TEXT     start again, with TEXT as the system prompt (without TEXT: with none)
+/reset           start again, with the same system prompt
+/regen           answer the last question again
+/set NAME VALUE  change a setting, such as temperature or max_new_tokens; without VALUE back to its default; alone: show
+/stats           times and tokens of the last answer, and how full the context is
+/save FILE       write the conversation: a JSON list of messages
+/help            this
+/exit            leave (so does Ctrl-D)
+A text of several lines stands between """ and """; one that is pasted needs none. Ctrl-C stops an answer; what was said
+so far stays in the conversation. A line that starts with / is a command: to say such a line to the model, put a space in
+front.'''
+ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
+"""Words of other tools."""
+
+
+class Commands:
+    """The commands of one conversation."""
+
+    def __init__(self, conversation: Conversation, notice: Callable[[str], None]) -> None:
+        """`notice` hears what a command did."""
+        self.conversation, self.notice = conversation, notice
+        self.is_over = False
+        """Whether the user means to leave."""
+        self._saved: set[Path] = set()
+
+    def obey(self, line: str) -> Iterator[str]:
+        """Obeys one line that starts with a slash; yields pieces of an answer, where there is one. Raises ValueError,
+        TypeError or OSError for what cannot be done."""
+        name, *rest = line.split(maxsplit=1)
+        text = rest[0].strip() if rest else ""
+        match ALIASES.get(name, name):
+            case "/system":
+                self._restart(text or None)
+            case "/reset":
+                self._restart(self.conversation.system)
+            case "/regen":
+                yield from self.conversation.answer_again()
+            case "/set":
+                self._set(text)
+            case "/stats":
+                self._stats()
+            case "/save":
+                self._save(text)
+            case "/help":
+                self.notice(HELP)
+            case "/exit":
+                self.is_over = True
+            case _:
+                raise ValueError(f"no command {name}; /help lists them")
+
+    def _restart(self, system: str | None) -> None:
+        self.conversation.restart(system)
+        prompt = "the system prompt" if system else "no system prompt"
+        self.notice(f"(a new conversation, with {prompt}{f' {system!r:.60}' if system else ''})")
+
+    def _set(self, text: str) -> None:
+        if text:
+            name, *rest = text.split(maxsplit=1)
+            config = self.conversation.config.copy()
+            name = name.removeprefix("--").replace("-", "_")
+            setattr(config, name, _read_setting(name, rest[0]) if rest else None)
+            check_settings(config)
+            config.check_consistent()
+            self.conversation.config = config
+        self.notice(f"({self.conversation.config})")
+
+    def _stats(self) -> None:
+        if self.conversation.last is None:
+            raise ValueError("there is no answer yet")
+        used, most = self.conversation.num_tokens, self.conversation.model.max_seq_len
+        self.notice(
+            f"{self.conversation.last.metrics}\ncontext: {used} of {most} tokens ({100 * used // most} %), {len(self.conversation.messages)} messages"
+        )
+
+    def _save(self, text: str) -> None:
+        if not text:
+            raise ValueError("say where to: /save FILE")
+        path = Path(text).expanduser().resolve()
+        if path.exists() and path not in self._saved:
+            raise ValueError(f"{text} exists already; give another name")
+        messages = json.dumps(self.conversation.messages, ensure_ascii=False, indent=1)
+        path.write_text(messages + "\n", encoding="utf-8")
+        self._saved.add(path)
+        self.notice(f"({len(self.conversation.messages)} messages in {text})")
+
+
+def check_settings(config: SamplingConfig) -> None:
+    """Raises ValueError for what a conversation has no place for."""
+    if config.num_return_sequences > 1:
+        raise ValueError(f"num_return_sequences={config.num_return_sequences}: a conversation goes on from one answer")
+    if config.num_beams > 1:
+        raise ValueError(
+            f"num_beams={config.num_beams}: an answer is written as it comes, and beam search knows it at its end; `pace generate --chat` has beams"
+        )
+    for name, value in (("logprobs", config.logprobs), ("prompt_logprobs", config.prompt_logprobs)):
+        if value is not None:
+            raise ValueError(f"{name}={value}: a conversation has no place for them; `pace generate --chat --json` has")
+
+
+class _Settings(argparse.ArgumentParser):
+    """Reads settings as the command line does."""
+
+    def error(self, message: str):
+        raise ValueError(message.removeprefix("argument --"))
+
+
+def _read_setting(name: str, text: str):
+    """The value of a field of SamplingConfig, written as for the option of its name; true or false for a flag. Raises
+    TypeError for a field that there is not, ValueError for other than a value of it."""
+    setattr(SamplingConfig(), name, None)  # raises for an unknown one
+    parser = _Settings(add_help=False, prog="", allow_abbrev=False)
+    add_sampling_arguments(parser)
+    option = "--" + name.replace("_", "-")
+    action = parser._option_string_actions.get(option)
+    if action is None:
+        raise ValueError(f"{name} is set from Python alone")
+    if isinstance(action, argparse.BooleanOptionalAction):
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{name} is true or false; got {text!r}")
+        arguments = [option if text.lower() == "true" else f"--no-{option[2:]}"]
+    else:
+        arguments = [option, *shlex.split(text)] if action.nargs == "+" else [f"{option}={text}"]
+    return getattr(sampling_config(parser.parse_args(arguments)), name)

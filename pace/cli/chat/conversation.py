@@ -1,0 +1,168 @@
+"""The messages of a conversation, and what is left of them when the context is full."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds, Event, Text, Thought, ToolCall, read_tools
+from pace.llm.chat.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from pace.llm import ChatOutput
+
+WARN_AT = 0.8
+"""Part of the context that a conversation may fill before it is told so."""
+KEEP = 0.5
+"""Part of a full context that is kept. More is forgotten than the next answer needs: each time the oldest turns go, all
+that is left must be read anew."""
+MOST_ROOM = 0.125
+"""Part of the context that is left for an answer, if it may get that long. So the warning comes first."""
+
+
+class Conversation:
+    """The messages so far, and the model that continues them."""
+
+    def __init__(
+        self,
+        model,
+        config,
+        system: str | None,
+        tools: list | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+    ):
+        """`notice` hears what the user should know beside the answers. Raises ValueError where the model has no chat
+        template."""
+        self.model, self.config, self.tools, self.notice = model, config, tools, notice
+        self._template, self._known_tools = ChatTemplate(model.tokenizer), read_tools(tools or [])
+        self.restart(system)
+
+    def restart(self, system: str | None) -> None:
+        """Forgets what was said; `system` None means no system prompt."""
+        self.system = system
+        self.messages = [{"role": "system", "content": system}] if system else []
+        self.open_calls: list[ToolCall] = []
+        """Calls whose results are awaited."""
+        self.last: ChatOutput | None = None
+        """The last answer."""
+        self._is_warned = False
+
+    @property
+    def num_tokens(self) -> int:
+        """What the conversation fills of the context, by its last answer."""
+        return self.last.metrics.num_prompt_tokens + self.last.metrics.num_generated_tokens if self.last else 0
+
+    def answer(self, said: str) -> Iterator[str]:
+        """Yields the answer in pieces. What was said is a question, or the result of the first open call; while another
+        is open, there is no answer. It and the answer join the messages when the answer ends, is stopped by Ctrl-C or
+        the iterator is closed; where the model cannot answer, neither does.
+
+        Raises ValueError for a question that is longer than the context."""
+        call = self.open_calls[0] if self.open_calls else None
+        message = {"role": "user", "content": said}
+        if call is not None:
+            message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said}
+        messages = [*self.messages, message]
+        if len(self.open_calls) > 1:
+            self.messages, self.open_calls = messages, self.open_calls[1:]
+            return
+        yield from self._answer(messages)
+
+    def answer_again(self) -> Iterator[str]:
+        """Yields another answer to what was said last, which takes the place of the first when it ends or is stopped.
+        Raises ValueError where nothing is answered yet."""
+        if self.last is None:
+            raise ValueError("there is no answer yet that could be given again")
+        before = self.last.message
+        last = max(index for index, message in enumerate(self.messages) if message["role"] == "assistant")
+        yield from self._answer(self.messages[:last])
+        if self.last.message == before:
+            self.notice("(the same again: `/set do_sample true` draws another, and so does another seed)")
+
+    def _answer(self, messages: list[dict]) -> Iterator[str]:
+        messages = self._fitted(messages)
+        answer = self.model.chat(messages, self.config, tools=self.tools, stream=True)
+        try:
+            yield from map(_shown, answer)
+        except (KeyboardInterrupt, GeneratorExit):
+            answer.close()
+            with suppress(ValueError):  # it had not begun
+                self._keep(messages, answer.output)
+            raise
+        self._keep(messages, answer.output)
+        self._tell_of_end()
+
+    def _keep(self, messages: list[dict], output: ChatOutput) -> None:
+        self.last = output
+        self.open_calls = output.tool_calls if output.finish_reason == "tool_calls" else []
+        message = output.message if self.open_calls else {"role": "assistant", "content": output.text}
+        self.messages = [*messages, message]
+
+    def _tell_of_end(self) -> None:
+        """Notices that an answer was cut off, and that the context is nearly full."""
+        used, most = self.num_tokens, self.model.max_seq_len
+        if self.last.finish_reason == "length":
+            length = self.last.metrics.num_generated_tokens
+            advice = "/set max_new_tokens N allows more" if used < most else "the context is full"
+            self.notice(f"(the answer is cut off after {length} tokens: {advice})")
+        if used >= WARN_AT * most and not self._is_warned:
+            self._is_warned = True
+            self.notice(
+                f"(the conversation fills {100 * used // most} % of the context of {most} tokens; the oldest turns will be forgotten. /reset starts again)"
+            )
+
+    # -- a full context ------------------------------------------------------------------------------------------------
+
+    def _fitted(self, messages: list[dict]) -> list[dict]:
+        """The messages, without the oldest turns where they leave too little room for an answer. A system prompt and the
+        last turn stay."""
+        most = self.model.max_seq_len
+        room = min(self.config.max_new_tokens or most, int(MOST_ROOM * most))
+        if self._count(messages) + room <= most:
+            return messages
+        first, turns = _turns(messages)
+
+        def without(num_turns: int) -> list[dict]:
+            return [*first, *(message for turn in turns[num_turns:] for message in turn)]
+
+        num_turns = bisect_left(
+            range(len(turns) - 1), True, key=lambda number: self._count(without(number)) <= KEEP * most
+        )
+        messages = without(num_turns)
+        if (length := self._count(messages)) >= most:
+            raise ValueError(f"this has {length} tokens, and the context holds {most} with the answer; shorten it")
+        if num_turns:
+            oldest = "oldest turn is" if num_turns == 1 else f"{num_turns} oldest turns are"
+            self.notice(f"(the context of {most} tokens is full: the {oldest} forgotten)")
+            self._is_warned = False
+        return messages
+
+    def _count(self, messages: list[dict]) -> int:
+        """Tokens of the messages, as the model reads them."""
+        return len(self._template.encode(messages, self._known_tools))
+
+
+def _turns(messages: list[dict]) -> tuple[list[dict], list[list[dict]]]:
+    """What stands before the first question, and the turns: each a question, and all up to the next."""
+    starts = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    ends = [*starts[1:], len(messages)]
+    return messages[: starts[0]], [messages[start:end] for start, end in zip(starts, ends)]
+
+
+def _shown(event: Event) -> str:
+    """A part of an answer as it is written to the screen."""
+    match event:
+        case Text(text):
+            return text
+        case Thought(text):
+            print(text, end="", file=sys.stderr, flush=True)
+        case CallBegins(index, _, name):
+            return ("\n" if index else "") + f"{name}("
+        case ArgumentsPiece(text=text):
+            return text
+        case CallEnds():
+            return ")"
+    return ""

@@ -1,0 +1,172 @@
+"""Where questions come from: a terminal with line editing, history and pastes, or a pipe."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+from pace.cli.chat.history import History
+
+QUOTES = '"""'
+"""Begin and end a text of several lines."""
+LOADING = "loading..."
+LOCAL_FLAGS = 3
+"""Their place in what `termios.tcgetattr` gives."""
+TICK_SECONDS = 0.1
+"""Ctrl-C that comes after the prompt is written and before readline waits for keys is noticed within this time. It would
+be at the next key."""
+
+
+class Said(NamedTuple):
+    """What the user said."""
+
+    text: str
+    is_command: bool
+
+
+class Pipe:
+    """Lines of a file or pipe."""
+
+    is_interactive = False
+
+    def line(self, prompt: str) -> str:
+        """The next line, without its newline. Raises EOFError at the end."""
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\r\n")
+
+    def remember(self, text: str) -> None:
+        pass
+
+    def loading(self, name: str) -> AbstractContextManager:
+        return nullcontext()
+
+    def answering(self) -> AbstractContextManager:
+        return nullcontext()
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+class Terminal:
+    """Lines that a user types: edited, recalled and pasted with readline, where Python has it.
+
+    Use it in a `with` block, at whose end the terminal is as before. SIGTERM ends it.
+    """
+
+    is_interactive = True
+
+    def __init__(self, keep_history: bool = True) -> None:
+        """`keep_history`: whether lines of earlier runs are there, and those of this one will be."""
+        self._history = History.of_user() if keep_history else None
+
+    def __enter__(self) -> Terminal:
+        self._settings = termios.tcgetattr(sys.stdin)
+        handlers = {
+            signal.SIGTERM: lambda number, frame: sys.exit(128 + number),
+            signal.SIGALRM: lambda number, frame: None,  # that of the ticks: Python looks for other signals, too
+        }
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            import readline
+        except ImportError:
+            self._readline = None
+            return self
+        self._readline = readline
+        readline.parse_and_bind("set enable-bracketed-paste on")
+        readline.set_auto_history(False)
+        for text in self._history.read() if self._history else ():
+            readline.add_history(text)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def line(self, prompt: str) -> str:
+        """The next line, or a paste of several. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
+        signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
+        try:
+            if not sys.stdout.isatty():  # which is then for answers alone
+                print(prompt, end="", file=sys.stderr, flush=True)
+                prompt = ""
+            return input(prompt)
+        except EOFError:
+            print(file=sys.stderr)
+            raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def remember(self, text: str) -> None:
+        """Has a text recalled by the up arrow, here and in later runs."""
+        if self._readline is None or not text.strip():
+            return
+        self._readline.add_history(text)
+        if self._history:
+            self._history.add(text)
+
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """Says that the model is being loaded, and then which it is."""
+        print(LOADING, end="\r", file=sys.stderr, flush=True)  # what else is written there overwrites it
+        try:
+            yield
+        finally:
+            print(" " * len(LOADING), end="\r", file=sys.stderr, flush=True)
+        print(f"{name}: /help for the commands", file=sys.stderr)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """While an answer is written, keys are not shown; those pressed are forgotten, but for Ctrl-C."""
+        silent = [*self._settings]
+        silent[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
+        try:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+            yield
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._settings)
+
+
+def read_said(source: Terminal | Pipe) -> Said:
+    """The next line that says something, or the lines between triple quotes, the quotes left out. Raises EOFError at the
+    end of the input, ValueError where that comes before the closing quotes."""
+    while not (text := source.line("> ")).strip():
+        pass
+    if not text.startswith(QUOTES):
+        source.remember(text)
+        return Said(text.strip(), text.startswith("/"))
+    text = text.removeprefix(QUOTES)
+    while not text.rstrip().endswith(QUOTES):
+        try:
+            text += "\n" + source.line("... ")
+        except EOFError:
+            raise ValueError(f"the input ends before the {QUOTES} that ends a text") from None
+    source.remember(QUOTES + text)
+    return Said(text.rstrip().removesuffix(QUOTES).strip(), is_command=False)
+
+
+@contextmanager
+def once() -> Iterator[None]:
+    """Within, each warning of the library is shown once, and not with every answer."""
+    seen = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        return message not in seen and not seen.add(message)
+
+    logger = logging.getLogger("pace")
+    logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_new)

@@ -1,0 +1,103 @@
+"""Names that other tools have for what a caller may set. One that means the same as a name of ours is taken for it; for
+another, the error says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pace.naming import meant
+
+SAMPLING = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "n": "num_return_sequences",
+    "stop": "stop_strings",
+    "logits_processor": "logits_processors",
+}
+"""Same meaning as these fields of SamplingConfig."""
+SAMPLING_ADVICE = {
+    "best_of": "num_return_sequences with logprobs gives several texts to choose from",
+    "stop_token_ids": "eos_token_id takes the place of the checkpoint's end tokens",
+    "stopping_criteria": "stop_strings, or a step_callback, may end a text",
+    "repeat_penalty": "repetition_penalty is the same over the whole prompt and output",
+    "num_predict": "max_new_tokens bounds the generated tokens",
+    "n_predict": "max_new_tokens bounds the generated tokens",
+    "num_ctx": "max_seq_len of LLMModel bounds prompt and output",
+    "guided_json": "json_schema is the schema",
+    "guided_regex": "regex is the expression",
+    "guided_choice": "choices are the texts",
+    "guided_grammar": "grammar is the grammar",
+    "use_beam_search": "num_beams above 1 is beam search",
+    "assistant_model": "spec_config=DraftModelConfig(...) of LLMModel drafts",
+    "prompt_lookup_num_tokens": "spec_config=PromptLookupConfig(...) of LLMModel drafts from the prompt",
+    "input_ids": "give the tokenizer's output as it is: generate(inputs)",
+    "attention_mask": "give the tokenizer's output as it is: generate(inputs)",
+}
+NOT_IMPLEMENTED = (
+    "min_length", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
+    "guidance_scale", "penalty_alpha", "epsilon_cutoff", "eta_cutoff", "top_h", "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "num_beam_groups", "diversity_penalty", "constraints",
+    "force_words_ids", "watermarking_config", "max_time", "dola_layers",
+)  # fmt: skip
+"""Fields of HF's GenerationConfig that change the text and that we do not have."""
+_NEUTRAL = (None, False, 0, 1, [], {})
+
+MODEL = {"torch_dtype": "dtype", "max_model_len": "max_seq_len", "n_ctx": "max_seq_len", "n_threads": "num_threads"}
+"""Same meaning as these options of LLMModel."""
+MODEL_ADVICE = {
+    "attn_implementation": "backend chooses between kernels and torch",
+    "quantization_config": "quantization takes a format's name, or a BitsAndBytesConfig",
+    "gpu_memory_utilization": "kv_cache_bytes bounds keys and values",
+    "model": "the model is the first argument",
+    "tokenizer": "tokenizer_name_or_path says where it is",
+    "draft_model": "spec_config=DraftModelConfig(...) drafts",
+    "assistant_model": "spec_config=DraftModelConfig(...) drafts",
+}
+
+
+def sampling_field(name: str, known: Collection[str]) -> str:
+    """Our name of a field. Raises TypeError for one that there is not, and NotImplementedError for one that transformers
+    has."""
+    if name in known:
+        return name
+    if name in NOT_IMPLEMENTED:
+        raise NotImplementedError(f"SamplingConfig has no field {name!r}: pace does not implement it")
+    return _translated("SamplingConfig has no field", name, SAMPLING, SAMPLING_ADVICE, known)
+
+
+def left_out(values: Mapping[str, Any]) -> list[str]:
+    """Which of these fields of a GenerationConfig would change the text and are not implemented."""
+    return [name for name in NOT_IMPLEMENTED if values.get(name) not in _NEUTRAL]
+
+
+def model_options(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """What other tools' options of a model are in ours. Left out are those that ask for what is so in any case: a device
+    that is the CPU, no code from the checkpoint.
+
+    Raises TypeError for an option that there is not, ValueError for a device or for code that pace does not run."""
+    options = {}
+    for name, value in given.items():
+        if name in ("device", "device_map"):
+            if str(value) not in ("cpu", "auto", "None"):
+                raise ValueError(f"{name}={value!r}: pace runs on the CPU alone; leave it out")
+        elif name == "trust_remote_code":
+            if value:
+                raise ValueError("trust_remote_code=True: pace runs no code that comes with a checkpoint; leave it out")
+        else:
+            option = _translated("LLMModel has no option", name, MODEL, MODEL_ADVICE, known)
+            if option in options:
+                raise TypeError(f"{option} is given by two names ({', '.join(given)}); give it once")
+            options[option] = value
+    return options
+
+
+def _translated(
+    problem: str, name: str, same: Mapping[str, str], advice: Mapping[str, str], known: Collection[str]
+) -> str:
+    if name in same:
+        return same[name]
+    if name in advice:
+        raise TypeError(f"{problem} {name!r}; {advice[name]}")
+    raise TypeError(f"{problem} {name!r}{meant(name, known)} Known: {', '.join(known)}")

@@ -1,0 +1,310 @@
+"""`pace chat` from a pipe, its commands, and what its conversation keeps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pace.cli.chat import Conversation
+from pace.cli.chat.history import MOST_ENTRIES, History
+from pace.llm import ChatOutput, SamplingConfig
+from pace.llm.chat import Text
+from tests.llm.bundled import bundled
+
+SPAIN, MADRID = "What is the capital of Spain?\n", "The capital of Spain is Madrid.\n"
+PORTUGAL, LISBON = "And of Portugal?\n", "The capital of Portugal is Lisbon.\n"
+
+
+def test_chat_remembers(command):
+    assert command("chat", stdin=SPAIN + PORTUGAL) == (0, MADRID + LISBON, "")
+
+
+def test_chat_commands(command):
+    lines = (
+        f"{SPAIN}\n/help\n/nonsense\n/reset\n/system You are a helpful assistant.\nWhat is 7 + 8?\n/exit\nnever read\n"
+    )
+    code, out, err = command("chat", stdin=lines)
+    assert (code, out) == (0, MADRID + "7 + 8 = 15\n")
+    assert "/system TEXT" in err and "no command /nonsense" in err and err.count("a new conversation") == 2
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye"])
+def test_words_of_other_tools(command, word):
+    code, out, err = command("chat", stdin=f"/?\n/clear\n{word}\n{SPAIN}")
+    assert (code, out) == (0, "") and "/system TEXT" in err and "a new conversation" in err
+
+
+@pytest.mark.parametrize("lines", ['"""What is\n  7 + 8?"""', '"""\nWhat is\n  7 + 8?\n"""  '])
+def test_a_text_of_several_lines(command, tmp_path, lines):
+    code, out, err = command("chat", stdin=f"{lines}\n/save {tmp_path}/talk.json\n")
+    assert code == 0 and out.count("\n") == 1
+    assert json.loads((tmp_path / "talk.json").read_text())[0]["content"] == "What is\n  7 + 8?"
+
+
+def test_what_stands_between_quotes_is_no_command(command):
+    assert command("chat", stdin='"""What is the capital of Spain?"""\n') == (0, MADRID, "")
+    code, out, err = command("chat", stdin='"""/help"""\n')
+    assert code == 0 and out and not err
+    code, out, err = command("chat", stdin='"""What is\n')
+    assert (code, out) == (0, "") and err.startswith("pace: error: ") and 'before the """' in err
+
+
+def test_set(command):
+    lines = (
+        "/set max_new_tokens 3\nWhat is the capital of Spain?\n/set --max-new-tokens\nWhat is the capital of Spain?\n"
+    )
+    code, out, err = command("chat", stdin=lines)
+    first, second = out.splitlines()
+    assert code == 0 and MADRID.startswith(first) and len(first) < len(second) and second + "\n" == MADRID
+    told = err.splitlines()
+    assert told[0] == "(SamplingConfig(max_new_tokens=3))" and told[2] == "(SamplingConfig())" and len(told) == 3
+    assert "cut off after 3 tokens" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("temperatur 1", "did you mean 'temperature'"),
+        ("temperature warm", "temperature: invalid float value: 'warm'"),
+        ("top_k -1", "top_k must be"),
+        ("do_sample maybe", "do_sample is true or false"),
+        ("num_beams 2", "as it comes"),
+        ("num_return_sequences 2", "one answer"),
+        ("logprobs 2", "no place"),
+        ("logits_processors 2", "Python alone"),
+        ("penalty_alpha 2", "pace does not implement it"),
+    ],
+)
+def test_settings_that_are_refused(command, line, message):
+    code, out, err = command("chat", stdin=f"/set {line}\n/set\n")
+    refusal, now = err.splitlines()
+    assert (code, out) == (0, "") and refusal.startswith("pace: error: ") and message in refusal
+    assert now == "(SamplingConfig())"
+
+
+def test_settings_of_every_kind(command):
+    settings = {
+        "do_sample": "true",
+        "stop_strings": "a b",
+        "choices": '"a b" c',
+        "regex": r"\d+",
+        "logit_bias": '{"4": -1}',
+    }
+    settings |= {"early_stopping": "never", "eos_token_id": "3"}
+    code, out, err = command("chat", stdin="".join(f"/set {name} {text}\n" for name, text in settings.items()))
+    expected = SamplingConfig(
+        do_sample=True,
+        stop_strings="a b",
+        choices=["a b", "c"],
+        regex=r"\d+",
+        logit_bias={4: -1.0},
+        early_stopping="never",
+        eos_token_id=3,
+    )
+    assert (code, out, err.splitlines()[-1]) == (0, "", f"({expected})")
+
+
+def test_a_warning_comes_once(command):
+    code, out, err = command("chat", "--temperature", "0.5", stdin=SPAIN + PORTUGAL)
+    assert (code, out) == (0, MADRID + LISBON) and err.count("without effect") == 1
+
+
+def test_stats(command):
+    code, out, err = command("chat", "--max-seq-len", "256", stdin="/stats\n" + SPAIN + "/stats\n")
+    assert (code, out) == (0, MADRID)
+    refusal, times, context = err.splitlines()
+    assert (
+        "no answer yet" in refusal and "tokens/s" in times and "of 256 tokens (" in context and "2 messages" in context
+    )
+
+
+def test_regen(command):
+    """Another answer takes the place of the last one; what comes next sees that one alone."""
+    code, out, err = command("chat", stdin=f"/regen\n{SPAIN}/regen\n{PORTUGAL}")
+    assert (code, out) == (0, 2 * MADRID + LISBON)
+    refusal, same = err.splitlines()
+    assert "no answer yet" in refusal and "the same again" in same
+    story = "Tell me a story about a dog.\n"
+    code, out, err = command("chat", "--do-sample", "--max-new-tokens", "12", stdin=f"{story}/regen\n/regen\n")
+    assert len(set(out.splitlines())) > 1 and "the same" not in err
+
+
+def test_save(command, tmp_path):
+    file = tmp_path / "talk.json"
+    code, out, err = command(
+        "chat", "--system", "Be brief.", stdin=f"{SPAIN}/save {file}\n{PORTUGAL}/save {file}\n/save\n"
+    )
+    assert code == 0 and "5 messages" in err and "/save FILE" in err
+    messages = json.loads(file.read_text())
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert messages[3]["content"] + "\n" == PORTUGAL and messages[4]["content"] + "\n" == LISBON
+    assert "exists already" in command("chat", stdin=f"{SPAIN}/save {file}\n")[2]
+    assert json.loads(file.read_text()) == messages
+    assert "No such file" in command("chat", stdin=f"{SPAIN}/save {tmp_path}/no/where\n")[2]
+
+
+def test_tools(command, tmp_path):
+    """A call is shown; the next line is its result."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps([{"type": "function", "function": {"name": "get_weather", "parameters": city}}]))
+    lines = f"What is the weather in Rome?\nsunny, 25 degrees\n{SPAIN}"
+    code, out, err = command("chat", "--tools", str(file), stdin=lines)
+    assert (code, err) == (0, "")
+    assert out == f'get_weather({{"city": "Rome"}})\nIt is 25 degrees.\n{MADRID}'
+    for text in ("[5]", "{", '[{"name": "a b"}]'):
+        file.write_text(text)
+        code, out, err = command("chat", "--tools", str(file), stdin="")
+        assert code != 0 and "holds no tools" in err and not out
+
+
+# -- a full context ----------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_longer_than_the_context(command):
+    """It is refused and forgotten; the conversation goes on."""
+    code, out, err = command("chat", stdin=SPAIN + "x " * 3000 + f"\n{PORTUGAL}")
+    assert (code, out) == (0, MADRID + LISBON) and err.startswith("pace: error: ") and err.count("\n") == 1
+    assert "the context holds 1024" in err and "forgotten" not in err
+
+
+def test_the_oldest_turns_are_forgotten(command):
+    capitals = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Egypt": "Cairo", "Spain": "Madrid"}
+    questions = "".join(f"What is the capital of {country}?\n" for country in capitals)
+    code, out, err = command("chat", "--max-seq-len", "256", stdin=3 * questions)
+    assert code == 0 and out.splitlines() == 3 * [f"The capital of {a} is {b}." for a, b in capitals.items()]
+    warned, forgotten = "% of the context of 256 tokens", "the context of 256 tokens is full"
+    assert 0 <= err.find(warned) < err.find(forgotten) and "pace: error" not in err
+    assert err.count(warned) <= err.count(forgotten) + 1
+
+
+def test_what_is_kept_of_a_full_context():
+    """The system prompt and the newest turns, half of the context or less; each turn whole."""
+    model, notices = bundled(), []
+    conversation = Conversation(model, SamplingConfig(max_new_tokens=8), "Be brief.", None, notices.append)
+    for number in range(40):
+        conversation.messages += [
+            {"role": "user", "content": f"{number} " + "word " * 20},
+            {"role": "assistant", "content": "yes"},
+        ]
+    before = list(conversation.messages)
+    list(conversation.answer("What is 7 + 8?"))
+    system, *kept = conversation.messages
+    assert system == before[0] and kept[0]["role"] == "user" and kept[:-2] == before[-len(kept) + 2 :]
+    half = model.max_seq_len // 2
+    assert half * 0.8 < conversation.num_tokens - 8 <= half
+    [notice] = notices
+    assert f"the {(len(before) - 1) // 2 - (len(kept) - 2) // 2} oldest turns are forgotten" in notice
+
+
+def test_an_answer_that_is_cut_off_is_told(command):
+    code, out, err = command("chat", "--max-new-tokens", "5", stdin=SPAIN)
+    assert code == 0 and "cut off after 5 tokens: /set max_new_tokens" in err
+    code, out, err = command("chat", "--max-seq-len", "40", "--ignore-eos", stdin=SPAIN)
+    assert code == 0 and "the context is full" in err and "100 % of the context" in err
+
+
+# -- what the model is given -------------------------------------------------------------------------------------------
+
+
+class Answer:
+    """Says a, b and c."""
+
+    def __init__(self):
+        self.said = []
+        self.is_closed = False
+
+    def __iter__(self):
+        for letter in "abc":
+            self.said.append(letter)
+            yield Text(letter)
+
+    def close(self):
+        self.is_closed = True
+
+    @property
+    def output(self):
+        assert self.is_closed or len(self.said) == 3
+        if not self.said:
+            raise ValueError("this answer was closed before it began")
+        metrics = bundled().generate("a", SamplingConfig(max_new_tokens=1)).metrics
+        return ChatOutput("".join(self.said), "", [], "cancelled" if self.is_closed else "stop", None, metrics)
+
+
+class Recorder:
+    """A model that only records."""
+
+    tokenizer, max_seq_len = bundled().tokenizer, 1024
+
+    def __init__(self):
+        self.given = []
+
+    def chat(self, messages, config, tools, stream):
+        self.given.append([(message["role"], message["content"]) for message in messages])
+        return Answer()
+
+
+def test_the_messages_turn_by_turn():
+    """What the model is given, and what an interrupted answer leaves."""
+    model = Recorder()
+    conversation = Conversation(model, SamplingConfig(), "be brief")
+    assert list(conversation.answer("one")) == ["a", "b", "c"]
+    answer = conversation.answer("two")
+    next(answer)
+    with pytest.raises(KeyboardInterrupt):
+        answer.throw(KeyboardInterrupt)
+    list(conversation.answer("three"))
+    system, one, two = (
+        ("system", "be brief"),
+        [("user", "one"), ("assistant", "abc")],
+        [("user", "two"), ("assistant", "a")],
+    )
+    assert model.given == [[system, one[0]], [system, *one, two[0]], [system, *one, *two, ("user", "three")]]
+    conversation.restart(None)
+    list(conversation.answer("four"))
+    assert model.given[-1] == [("user", "four")]
+
+
+def test_an_answer_that_is_stopped_before_it_begins_leaves_nothing(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+        yield
+
+    conversation = Conversation(Recorder(), SamplingConfig(), None)
+    monkeypatch.setattr(Answer, "__iter__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(conversation.answer("one"))
+    assert conversation.messages == []
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def test_history_is_kept_in_a_file_of_its_own(tmp_path):
+    path = tmp_path / "state" / "chat_history"
+    texts = ["one", "two\nlines", "three", "three"]
+    history = History(path)
+    assert history.read() == []
+    for text in texts:
+        history.add(text)
+    assert History(path).read() == texts[:3] and path.stat().st_mode & 0o777 == 0o600
+    path.write_text('"a"\n{\n5\n"b\\u0000"\n"c"\n')
+    assert History(path).read() == ["a", "c"]
+
+
+def test_history_does_not_grow_without_end(tmp_path):
+    path = tmp_path / "chat_history"
+    path.write_text("".join(f'"{number}"\n' for number in range(2 * MOST_ENTRIES + 1)))
+    entries = History(path).read()
+    assert len(entries) == MOST_ENTRIES and entries[-1] == str(2 * MOST_ENTRIES) and History(path).read() == entries
+    assert len(path.read_text().splitlines()) == MOST_ENTRIES and [*tmp_path.iterdir()] == [path]
+
+
+def test_history_that_cannot_be_written_is_told_of_once(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    history = History(tmp_path / "file" / "chat_history")
+    history.read()
+    for text in ("one", "two"):
+        history.add(text)
+    assert len(caplog.records) == 1 and "not kept" in caplog.text

@@ -1,0 +1,181 @@
+"""`pace chat` at a terminal: keys, pastes, Ctrl-C and what is left of the terminal's settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import ENVIRONMENT, TerminalProcess, process
+from tests.support import finish
+
+LONG = ("chat", "--max-new-tokens", "900", "--ignore-eos")
+STORY = "Tell me a story about a little fox."
+CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(*arguments)`: a chat whose prompt is there, and whose history is the test's own."""
+
+    def run(*arguments: str) -> TerminalProcess:
+        chat = TerminalProcess(*arguments, environment={"XDG_STATE_HOME": str(tmp_path)})
+        chat.read_until("loading...", "/help for the commands", "> ")
+        return chat
+
+    return run
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(start):
+    with start(*LONG) as chat:
+        chat.type(f"{STORY}\r")
+        chat.read_until("fox.", "a")  # the echo of the question, and some of the answer
+        chat.type(CTRL_C)
+        assert "[stopped]" in chat.read_until("> ")
+        chat.type("/help\r")
+        assert "/reset" in chat.read_until("> ")
+        chat.type(CTRL_C)
+        chat.read_until("Ctrl-D leaves", "> ")
+        chat.type(CTRL_D)
+        assert chat.wait() == 0
+
+
+@pytest.mark.parametrize("seconds", [0, 0.005, 0.02, 0.08, 0.2])
+def test_ctrl_c_before_the_first_token(start, seconds):
+    with start(*LONG) as chat:
+        chat.type(f"{STORY}\r")
+        chat.read_until("fox.")
+        time.sleep(seconds)
+        chat.type(CTRL_C)
+        chat.read_until("> ")
+        chat.type("What is the capital of Spain?\r")
+        chat.read_until("Madrid")
+        chat.type(CTRL_C)
+        chat.read_until("> ")
+
+
+def test_ctrl_c_twice(start):
+    with start(*LONG) as chat:
+        for _ in range(3):
+            chat.type(f"{STORY}\r")
+            chat.read_until("fox.", "a")
+            chat.type(CTRL_C + CTRL_C)
+            chat.read_until("> ")
+        chat.type("/stats\r")
+        chat.read_until("tokens/s", "> ")
+        chat.type(CTRL_D)
+        assert chat.wait() == 0 and chat.shows_keys()
+
+
+def test_notices_stand_on_lines_of_their_own(start):
+    with start("chat", "--max-new-tokens", "3") as chat:
+        chat.type("What is the capital of Spain?\r")
+        answer = chat.read_until("Spain?", "> ").replace("\r", "")
+        assert re.search(r"The capital of\n\(the answer is cut off after 3 tokens: .*\)\n", answer)
+
+
+def test_answers_in_a_file_are_answers_alone(tmp_path):
+    """Where the terminal is for questions alone, the prompt is on stderr."""
+    controller, terminal = pty.openpty()
+    with open(tmp_path / "out", "w") as out:
+        environment = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path)}
+        running = process("chat", stdin=terminal, stdout=out, stderr=subprocess.PIPE, env=environment)
+        seen = ""
+        for line in (b"What is the capital of Spain?\n", b"/exit\n"):
+            while not seen.endswith("> "):
+                seen += running.stderr.read(1)
+            os.write(controller, line)
+            seen = ""
+        finish(running)
+    os.close(controller), os.close(terminal)
+    assert running.returncode == 0 and (tmp_path / "out").read_text() == "The capital of Spain is Madrid.\n"
+
+
+def test_ctrl_c_while_it_loads_ends_it(tmp_path):
+    with TerminalProcess("chat", environment={"XDG_STATE_HOME": str(tmp_path)}) as chat:
+        chat.read_until("loading...")
+        chat.type(CTRL_C)
+        assert chat.wait() == 130 and "Traceback" not in chat.seen
+
+
+def said(chat: TerminalProcess, file: Path) -> list[str]:
+    """What the user has said so far, by `/save`."""
+    chat.type(f"/save {file}\r")
+    chat.read_until("messages in", "> ")
+    return [message["content"] for message in json.loads(file.read_text()) if message["role"] == "user"]
+
+
+def test_a_paste_is_one_text(start, tmp_path):
+    with start("chat") as chat:
+        chat.paste("What is\n  7\n+ 8?")
+        chat.type("\r")
+        chat.read_until("8?", "> ")
+        assert said(chat, tmp_path / "talk.json") == ["What is\n  7\n+ 8?"]
+
+
+def test_a_text_between_quotes(start, tmp_path):
+    with start("chat") as chat:
+        chat.type('"""What is\r')
+        chat.read_until("... ")
+        chat.type('7 + 8?"""\r')
+        chat.read_until("= 15", "> ")
+        assert said(chat, tmp_path / "talk.json") == ["What is\n7 + 8?"]
+        chat.type('"""What\r')
+        chat.read_until("... ")
+        chat.type(CTRL_D)
+        chat.read_until('ends before the """', "> ")
+        chat.type(CTRL_D)
+        assert chat.wait() == 0
+
+
+def test_keys_during_an_answer_are_forgotten(start):
+    with start(*LONG) as chat:
+        chat.type(f"{STORY}\r")
+        chat.read_until("fox.", "a")
+        chat.type("zzz\rqqq")
+        chat.read_until("a", "e", "a")
+        chat.type(CTRL_C)
+        answer = chat.read_until("[stopped]", "> ")
+        assert "zzz" not in answer and "qqq" not in answer and "^C" not in answer
+        chat.type("/set top_k 3\r")
+        assert "zzz" not in chat.read_until("top_k=3", "> ")
+
+
+def test_history_is_there_in_the_next_run(start, tmp_path):
+    with start("chat") as chat:
+        chat.type("What is the capital of Spain?\r")
+        chat.read_until("Madrid", "> ")
+        chat.paste("What is\n7 + 8?")
+        chat.type("\r")
+        chat.read_until("15", "> ")
+    assert (tmp_path / "pace" / "chat_history").stat().st_mode & 0o777 == 0o600
+    with start("chat") as chat:
+        chat.type(UP + UP + "\r")
+        chat.read_until("Spain?", "Madrid", "> ")
+        chat.type(UP + UP + "\r")  # the first is the one that was just recalled
+        chat.read_until("15", "> ")
+
+
+def test_no_history(start, tmp_path):
+    with start("chat", "--no-history") as chat:
+        chat.type("What is the capital of Spain?\r")
+        chat.read_until("Madrid", "> ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+def test_a_process_that_is_ended_leaves_the_terminal_as_it_was(start, is_answering):
+    with start(*LONG) as chat:
+        if is_answering:
+            chat.type(f"{STORY}\r")
+            chat.read_until("fox.", "a")
+        assert not chat.shows_keys()  # hidden, or shown by readline
+        os.kill(chat.pid, signal.SIGTERM)
+        assert chat.wait() == 128 + signal.SIGTERM and chat.shows_keys()
