@@ -196,7 +196,8 @@ class SampleOp::Edited {
 
 void SampleOp::run(int, int64_t chunk, int) const {
     float* x = logits + rows[chunk] * row_stride;
-    if (mask_rows != nullptr && mask_rows[chunk] >= 0) {  // in a copy, which stays in the cache: the row came from memory
+    if (mask_rows != nullptr && mask_rows[chunk] >= 0) {
+        // In a copy, which stays in the cache: the row came from memory, and would go back there.
         thread_local std::vector<float> masked;
         masked.resize(size_t(n));
         kernels().apply_mask(x, masks + mask_rows[chunk] * masks_stride, n, masked.data());

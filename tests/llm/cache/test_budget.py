@@ -108,9 +108,9 @@ def test_what_can_never_fit_is_refused_before_anything_runs(monkeypatch) -> None
         ):
             model.generate([short, long], GREEDY)
         with pytest.raises(
-            ValueError, match=rf"text 0 has 129 tokens.* at most 128.*kv_cache_bytes={9 * block_bytes()} "
+            ValueError, match=rf"text 0 has 130 tokens.* at most 129 to score.*kv_cache_bytes={9 * block_bytes()} "
         ):
-            model.score([long + [5]])
+            model.score([long + [5, 5]])
         with model.session() as session:
             session.append(short)
             with pytest.raises(
