@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,12 @@ class LLMModel:
         """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. It
         goes on whether or not the next piece is asked for; closing the iterator ends it."""
         return self._open.stream(prompt, sampling_config)
+
+    def astream(self, prompt: Any, sampling_config: SamplingConfig | None = None) -> AsyncIterator[str]:
+        """The pieces of `stream`, for a task of an event loop: `async for piece in model.astream(...)`. The loop goes on
+        while the model computes. Closing the iterator, or cancelling its task, ends the generation after the step under
+        way. Raises what `stream` does, with the first piece that is asked for."""
+        return self._open.astream(prompt, sampling_config)
 
     def add_request(
         self,

@@ -21,6 +21,9 @@ CLAIMS = {
             assert len(pieces) > 10
             assert "".join(pieces) == model.generate(prompt, SamplingConfig(
                 do_sample=True, temperature=0.7, seed=1, max_new_tokens=60)).texts[0]""",
+        "model.astream(": """
+            prompts = ["The capital of Japan is", "1, 2, 3, 4,"]
+            assert asyncio.run(both()) == model.generate(prompts, SamplingConfig(max_new_tokens=8)).texts""",
         '["1, 2, 3, 4,"': """
             assert "5, 6, 7, 8" in output.texts[0] and "Tokyo" in output.texts[1]
             assert all(len(row) <= 8 for row in output.generated_token_ids)""",
