@@ -144,7 +144,7 @@ def kani_tests(files: list[str], folder: Path, results: Path) -> None:
         (tests / "e2e" / "conftest.py").unlink()
     _pytest(
         python, [f"tests/{file}" for file in files], results, tests.parent, "-p", "kani_plugin", *ONE_LOOP,
-        "-k", "e2e_huggingface_engine or not e2e", PYTHONPATH=f"{HERE / 'kani'}:{ROOT}", HF_HUB_OFFLINE="1",
+        "-k", "e2e_huggingface_engine or not e2e", PYTHONPATH=f"{HERE / 'kani'}:{HERE}:{ROOT}", HF_HUB_OFFLINE="1",
     )  # fmt: skip
 
 

@@ -61,6 +61,13 @@ CLAIMS = {
         "get_weather": """
             assert "sunny, 24 degrees" in str(chat) and "24" in chat["answer"]""",
     },
+    "docs/kani.md": {
+        "full_round(question)": """
+            assert answer.text == "It is 24 degrees." and answer.extra["pace"]["cached_prompt_tokens"] > 0""",
+        "choices=": """
+            story, choice = asyncio.run(choose())
+            assert choice in ("a cat", "a dog") and [story, choice] == asyncio.run(choose())""",
+    },
     "docs/decoding.md": {
         "add_request": """
             assert "Cairo" in urgent.text and urgent.done and all(request.done for request in requests)

@@ -103,7 +103,7 @@ class PaceEngine(BaseEngine):
             else self._prompts.template
         )
         self._planner = TurnPlanner(manner, parser is not None, constrain_tool_calls)
-        self._reader = PromptReader(self._tokenizer, self._model.config.vocab_size)
+        self._reader = PromptReader(self._tokenizer, self._model._engine.model.vocab_size)
         self._markers = () if parser else [token.content for token in self._tokenizer.added_tokens_decoder.values()]
         self._shows_reasoning = show_reasoning_in_stream
         self._slots = Slots(max_concurrency)
@@ -115,7 +115,7 @@ class PaceEngine(BaseEngine):
     ) -> int:
         """Number of tokens of the prompt that these are. Where the messages alone have more than the context holds, it is
         theirs, without what the chat template adds: kani asks once for each message that it may leave out."""
-        if self._makes_own_prompts and (num_tokens := self._reader.contents(messages)) > self.max_context_size:
+        if self._makes_own_prompts and (num_tokens := self._reader.are_too_long(messages, self.max_context_size)):
             return num_tokens
         return len(self._reader.read(self.build_prompt(messages, functions)))
 

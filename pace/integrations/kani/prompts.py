@@ -19,7 +19,7 @@ from pace.llm.inputs import read_prompts
 
 MOST_TOKENS = 2**20
 """Of prompts that are remembered, all together: 4 MB."""
-MOST_MESSAGES = 4096
+MOST_MESSAGES = 1024
 """Whose number of tokens is remembered."""
 NUM_LAST = 32
 """Tokens at the end of a prompt, which show whether it begins a thought."""
@@ -58,6 +58,7 @@ class PromptReader:
         self._lock = threading.Lock()
         self.num_tokens = lru_cache(MOST_MESSAGES)(lambda text: len(self._encode(text)))
         """Number of tokens of a text alone."""
+        self._encode("a")  # settles truncation, which a tokenizer's file may ask for: from then on threads may share it
 
     def read(self, prompt: Any) -> list[int]:
         """The tokens of a text, in which special tokens stand by their names; of a list or tensor of ids; or of a
@@ -79,9 +80,14 @@ class PromptReader:
         """The text that a prompt ends with."""
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(tokens[-NUM_LAST:])
 
-    def contents(self, messages: Sequence[ChatMessage]) -> int:
-        """Number of tokens of what the messages say, without what a template adds."""
-        return sum(self.num_tokens((text_of(message) or "").strip()) for message in messages)
+    def are_too_long(self, messages: Sequence[ChatMessage], most: int) -> int:
+        """Number of tokens of what the messages say, without what a template adds, if that is more than `most`; else 0.
+        Cheap for messages that were counted before."""
+        texts = [(text_of(message) or "").strip() for message in messages]
+        if sum(map(len, texts)) <= most:  # a token of less than a character is rare, and the exact number comes next
+            return 0
+        num_tokens = sum(map(self.num_tokens, texts))
+        return num_tokens if num_tokens > most else 0
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -8,11 +8,11 @@ import json
 import kani.engines.huggingface
 import pytest
 from kani.model_specific.qwen3 import Qwen3Parser
+from script import Script  # of the folder above: `tests` is the package of kani here
 
 from pace.assets import TINY
 from pace.integrations.kani import PaceEngine
 from pace.llm import LLMModel
-from tests.conformance.script import Script
 
 
 def call(name: str, **arguments: object) -> str:
