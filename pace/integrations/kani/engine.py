@@ -97,11 +97,8 @@ class PaceEngine(BaseEngine):
         except BaseException:
             self._close()
             raise
-        manner = (
-            PlainManner(self._tokenizer, format or detect_format(""))
-            if self._prompts is None
-            else self._prompts.template
-        )
+        plain = PlainManner(self._tokenizer, format or detect_format(""))
+        manner = plain if self._prompts is None else self._prompts.template
         self._planner = TurnPlanner(manner, parser is not None, constrain_tool_calls)
         self._reader = PromptReader(self._tokenizer, self._model._engine.model.vocab_size)
         self._markers = () if parser else [token.content for token in self._tokenizer.added_tokens_decoder.values()]

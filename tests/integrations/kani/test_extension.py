@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from kani import __version__
+
 from pace.assets import TINY
 
 ROOT = Path(__file__).parents[3]
+SINCE_1_8 = pytest.mark.skipif(__version__.startswith("1.7."), reason="kani looks for extensions since 1.8")
 COMMAND = "from kani._cli import main; main()"
 
 
@@ -21,10 +25,12 @@ def run(program: str, *arguments: str, stdin: str = "") -> str:
     return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, timeout=120).stdout
 
 
+@SINCE_1_8
 def test_the_command_line_of_kani_lists_it():
     assert "* pace\n" in run(COMMAND, "--help")
 
 
+@SINCE_1_8
 def test_the_command_line_of_kani_chats_with_it():
     said = run(COMMAND, f"pace:{TINY}", stdin="What is the capital of Japan?\n")
     assert "AI: The capital of Japan is Tokyo.\n" in said and f"model_id='{TINY}'" in said

@@ -62,7 +62,7 @@ def test_what_is_remembered_is_bounded(engine, monkeypatch):
 
     monkeypatch.setattr(prompts, "MOST_TOKENS", 30)
     reader = engine._reader
-    for text in ("one two three four five", "a b c d e f g h", "1 2 3 4 5 6 7 8 9", "word " * 100):
+    for text in [f"{number} and " * 4 for number in range(8)] + ["word " * 100]:
         assert reader.read(text) == reader.read(text) == engine.tokenizer(text, add_special_tokens=False)["input_ids"]
         assert reader._num_known == sum(map(len, reader._known.values())) <= 30
 
@@ -179,5 +179,5 @@ def test_images_are_refused_by_name(engine, run):
     for ask in (lambda: engine.prompt_len(messages), lambda: run(engine.predict(messages))):
         with pytest.raises(NotImplementedError, match="a message holds ImagePart"):
             ask()
-    with pytest.raises(ValueError, match="ImagePart"):
+    with pytest.raises(ValueError, match="not find a valid prompt"):  # kani logs what the engine says
         run(Kani(engine).chat_round([Image(), "What is this?"]))
