@@ -13,6 +13,7 @@ from kani.models import FunctionCall, ToolCall
 from pace.integrations.kani.answers import Answer, WholeMarkers
 from pace.integrations.kani.messages import as_message
 from pace.llm.chat import ArgumentsPiece, CallBegins, CallEnds, Text, Thought
+from tests.conformance.script import Script
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
 
@@ -172,6 +173,24 @@ def test_a_call_that_is_cut_off_is_not_made(engine, run):
     functions = list(Weather(engine).functions.values())
     message = run(engine.predict([ChatMessage.user("What is the weather in Rome?")], functions, max_tokens=12)).message
     assert message.tool_calls is None and message.extra["pace"]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("parser", ["pace's", "kani's"])
+def test_thoughts_are_parted_from_the_text(make_engine, model, monkeypatch, run, parser):
+    """Of a model that thinks: the template says so, and a script has it think."""
+    monkeypatch.setattr(model.tokenizer, "chat_template", model.tokenizer.chat_template + "{# <think> </think> #}")
+    script = Script(model.tokenizer, {"What is 2 + 2?<|end|><|assistant|>": "<think>Let me see.</think>It is 4."})
+    engine = make_engine(logits_processors=[script], parser="auto" if parser == "pace's" else None)
+    chat = Kani(engine if parser == "pace's" else Qwen3Parser(engine))
+
+    async def asked():
+        stream = chat.chat_round_stream("What is 2 + 2?")
+        return [piece async for piece in stream], await stream.message()
+
+    pieces, message = run(asked())
+    assert "".join(pieces) == "It is 4."
+    assert message.content == [ReasoningPart(content="Let me see."), "It is 4."]
+    assert run(chat.chat_round_str("What is the capital of Japan?")) == "The capital of Japan is Tokyo."
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
