@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import torch
 
 from pace.llm.chat import Tool, format_named, read_choice, read_tools
 from pace.llm.chat.template import ChatTemplate, Message
-from pace.llm.chat.turn import plan_turn
+from pace.llm.chat.turn import Turn, plan_turn
 from pace.llm.clients.batch import Batch
 from pace.llm.clients.beam_search import BeamBatch, BeamSearch, Ranking, branching, check_length_penalty
 from pace.llm.clients.chat import ChatAnswer
@@ -250,17 +252,22 @@ class Generator:
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
         """Yields the text of one prompt's continuation in pieces, which joined are its text in `generate`'s output. It
         is generated whether or not the next piece is asked for; closing the iterator ends it."""
-        if self.tokenizer is None:
-            raise ValueError(
-                "streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer"
-            )
-        prepared = self._prepare_one("stream", prompt, sampling_config, **fields)
-        if prepared.num_rows > 1:
-            raise ValueError(
-                f"stream gives the text of one continuation, and this call makes {prepared.num_rows}; use add_request and "
-                f"its events()"
-            )
+        prepared = self._prepare_stream("stream", prompt, sampling_config, **fields)
         return Stream(lambda: self._request(prepared))
+
+    async def astream(
+        self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any
+    ) -> AsyncIterator[str]:
+        """The pieces of `stream`, for a task of an event loop. The prompt is read on another thread, so that the loop goes
+        on; leaving the iteration ends the generation."""
+        prepared = await asyncio.to_thread(self._prepare_stream, "astream", prompt, sampling_config, **fields)
+        request = self._request(prepared)
+        try:
+            async with contextlib.aclosing(aiter(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            request.cancel()
 
     def add_request(
         self,
@@ -301,8 +308,15 @@ class Generator:
             config.take_grammar(),
             variables=template_variables,
         )
-        config.grammar = turn.grammar
         prompt = list(self.tokenizer(turn.prompt, add_special_tokens=False)["input_ids"])
+        return self.answer(turn, prompt, config)
+
+    def answer(self, turn: Turn, prompt: list[int], sampling_config: SamplingConfig) -> ChatAnswer:
+        """The answer of a turn, after a prompt in tokens; the turn's grammar stands for that of the config. Raises
+        ValueError for what is not for conversations."""
+        config = sampling_config.copy()
+        config.take_grammar()
+        config.grammar = turn.grammar
         prepared = self._prepare_one("chat", prompt, config)
         if prepared.config.step_callback is not None:
             raise ValueError(
@@ -321,6 +335,21 @@ class Generator:
             self._end_tokens(prepared.config),
             prepared.config.stop_strings or [],
         )
+
+    def _prepare_stream(
+        self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any
+    ) -> Prepared:
+        if self.tokenizer is None:
+            raise ValueError(
+                "streaming text needs a tokenizer, and this model has none; use generate with a CallbackStreamer"
+            )
+        prepared = self._prepare_one(caller, prompt, sampling_config, **fields)
+        if prepared.num_rows > 1:
+            raise ValueError(
+                f"{caller} gives the text of one continuation, and this call makes {prepared.num_rows}; use add_request and "
+                f"its events()"
+            )
+        return prepared
 
     def _prepare_one(self, caller: str, prompt: Any, sampling_config: SamplingConfig | None, **fields: Any) -> Prepared:
         prepared = self.prepare_for_generate(prompt, sampling_config, **fields)

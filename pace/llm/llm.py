@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class LLMModel:
         `sampling_config`: beats the checkpoint's generation_config.json field by field, which beats the defaults. It may
         be a GenerationConfig of transformers.
         `fields`: of a SamplingConfig, which beat those of `sampling_config`: `generate(prompt, max_new_tokens=8)`.
-        `stream`, `add_request` and `chat` take them, too.
+        `stream`, `astream`, `add_request` and `chat` take them, too.
         `streamer`: receives each token as it comes; ours, or transformers' TextStreamer and TextIteratorStreamer. A
         `put` that returns False ends its row.
         `cancel`: an event that another thread sets to end the call after the step under way. Rows that had not ended
@@ -123,6 +123,12 @@ class LLMModel:
         """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. It
         goes on whether or not the next piece is asked for; closing the iterator ends it."""
         return self._open.stream(prompt, sampling_config, **fields)
+
+    def astream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> AsyncIterator[str]:
+        """The pieces of `stream`, for a task of an event loop: `async for piece in model.astream(...)`. The loop goes on
+        while the model computes. Closing the iterator, or cancelling its task, ends the generation after the step under
+        way. Raises what `stream` does, with the first piece that is asked for."""
+        return self._open.astream(prompt, sampling_config, **fields)
 
     def add_request(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 from pace.llm.chat.events import Event, Text
 from pace.llm.chat.turn import TurnReader
 from pace.llm.clients.streamer import NoPieces
+from pace.llm.clients.wakeups import Wakeups
 from pace.llm.decoding.detokenizer import Detokenizer, TextPieces
 from pace.llm.decoding.grammar_mask import GrammarTooComplex
 from pace.llm.decoding.sampler import NothingLeft
@@ -20,7 +21,7 @@ from pace.llm.engine.driver import EngineDriver
 from pace.llm.sequence import Sequence
 from pace.server.errors import ApiError
 from pace.server.jobs import Job
-from pace.server.rows import Row, Wakeups
+from pace.server.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,6 @@ class Answer:
         job: Job,
         samples: list[list[Sequence]],
         tokenizer: Any,
-        wakeups: Wakeups,
         most_running: int,
     ) -> None:
         """`samples` are the sequences of each prompt. The first ones are submitted here, others as these end: no more
@@ -188,6 +188,7 @@ class Answer:
         self._running: set[Row] = set()
         self._most_running = most_running
         self._failure: ApiError | None = None
+        wakeups = Wakeups.of_running_loop()
         for group in samples:
             self._waiting.append([self._add_row(sequence, len(group), wakeups) for sequence in group])
         self._prompts = {cursor: job.wants_prompt for cursor in self._cursors}

@@ -26,7 +26,6 @@ from pace.server.kinds import Generating
 from pace.server.metrics import Metrics
 from pace.server.options import ServeOptions
 from pace.server.prompts import PromptReader
-from pace.server.rows import Wakeups
 from pace.server.wire.form import WireForm
 from pace.server.wire.openai import Envelope
 
@@ -55,7 +54,6 @@ class Service:
         self.admission: Admission | None = None
         self.fingerprint = ""
         self.metrics = Metrics(options.metrics_prefix, self)
-        self._wakeups: Wakeups | None = None
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="pace-prompts")
         self._answers: set[Answer] = set()
 
@@ -211,10 +209,8 @@ class Service:
             num_rows = min(most, sum(map(len, samples)))  # at once
             num_tokens = sum(group[0].num_prompt_tokens for group in samples)
             async with self.admission.rows(num_rows, num_tokens, job.priority):
-                if self._wakeups is None:
-                    self._wakeups = Wakeups(asyncio.get_running_loop())
                 try:
-                    answer = Answer(generator.driver, job, samples, generator.tokenizer, self._wakeups, most)
+                    answer = Answer(generator.driver, job, samples, generator.tokenizer, most)
                 except (RuntimeError, ValueError) as error:
                     raise ApiError(503, str(error)) from error
                 self._answers.add(answer)

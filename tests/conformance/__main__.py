@@ -1,4 +1,4 @@
-"""`make conformance`: suites that others wrote, against `pace serve`, or `Pace` in guidance, on the bundled model.
+"""`make conformance`: suites that others wrote, against `pace serve`, or in guidance and kani, on the bundled model.
 
     python -m tests.conformance                     all suites
     python -m tests.conformance langchain kani      some of them

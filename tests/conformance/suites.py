@@ -35,6 +35,10 @@ LANGCHAIN_SCRIPT = {
     "joke about cats": '{"setup":"Where do cats sleep?","punchline":"On the keyboard."}',
 }
 """What the bundled model does not do: copy any number or any name, and bring a joke to its end."""
+ONE_LOOP = ["-o", "asyncio_mode=auto"]
+ONE_LOOP += [
+    option for scope in ("test", "fixture") for option in ("-o", f"asyncio_default_{scope}_loop_scope=session")
+]
 ROOT = HERE.parents[1]
 SECONDS = 1800
 """For a whole suite."""
@@ -90,9 +94,8 @@ def lm_eval(folder: Path, results: Path) -> None:
 def langchain(folder: Path, results: Path) -> None:
     """LangChain's standard tests of chat models, on one event loop, since its clients are kept from test to test. Answers
     that it asks by their words are those of a script."""
-    loop = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
     python = environment(folder, ["langchain-tests", "langchain-openai"])
-    _check(python, folder, results, "langchain", *loop, script=LANGCHAIN_SCRIPT)
+    _check(python, folder, results, "langchain", *ONE_LOOP, script=LANGCHAIN_SCRIPT)
 
 
 def kani(folder: Path, results: Path) -> None:
@@ -126,6 +129,30 @@ def guidance_pace(folder: Path, results: Path) -> None:
     files = ["tests/integrations", "tests/grammar", "tests/llm/test_structured.py"]
     files += ["tests/project/test_examples.py::test_guidance"]
     files += ["tests/project/test_pages.py::test_python_blocks_run_and_do_what_is_said[docs/guidance.md]"]
+    _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT))
+
+
+def kani_tests(files: list[str], folder: Path, results: Path) -> None:
+    """kani's tests of engines, through `PaceEngine`: a plugin puts it in the place of theirs for transformers."""
+    folder = folder.parent / "kani_tests"
+    folder.mkdir(exist_ok=True)
+    python = environment(folder, ["kani>=1.7,<2", "pytest-asyncio", "pytest-lazy-fixtures"])
+    tests = folder / "suite" / "tests"  # without the package, and without the engines of the tests end to end
+    if not tests.exists():
+        ignored = shutil.ignore_patterns("_cache", "data")
+        shutil.copytree(checkout(folder, "https://github.com/zhudotexe/kani") / "tests", tests, ignore=ignored)
+        (tests / "e2e" / "conftest.py").unlink()
+    _pytest(
+        python, [f"tests/{file}" for file in files], results, tests.parent, "-p", "kani_plugin", *ONE_LOOP,
+        "-k", "e2e_huggingface_engine or not e2e", PYTHONPATH=f"{HERE / 'kani'}:{HERE}:{ROOT}", HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+
+
+def kani_pace(version: str, folder: Path, results: Path) -> None:
+    """Our own tests of `PaceEngine`, its page and its example, with a version of kani."""
+    python = environment(folder, [f"kani{version}"])
+    files = ["tests/integrations/kani", "tests/project/test_examples.py::test_kani"]
+    files += ["tests/project/test_pages.py::test_python_blocks_run_and_do_what_is_said[docs/kani.md]"]
     _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT))
 
 
@@ -172,6 +199,10 @@ SUITES = {
             "guidance's `llama_cpp_tests`, in `Pace`",
             partial(guidance_tests, GUIDANCE_LLAMA_CPP),
         ),
+        Suite("kani_local", "kani's `test_local_llm.py`, in `PaceEngine`", partial(kani_tests, ["test_local_llm.py"])),
+        Suite("kani_e2e", "kani's `e2e`, in `PaceEngine`, by a script", partial(kani_tests, ["e2e"])),
+        Suite("kani_pace", "our tests of `PaceEngine`, with the newest kani", partial(kani_pace, ">=1.10,<2")),
+        Suite("kani_pace_oldest", "our tests of `PaceEngine`, with kani 1.7", partial(kani_pace, "==1.7.0")),
         Suite("guidance_pace", "our tests of `Pace`, with guidance's llguidance", guidance_pace),
         Suite("lm_eval_pace", "our tests of lm-eval's model type `pace`", lm_eval_pace),
         Suite("integrations_page", "the programs of [integrations.md](integrations.md)", page),

@@ -11,30 +11,43 @@ import pytest
 
 @pytest.fixture
 def import_with(monkeypatch):
-    """`import_with(guidance)` imports the room anew, where `import guidance` gives that module, or nothing."""
+    """`import_with("guidance", library)` imports the room anew, where `import guidance` gives that module, or nothing."""
 
-    def import_with(library: types.ModuleType | None) -> None:
-        for name in [name for name in sys.modules if name.startswith("pace.integrations.guidance")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "guidance", library)
-        importlib.import_module("pace.integrations.guidance")
+    def import_with(name: str, library: types.ModuleType | None) -> None:
+        room = f"pace.integrations.{name}"
+        for module in [module for module in sys.modules if module.startswith(room)]:
+            monkeypatch.delitem(sys.modules, module)
+        monkeypatch.setitem(sys.modules, name, library)
+        importlib.import_module(room)
 
     return import_with
 
 
-def test_guidance_is_missing(import_with):
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "pace-llm\[guidance\]"'):
-        import_with(None)
+@pytest.mark.parametrize("name", ["guidance", "kani"])
+def test_it_is_missing(import_with, name):
+    with pytest.raises(ModuleNotFoundError, match=rf'pip install "pace-llm\[{name}\]"'):
+        import_with(name, None)
 
 
-@pytest.mark.parametrize("version", ["0.2.5", "0.4.0", "1.0"])
-def test_guidance_is_of_another_version(import_with, version):
-    other = types.ModuleType("guidance")
+def test_a_package_without_contents_is_none(import_with):
+    """Where kani was taken away, and an extension of it has stayed, `kani` is a namespace."""
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "pace-llm\[kani\]"'):
+        import_with("kani", types.ModuleType("kani"))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "version"),
+    [("guidance", "guidance 0.3", version) for version in ("0.2.5", "0.4.0", "1.0")]
+    + [("kani", "kani 1.7 and later", version) for version in ("1.6.2", "2.0.0", "0.9")],
+)
+def test_it_is_of_another_version(import_with, name, wanted, version):
+    other = types.ModuleType(name)
     other.__version__ = version
-    with pytest.raises(ImportError, match=f"guidance 0.3, and {version} is installed"):
-        import_with(other)
+    with pytest.raises(ImportError, match=f"{wanted}, and {version} is installed"):
+        import_with(name, other)
 
 
 def test_pace_itself_needs_none_of_them(monkeypatch):
-    monkeypatch.setitem(sys.modules, "guidance", None)
+    for name in ("guidance", "kani"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert importlib.import_module("pace.integrations") is not None

@@ -21,6 +21,9 @@ CLAIMS = {
             assert len(pieces) > 10
             assert "".join(pieces) == model.generate(prompt, SamplingConfig(
                 do_sample=True, temperature=0.7, seed=1, max_new_tokens=60)).texts[0]""",
+        "model.astream(": """
+            prompts = ["The capital of Japan is", "1, 2, 3, 4,"]
+            assert asyncio.run(both()) == model.generate(prompts, SamplingConfig(max_new_tokens=8)).texts""",
         '["1, 2, 3, 4,"': """
             assert "5, 6, 7, 8" in output.texts[0] and "Tokyo" in output.texts[1]
             assert all(len(row) <= 8 for row in output.generated_token_ids)""",
@@ -67,6 +70,13 @@ CLAIMS = {
             assert texts == [str(lm + question + gen(max_tokens=8)) for question in questions] and "Cairo" in texts[0]""",
         "get_weather": """
             assert "sunny, 24 degrees" in str(chat) and "24" in chat["answer"]""",
+    },
+    "docs/kani.md": {
+        "full_round(question)": """
+            assert answer.text == "It is 24 degrees." and answer.extra["pace"]["cached_prompt_tokens"] > 0""",
+        "choices=": """
+            story, choice = asyncio.run(choose())
+            assert choice in ("a cat", "a dog") and [story, choice] == asyncio.run(choose())""",
     },
     "docs/decoding.md": {
         "add_request": """

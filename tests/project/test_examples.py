@@ -158,6 +158,16 @@ def test_guidance(run):
     assert (answer, capitals) == ("It is 24 degrees.", "Tokyo Cairo Madrid") and choices in ("5 dogs", "5 cats")
 
 
+def test_kani(run):
+    pytest.importorskip("kani")
+    called, told, *capitals = run("pace_llm_kani.py").splitlines()
+    assert (called, told) == ('get_weather({"city": "Rome"}) -> sunny, 24 degrees', "It is 24 degrees.")
+    assert [line.partition(" [")[0] for line in capitals] == [
+        "The capital of Japan is Tokyo.",
+        "The capital of Egypt is Cairo.",
+    ]
+
+
 def test_prefix(run):
     """Every prompt but the first begins with the system prompt that was there, and a second turn with all of the
     first."""

@@ -29,8 +29,8 @@ PAGES = {
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 }
 README = PAGES["README.md"]
-EXTRAS = {"docs/guidance.md": "guidance"}
-"""Libraries that the blocks of a page need, and that the tests do without."""
+EXTRAS = {"docs/guidance.md": "guidance", "docs/kani.md": "kani"}
+"""Libraries that the blocks of a page need, and that the tests do without where they are missing."""
 APART = "docs/integrations.md"
 """Each Python block of this page is a program by itself, of a library that the block names first."""
 LOGS = {"docs/benchmarks.md"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pace.server.rows import Row, Wakeups
+from pace.llm.clients.wakeups import Wakeups
+from pace.server.rows import Row
 
 
 async def passes_of_the_loop(number: int) -> None:
@@ -22,7 +23,7 @@ def make_rows(wakeups: Wakeups, number: int, told: list[Row]) -> list[Row]:
 def test_one_wake_tells_all_rows_in_order():
     async def play():
         told: list[Row] = []
-        rows = make_rows(Wakeups(asyncio.get_running_loop()), 20, told)
+        rows = make_rows(Wakeups.of_running_loop(), 20, told)
         for row in rows:
             row.token(None, 7, None)
         assert told == []
@@ -35,7 +36,7 @@ def test_one_wake_tells_all_rows_in_order():
 def test_a_row_that_changes_while_others_are_told_is_told_again():
     async def play():
         told: list[Row] = []
-        first, second = make_rows(Wakeups(asyncio.get_running_loop()), 2, told)
+        first, second = make_rows(Wakeups.of_running_loop(), 2, told)
         tell_second = second.changed
 
         def end_the_first() -> None:
@@ -54,7 +55,7 @@ def test_a_row_that_changes_while_others_are_told_is_told_again():
 def test_between_two_wakes_only_first_tokens_and_ends_are_told():
     async def play():
         told: list[Row] = []
-        first, second = make_rows(Wakeups(asyncio.get_running_loop()), 2, told)
+        first, second = make_rows(Wakeups.of_running_loop(), 2, told)
         first.token(None, 7, None)
         await passes_of_the_loop(3)
         first.token(None, 8, None)

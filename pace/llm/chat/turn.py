@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pace.grammar import Grammar
 from pace.llm.chat.arguments import Rules
@@ -106,28 +106,49 @@ def plan_turn(
     for the template. Raises what `ChatTemplate.render` does.
     """
     choice = choice or ToolChoice("auto" if tools else "none")
+    told = tools if choice.mode != "none" else ()
+    prompt = template.render(messages, told, begin_answer, continue_answer, variables)
+    return turn_after(prompt, template, tools, choice, parallel, answer)
+
+
+class Manner(Protocol):
+    """How a model answers; a `ChatTemplate` says it."""
+
+    tokenizer: Any
+    format: ToolFormat
+    reasoning: Reasoning | None
+
+
+def turn_after(
+    prompt: str,
+    manner: Manner,
+    tools: Sequence[Tool] = (),
+    choice: ToolChoice | None = None,
+    parallel: bool = True,
+    answer: Grammar | None = None,
+) -> Turn:
+    """As `plan_turn`, where something else than a template has made the prompt, whose end is enough."""
+    choice = choice or ToolChoice("auto" if tools else "none")
     callable_tools = tuple(choice.among(tools))
     if callable_tools and choice.mode != "auto":
         answer = None
-    told = tools if choice.mode != "none" else ()
-    prompt = template.render(messages, told, begin_answer, continue_answer, variables)
-    reasoning = template.reasoning and template.reasoning.after(prompt)
-    special = special_tokens(template.tokenizer)
+    reasoning = manner.reasoning and manner.reasoning.after(prompt)
+    special = special_tokens(manner.tokenizer)
     grammar = answer
     if callable_tools:
         grammar = _grammar(
-            turn_grammar(template.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
+            turn_grammar(manner.format, callable_tools, choice, parallel, reasoning, special, answer is not None),
             answer,
         )
     elif answer is not None and reasoning is not None:
         grammar = _grammar(_thought_first(reasoning, special), answer)
     literals = "".join(
-        [template.format.opening, template.format.call, template.format.between or "", template.format.closing]
-        + [*template.format.reply, *((reasoning.opening, reasoning.closing) if reasoning else ())]
+        [manner.format.opening, manner.format.call, manner.format.between or "", manner.format.closing]
+        + [*manner.format.reply, *((reasoning.opening, reasoning.closing) if reasoning else ())]
     )
     shown = {number for name, number in special.items() if name in literals}
-    hidden = frozenset(template.tokenizer.all_special_ids) - shown
-    return Turn(prompt, grammar, template.format, callable_tools, choice, reasoning, hidden)
+    hidden = frozenset(manner.tokenizer.all_special_ids) - shown
+    return Turn(prompt, grammar, manner.format, callable_tools, choice, reasoning, hidden)
 
 
 ANSWER = "@answer"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,18 +46,32 @@ class ChatOutput:
         return message
 
 
+class AnswerReader:
+    """Makes events of the tokens of an answer."""
+
+    def __init__(self, turn: Turn, tokenizer: Any, end_tokens: list[int], stop_strings: list[str]) -> None:
+        self._pieces = TextPieces(tokenizer, stop_strings, skip_special_tokens=False)
+        self._reader = TurnReader(turn, end_tokens)
+
+    def read(self, token: int | None) -> list[Event]:
+        """What a token makes certain; None stands for the end."""
+        if token is None:
+            self._reader.push(self._pieces.flush())
+        else:
+            self._reader.push(self._pieces.push(token) if self._reader.is_text(token) else "")
+        return self._reader.told(is_ended=token is None)[1]
+
+
 class ChatAnswer:
-    """An answer on its way, made by `LLMModel.chat(stream=True)`. Iterating gives its events as they come, once; closing
-    or dropping it ends the generation."""
+    """An answer on its way, made by `LLMModel.chat(stream=True)`. Iterating, also by `async for`, gives its events as they
+    come, once; closing or dropping it ends the generation."""
 
     def __init__(
         self, turn: Turn, start: Callable[[], Request], tokenizer: Any, end_tokens: list[int], stop_strings: list[str]
     ) -> None:
         """`start` posts the request, with the first event that is asked for."""
-        self._turn = turn
         self._start = start
-        self._pieces = TextPieces(tokenizer, stop_strings, skip_special_tokens=False)
-        self._reader = TurnReader(turn, end_tokens)
+        self._reader = AnswerReader(turn, tokenizer, end_tokens, stop_strings)
         self._request: Request | None = None
         self._told: list[Event] = []
         self._coming = self._events()
@@ -92,15 +107,25 @@ class ChatAnswer:
     def _events(self) -> Iterator[Event]:
         self._request = self._start()
         try:
-            for event in self._request.events():
-                is_ended = event.token is None
-                if is_ended:
-                    self._reader.push(self._pieces.flush())
-                else:
-                    self._reader.push(self._pieces.push(event.token) if self._reader.is_text(event.token) else "")
-                _, events = self._reader.told(is_ended)
-                for told in events:
-                    self._told.append(told)
-                    yield told
+            for event in self._request.events(with_text=False):
+                yield from self._read(event.token)
         finally:
             self._request.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        if self._request is not None:
+            return
+        self._coming.close()
+        self._request = self._start()
+        try:
+            async with contextlib.aclosing(self._request.aevents(with_text=False)) as events:
+                async for event in events:
+                    for told in self._read(event.token):
+                        yield told
+        finally:
+            self._request.cancel()
+
+    def _read(self, token: int | None) -> Iterator[Event]:
+        for event in self._reader.read(token):
+            self._told.append(event)
+            yield event

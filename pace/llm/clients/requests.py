@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
 from pace.llm.clients.streamer import NoPieces, ShownText, StreamEvent, TextPiece
 from pace.llm.clients.waiting import Waiters
+from pace.llm.clients.wakeups import News
 from pace.llm.decoding.detokenizer import REPLACEMENT, TextPieces, decode, without_end
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.outputs import GenerateOutput
 from pace.llm.sequence import Sequence, TakenBack, TokenLogprob
+
+MOST_AT_ONCE = 32
+"""Events that a task takes before others of its loop have a turn."""
 
 
 class Record:
@@ -22,6 +29,9 @@ class Record:
         self.waiters = Waiters()
         """For the next event."""
         self.end_waiters = Waiters()
+        self._news: tuple[News, ...] = ()
+        """Of tasks that wait for the next event."""
+        self._lock = threading.Lock()
         self.events: list[tuple[int, int | TakenBack | None, TokenLogprob | None]] = []
         """(row, token, its log-probability); no token at the row's end, and TakenBack where tokens go."""
         self.error: BaseException | None = None
@@ -32,21 +42,79 @@ class Record:
     def is_complete(self) -> bool:
         return self._num_ended == len(self._rows)
 
+    @contextlib.contextmanager
+    def news(self) -> Iterator[News]:
+        """What a task of the running loop hears of each event by, while the block lasts."""
+        news = News()
+        with self._lock:
+            self._news = (*self._news, news)
+        try:
+            yield news
+        finally:
+            with self._lock:
+                self._news = tuple(other for other in self._news if other is not news)
+
     def token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         self.events.append((self._rows[sequence.id], token, logprob))
         self.waiters.wake()
+        self._tell(is_urgent=sequence.num_generated == 1)
 
     def taken_back(self, sequence: Sequence, num_tokens: int) -> None:
         self.events.append((self._rows[sequence.id], TakenBack(num_tokens), None))
         self.waiters.wake()
+        self._tell(is_urgent=False)
 
     def end(self, sequence: Sequence, reason: str, error: BaseException | None) -> None:
         self.error = self.error or error
         self.events.append((self._rows[sequence.id], None, None))
         self._num_ended += 1
         self.waiters.wake_at_once()
+        self._tell(is_urgent=True)
         if self.is_complete:
             self.end_waiters.wake()
+
+    def _tell(self, is_urgent: bool) -> None:
+        for news in self._news:
+            news.tell(is_urgent)
+
+
+class Reading:
+    """Reads a record from its beginning, at a pace of its own."""
+
+    def __init__(
+        self, sequences: list[Sequence], record: Record, make_pieces: list[Callable[[], TextPieces | NoPieces]]
+    ) -> None:
+        """`make_pieces` are those of each row."""
+        self._sequences = sequences
+        self._events = record.events
+        self._texts = [ShownText(make) for make in make_pieces]
+        self._index = 0
+        self._num_going = len(sequences)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rows have been read to their end."""
+        return self._num_going == 0
+
+    def has_more(self) -> bool:
+        """Whether there is an event to take."""
+        return self._index < len(self._events)
+
+    def take(self) -> StreamEvent:
+        """The next event. Raises what went wrong with the row that ends by it."""
+        row, token, logprob = self._events[self._index]
+        self._index += 1
+        text = self._texts[row]
+        if isinstance(token, TakenBack):
+            num_chars = text.take_back(token.num_tokens)
+            return StreamEvent(row, None, "", num_taken_back=token.num_tokens, num_chars_taken_back=num_chars)
+        if token is not None:
+            return StreamEvent(row, token, text.push(token), logprob=logprob)
+        self._num_going -= 1
+        sequence = self._sequences[row]
+        if sequence.error is not None:
+            raise sequence.error
+        return StreamEvent(row, None, text.flush(), sequence.finish_reason)
 
 
 def text_of(sequence: Sequence, tokenizer: Any) -> str:
@@ -90,8 +158,8 @@ class Choice:
 class Request:
     """One prompt among those that the engine works on; made by `LLMModel.add_request`.
 
-    It advances by itself. Any thread may look, wait, iterate and cancel, several at once. A request that nobody holds any
-    more is cancelled.
+    It advances by itself. Any thread may look, wait, iterate and cancel, several at once, and so may tasks of event loops
+    (`async for`). A request that nobody holds any more is cancelled.
     """
 
     def __init__(
@@ -161,36 +229,39 @@ class Request:
     def __iter__(self) -> Iterator[str]:
         """The text of the one continuation in pieces, from its beginning, as they come. Leaving the loop early leaves
         the request running. Pieces are `TextPiece`, which tell what a step callback has taken back."""
-        if self._tokenizer is None:
-            raise ValueError(
-                "pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()"
-            )
-        self._check_one()
+        self._check_tokenizer()
         return (TextPiece.of(event) for event in self.events() if event.text or event.num_chars_taken_back)
 
-    def events(self) -> Iterator[StreamEvent]:
+    def events(self, with_text: bool = True) -> Iterator[StreamEvent]:
         """Each token of each continuation with what it adds to the text and its log-probability (where asked for), what a
         step callback takes back, then the end of that continuation, in the order in which they come and from the
-        beginning. Raises what went wrong with the request."""
-        pieces = [ShownText(partial(self._pieces, sequence)) for sequence in self._sequences]
-        index, last = 0, len(self._sequences)
-        events = self._record.events
-        while last:
-            self._wait(self._record.waiters, lambda: index < len(events))
-            row, token, logprob = events[index]
-            index += 1
-            if isinstance(token, TakenBack):
-                num_chars = pieces[row].take_back(token.num_tokens)
-                yield StreamEvent(row, None, "", num_taken_back=token.num_tokens, num_chars_taken_back=num_chars)
-                continue
-            if token is not None:
-                yield StreamEvent(row, token, pieces[row].push(token), logprob=logprob)
-                continue
-            last -= 1
-            sequence = self._sequences[row]
-            if sequence.error is not None:
-                raise sequence.error
-            yield StreamEvent(row, None, pieces[row].flush(), sequence.finish_reason)
+        beginning. Without `with_text` texts are "". Raises what went wrong with the request."""
+        reading = self._reading(with_text)
+        while not reading.is_done:
+            self._wait(self._record.waiters, reading.has_more)
+            yield reading.take()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """The same pieces as of `iter`, for a task of an event loop."""
+        self._check_tokenizer()
+        async with contextlib.aclosing(self.aevents()) as events:
+            async for event in events:
+                if event.text or event.num_chars_taken_back:
+                    yield TextPiece.of(event)
+
+    async def aevents(self, with_text: bool = True) -> AsyncIterator[StreamEvent]:
+        """The same events as of `events`, for a task of an event loop. The loop goes on meanwhile. It is woken once after a
+        step, for all requests, and about a hundred times a second at most."""
+        reading, num_taken = self._reading(with_text), 0
+        with self._record.news() as news:
+            while not reading.is_done:
+                if not reading.has_more():
+                    self._check_going()
+                    await news.wait_for(reading.has_more)
+                elif num_taken % MOST_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                num_taken += 1
+                yield reading.take()
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -203,6 +274,17 @@ class Request:
         if len(self.choices) > 1:
             raise ValueError(f"this request has {len(self.choices)} continuations: look at `choices`, or at events()")
 
+    def _check_tokenizer(self) -> None:
+        if self._tokenizer is None:
+            raise ValueError(
+                "pieces of text need a tokenizer, and this model has none; look at tokens, or wait for result()"
+            )
+        self._check_one()
+
+    def _reading(self, with_text: bool) -> Reading:
+        make = [partial(self._pieces, sequence) if with_text else NoPieces for sequence in self._sequences]
+        return Reading(self._sequences, self._record, make)
+
     def _pieces(self, sequence: Sequence) -> TextPieces | NoPieces:
         if self._tokenizer is None:
             return NoPieces()
@@ -211,9 +293,13 @@ class Request:
     def _wait(self, waiters: Waiters, condition: Callable[[], bool], deadline: float | None = None) -> bool:
         if condition():
             return True
+        self._check_going()
+        return waiters.wait_for(condition, deadline)
+
+    def _check_going(self) -> None:
+        """Raises on the engine's own thread, where nobody may wait; has the engine go on after `fork()`."""
         self._driver.check_outside()
         self._driver.start()
-        return waiters.wait_for(condition, deadline)
 
     def __del__(self) -> None:
         if record := getattr(self, "_record", None):  # where it was made

@@ -1,0 +1,275 @@
+"""The face: a model of pace as chats of kani take one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kani import AIFunction, ChatMessage, PromptPipeline
+from kani.engines import BaseEngine
+from kani.engines.base import BaseCompletion
+from kani.exceptions import PromptTooLong
+from kani.utils.warnings import deprecated
+
+from pace.integrations.kani import hyperparams as hyper
+from pace.integrations.kani.answers import Answer, Beams, Source, Steps
+from pace.integrations.kani.loading import check_device, open_model
+from pace.integrations.kani.messages import as_tools
+from pace.integrations.kani.prompts import PromptReader, TemplatePrompts
+from pace.integrations.kani.slots import Slots
+from pace.integrations.kani.turns import PlainManner, TurnPlanner
+from pace.llm import LLMModel
+from pace.llm.chat import ToolFormat, detect_format, format_named
+from pace.llm.clients.chat import AnswerReader
+
+logger = logging.getLogger("pace")
+
+
+class PaceEngine(BaseEngine):
+    """A model that kani chats with. Any number of chats may share one, on several event loops and in any threads: their
+    tokens are computed in the same steps, and each has the text that it has alone."""
+
+    def __init__(
+        self,
+        model_id: str | Path | None = None,
+        max_context_size: int | None = None,
+        prompt_pipeline: PromptPipeline | None = None,
+        *,
+        model: LLMModel | None = None,
+        token: str | bool | None = None,
+        device: Any = None,
+        tokenizer_cls: Any = None,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        model_load_kwargs: Mapping[str, Any] | None = None,
+        chat_template_reasoning_content_key: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        parser: str | None = "auto",
+        constrain_tool_calls: bool = False,
+        show_reasoning_in_stream: bool = False,
+        max_concurrency: int | None = None,
+        token_reserve: int = 0,
+        **hyperparams: Any,
+    ) -> None:
+        """`model_id`: a local directory, a GGUF file or a Hub id, loaded with `token`, and with arguments of `LLMModel` or
+        of transformers as `model_load_kwargs`. Or `model`: an open LLMModel, which others may use as well.
+        `max_context_size`: tokens of prompt and answer; None for as many as the model takes.
+        `prompt_pipeline`: makes prompts of messages and functions; else the tokenizer's chat template does, which may look
+        at `chat_template_kwargs`, and finds thoughts of messages at `chat_template_reasoning_content_key` (found in the
+        template where None).
+        `tokenizer_cls`, `tokenizer_kwargs`: with one of them prompts are made by another tokenizer of the same vocabulary,
+        `tokenizer_cls.from_pretrained(model_id, **tokenizer_kwargs)`.
+        `parser`: "auto" parts calls and thoughts from the text, in the format that the template shows; a name of
+        `pace.llm.chat.FORMATS` in that one. None leaves the text as the model wrote it, special tokens and all, for a
+        parser of kani's around this engine.
+        `constrain_tool_calls`: whether a call that the model begins names a function and follows its schema, by a grammar.
+        `show_reasoning_in_stream`: whether streams have the thoughts, too.
+        `max_concurrency`: answers at once; others wait. None is no limit of this engine's.
+        `hyperparams`: how to decode, in this engine's calls that do not say otherwise (docs/kani.md).
+
+        Raises what `LLMModel` does, ValueError for a model without a tokenizer, or without a chat template and
+        `prompt_pipeline`, TypeError and ValueError for arguments that cannot be.
+        """
+        if model is None and model_id is None:
+            raise TypeError("give model_id, to load a model, or model, which is open")
+        if model is not None and (token is not None or model_load_kwargs):
+            raise TypeError("this model is open: token and model_load_kwargs came too late")
+        if max_concurrency is not None and (not isinstance(max_concurrency, int) or max_concurrency < 1):
+            raise ValueError(f"max_concurrency must be an int of at least 1, or None; got {max_concurrency!r}")
+        check_device(device)
+        format = None if parser in ("auto", None) else format_named(parser)
+        self._defaults = hyper.read(hyperparams)
+        self.model_id = None if model_id is None else str(model_id)
+        self.hyperparams = hyperparams
+        """As they were given."""
+        self.pipeline = prompt_pipeline
+        self.token_reserve = token_reserve
+        self._is_ours, self._is_closed = model is None, False
+        self._model = open_model(model_id, token, device, model_load_kwargs) if model is None else model
+        try:
+            self._tokenizer = self._read_tokenizer(tokenizer_cls, tokenizer_kwargs, token)
+            self._prompts = self._read_template(format, chat_template_reasoning_content_key, chat_template_kwargs or {})
+            self.max_context_size = self._context_size(max_context_size)
+        except BaseException:
+            self._close()
+            raise
+        plain = PlainManner(self._tokenizer, format or detect_format(""))
+        manner = plain if self._prompts is None else self._prompts.template
+        self._planner = TurnPlanner(manner, parser is not None, constrain_tool_calls)
+        self._reader = PromptReader(self._tokenizer, self._model._engine.model.vocab_size)
+        self._markers = () if parser else [token.content for token in self._tokenizer.added_tokens_decoder.values()]
+        self._shows_reasoning = show_reasoning_in_stream
+        self._slots = Slots(max_concurrency)
+
+    # -- what kani asks for --------------------------------------------------------------------------------------------
+
+    def prompt_len(
+        self, messages: list[ChatMessage], functions: list[AIFunction] | None = None, **hyperparams: Any
+    ) -> int:
+        """Number of tokens of the prompt that these are. Where the messages alone have more than the context holds, it is
+        theirs, without what the chat template adds: kani asks once for each message that it may leave out."""
+        if self._makes_own_prompts and (num_tokens := self._reader.are_too_long(messages, self.max_context_size)):
+            return num_tokens
+        return len(self._reader.read(self.build_prompt(messages, functions)))
+
+    async def predict(
+        self,
+        messages: list[ChatMessage],
+        functions: list[AIFunction] | None = None,
+        *,
+        decode_kwargs: Mapping[str, Any] | None = None,
+        **hyperparams: Any,
+    ) -> BaseCompletion:
+        """The answer to a conversation. Cancelling the task ends the generation after the step under way.
+
+        `functions` are what the model may call; `hyperparams` beat those of the engine. `decode_kwargs`:
+        `skip_special_tokens` of an engine without a parser.
+        Raises PromptTooLong, NotImplementedError for images, audio and video, TypeError and ValueError for what cannot be
+        served, and what the chat template raises.
+        """
+        async with self._slots.one():
+            answer = await asyncio.to_thread(self._begin, messages, functions, decode_kwargs, hyperparams)
+            async with contextlib.aclosing(answer.pieces()) as pieces:
+                async for _ in pieces:
+                    pass
+            return answer.completion()
+
+    async def stream(
+        self,
+        messages: list[ChatMessage],
+        functions: list[AIFunction] | None = None,
+        *,
+        streamer_timeout: float | None = None,
+        decode_kwargs: Mapping[str, Any] | None = None,
+        **hyperparams: Any,
+    ) -> AsyncIterator[str | BaseCompletion]:
+        """Yields the text of the answer as it comes, then the completion. Leaving the iteration ends the generation after
+        the step under way. Raises what `predict` does, and TimeoutError where no text comes for `streamer_timeout`
+        seconds."""
+        async with self._slots.one():
+            answer = await asyncio.to_thread(self._begin, messages, functions, decode_kwargs, hyperparams)
+            async with contextlib.aclosing(answer.pieces()) as pieces:
+                while True:
+                    async with asyncio.timeout(streamer_timeout):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        break
+                    yield piece
+            yield answer.completion()
+
+    async def close(self) -> None:
+        """Frees the model, if it was loaded here; answers on their way raise ValueError. Closing twice is harmless."""
+        await asyncio.to_thread(self._close)
+
+    # -- for those who know HuggingEngine ------------------------------------------------------------------------------
+
+    def build_prompt(self, messages: list[ChatMessage], functions: list[AIFunction] | None = None) -> Any:
+        """The prompt of a conversation: text, token ids, a tensor of them, or a tokenizer's output. Subclasses may make
+        it otherwise."""
+        if self.pipeline is not None:
+            return self.pipeline(messages, functions)
+        return self._prompts(messages, functions)
+
+    @property
+    def model(self) -> LLMModel:
+        return self._model
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer, with which prompts and answers are read."""
+        return self._tokenizer
+
+    @deprecated("Use Kani.prompt_token_len instead")
+    def function_token_reserve(self, functions: list[AIFunction]) -> int:
+        """Number of tokens by which these functions make a prompt longer."""
+        asked = [ChatMessage.user("")]
+        return self.prompt_len(asked, functions) - self.prompt_len(asked)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _makes_own_prompts(self) -> bool:
+        return self.pipeline is None and type(self).build_prompt is PaceEngine.build_prompt
+
+    def _begin(
+        self,
+        messages: list[ChatMessage],
+        functions: list[AIFunction] | None,
+        decode_kwargs: Mapping[str, Any] | None,
+        hyperparams: Mapping[str, Any],
+    ) -> Answer:
+        """The answer, ready to be started. Runs on a thread of its own: templates, tokenizers and grammars take their
+        time."""
+        if self._is_closed:
+            raise ValueError("this engine is closed; make another")
+        generator = self._model._open
+        wanted = hyper.merged(self._defaults, hyper.read(hyperparams))
+        prompt = self.build_prompt(messages, functions)
+        tokens = self._reader.read(prompt)
+        if len(tokens) >= self.max_context_size:
+            raise PromptTooLong(f"the prompt has {len(tokens)} tokens, and the context {self.max_context_size}")
+        config = hyper.sampling_config(wanted, self._end_tokens, self.max_context_size)
+        turn = self._planner.plan(
+            self._reader.end_of(prompt, tokens), as_tools(functions), wanted, config, _skips_special(decode_kwargs)
+        )
+        settled = config.copy().merge_from(generator.defaults)
+        if settled.num_beams == 1:
+            source: Source = Steps(generator.answer(turn, tokens, config))
+        else:
+            config.take_grammar()
+            config.grammar = turn.grammar
+            ends = [] if settled.ignore_eos else settled.eos_token_id or []
+            reader = AnswerReader(turn, self._tokenizer, ends, settled.stop_strings or [])
+            source = Beams(lambda cancel: generator.generate(tokens, config, None, cancel), reader)
+        return Answer(source, self._shows_reasoning, self._markers)
+
+    @property
+    def _end_tokens(self) -> list[int]:
+        """Those of the checkpoint, and the tokenizer's own."""
+        own = self._tokenizer.eos_token_id
+        return [*(self._model._open.defaults.eos_token_id or ()), *([] if own is None else [own])]
+
+    def _read_tokenizer(self, cls: Any, options: Mapping[str, Any] | None, token: str | bool | None) -> Any:
+        if cls is None and not options:
+            if self._model.tokenizer is None:
+                raise ValueError("a conversation needs a tokenizer, and this model has none")
+            return self._model.tokenizer
+        if self.model_id is None:
+            raise TypeError("tokenizer_cls and tokenizer_kwargs need model_id, which says where the tokenizer is")
+        cls = cls or type(self._model.tokenizer)
+        return cls.from_pretrained(self.model_id, **{"token": token, **(options or {})})
+
+    def _read_template(
+        self, format: ToolFormat | None, reasoning_key: str | None, variables: Mapping[str, Any]
+    ) -> TemplatePrompts | None:
+        """None where the tokenizer has no template, and a pipeline stands in for it."""
+        try:
+            return TemplatePrompts(self._tokenizer, format, reasoning_key, variables)
+        except ValueError as error:
+            if self.pipeline is None and self._makes_own_prompts:
+                raise ValueError(f"{error}, or give prompt_pipeline") from None
+            return None
+
+    def _context_size(self, asked: int | None) -> int:
+        most = self._model._engine.max_length
+        if asked is not None and asked > most:
+            why = self._model._engine.explain_length_limit(asked)
+            logger.warning("max_context_size is %d here, and %d was asked for: %s", most, asked, why)
+        return most if asked is None else min(asked, most)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        if self._is_ours:
+            self._model.close()
+
+
+def _skips_special(decode_kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether special tokens are left out of a text that is not parsed."""
+    unknown = [name for name in decode_kwargs or () if name != "skip_special_tokens"]
+    if unknown:
+        warnings.warn(f"pace knows no decode_kwargs {', '.join(unknown)}, and goes without", stacklevel=2)
+    return bool((decode_kwargs or {}).get("skip_special_tokens", False))

@@ -1,0 +1,110 @@
+"""Decoding hyperparameters, by the names of transformers, of OpenAI's API and of llama.cpp, as a SamplingConfig."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from pace.llm import SamplingConfig
+
+ALIASES = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "stop": "stop_strings",
+    "repeat_penalty": "repetition_penalty",
+    "n": "num_return_sequences",
+}
+"""Names of OpenAI's API and of llama.cpp, and transformers' for the same."""
+TURN = {"tool_choice", "parallel_tool_calls"}
+"""What is said of calls of tools, as OpenAI's API has it."""
+MORE = {"stop_token_ids", "top_logprobs"}
+REFUSED = {
+    "num_return_sequences": "an engine of kani gives one message",
+    "prompt_logprobs": "a completion of kani has no place for them",
+    "step_callback": "a message of kani is read for calls and thoughts, which it may change",
+    "step_every": "it goes with step_callback",
+    "step_strings": "it goes with step_callback",
+    "token_healing": "a conversation's prompt ends where its template says",
+}
+FIELDS = {field.name for field in fields(SamplingConfig)}
+_ONE_WISH = (
+    {"max_new_tokens", "max_length"},
+    {"json_schema", "regex", "grammar", "choices", "response_format", "token_mask"},
+    {"logprobs", "top_logprobs"},
+)
+"""What is given last counts of each."""
+_OF_DRAWS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+def read(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `given` is wanted, by the names of SamplingConfig, TURN and MORE. Without `do_sample`, a temperature of 0 is
+    greedy, and any other of the fields that are about draws turns sampling on.
+
+    Unknown names are warned of. Raises TypeError and ValueError for values that cannot be, for two names of one field,
+    and for what an engine of kani cannot give.
+    """
+    wanted: dict[str, Any] = {}
+    checked = SamplingConfig()
+    for name, value in given.items():
+        field = ALIASES.get(name, name)
+        if value is None or (field in REFUSED and value is False) or (field, value) == ("num_return_sequences", 1):
+            continue
+        if field in REFUSED:
+            raise ValueError(f"{name}={value!r:.60} cannot be: {REFUSED[field]}")
+        if field not in FIELDS | TURN | MORE:
+            _warn(name)
+            continue
+        if field in wanted:
+            raise TypeError(f"{name} says again what {field} says; give one of them")
+        value = _translated(field, value)
+        if field in FIELDS:
+            checked.set_field(field, value, name)
+        wanted[field] = value
+    if "do_sample" not in wanted:
+        wanted.update(_drawing(wanted))
+    return wanted
+
+
+def merged(defaults: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, each as `read` gives it; what is in `wanted` counts."""
+    replaced = {name for group in _ONE_WISH if group & wanted.keys() for name in group}
+    return {name: value for name, value in defaults.items() if name not in replaced} | dict(wanted)
+
+
+def sampling_config(wanted: Mapping[str, Any], end_tokens: Iterable[int], max_length: int) -> SamplingConfig:
+    """The config of what is wanted, which ends at `end_tokens` as well, and at `max_length` tokens, prompt included,
+    unless a length is given."""
+    config = SamplingConfig(**{name: value for name, value in wanted.items() if name in FIELDS})
+    ends = [*end_tokens, *(config.eos_token_id or ()), *wanted.get("stop_token_ids", ())]
+    config.eos_token_id = list(dict.fromkeys(ends)) or None
+    if "top_logprobs" in wanted:
+        config.logprobs = wanted["top_logprobs"]
+    if config.max_new_tokens is None and config.max_length is None:
+        config.max_length = max_length
+    return config
+
+
+def _translated(field: str, value: Any) -> Any:
+    """The value in the form that SamplingConfig takes."""
+    if field == "top_k" and value == -1:
+        return 0
+    if field == "logit_bias" and isinstance(value, Mapping):
+        return {int(token): bias for token, bias in value.items()}
+    if field == "parallel_tool_calls" and not isinstance(value, bool):
+        raise TypeError(f"parallel_tool_calls must be True or False; got {value!r}")
+    return value
+
+
+def _drawing(wanted: Mapping[str, Any]) -> dict[str, bool]:
+    if wanted.get("temperature") == 0:
+        return {"do_sample": False}
+    return {"do_sample": True} if any(name in wanted for name in _OF_DRAWS) else {}
+
+
+def _warn(name: str) -> None:
+    near = difflib.get_close_matches(name, [*FIELDS, *ALIASES, *TURN, *MORE], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    warnings.warn(f"pace knows no hyperparameter {name}, and generates without it{hint}", stacklevel=4)

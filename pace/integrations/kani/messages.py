@@ -1,0 +1,67 @@
+"""kani's messages and functions, as chat templates take them; and events of an answer, as a message of kani."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kani import AIFunction, ChatMessage, ChatRole, FunctionCall, ReasoningPart
+from kani import ToolCall as KaniToolCall
+
+from pace.llm.chat import CallEnds, Event, Text, Tool, calls_of, read_tools, thought_of
+
+ROLES = {
+    ChatRole.SYSTEM: "system",
+    ChatRole.USER: "user",
+    ChatRole.ASSISTANT: "assistant",
+    ChatRole.FUNCTION: "tool",
+}
+MULTIMODAL = "kani.ext.multimodal_core"
+"""Where kani's parts of images, audio and video are."""
+
+
+def as_dict(message: ChatMessage, reasoning_key: str | None) -> dict[str, Any]:
+    """A message with `role` and `content`, calls and what they returned. Thoughts stand under `reasoning_key`; None
+    leaves them out. Raises NotImplementedError for images, audio and video."""
+    made: dict[str, Any] = {"role": ROLES[message.role], "content": text_of(message)}
+    thoughts = [part.content for part in message.parts if isinstance(part, ReasoningPart)]
+    if thoughts and reasoning_key is not None:
+        made[reasoning_key] = "\n".join(thoughts)
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": dict(call.function)} for call in message.tool_calls
+        ]
+    if message.role is ChatRole.FUNCTION:
+        made |= {name: value for name in ("name", "tool_call_id") if (value := getattr(message, name)) is not None}
+    return made
+
+
+def text_of(message: ChatMessage) -> str | None:
+    """The text of a message; other parts say by `str` what they are."""
+    for part in message.parts:
+        if any(kind.__module__.startswith(MULTIMODAL) for kind in type(part).__mro__):
+            raise NotImplementedError(f"pace reads text alone, and a message holds {type(part).__name__}")
+    return message.text
+
+
+def as_tools(functions: Sequence[AIFunction] | None) -> list[Tool]:
+    """The functions as tools. Raises ValueError for a name or a schema that a model cannot be told."""
+    tools = [Tool(function.name, function.desc or "", function.json_schema) for function in functions or ()]
+    read_tools([tool.for_template() for tool in tools], "functions")
+    return tools
+
+
+def as_message(events: Sequence[Event], extra: dict[str, Any]) -> ChatMessage:
+    """The message that an answer is. A call that was cut off is left out."""
+    text = "".join(event.text for event in events if isinstance(event, Text)).strip()
+    thought = thought_of(events)
+    whole = {event.index for event in events if isinstance(event, CallEnds)}
+    calls = [
+        KaniToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
+        for index, call in enumerate(calls_of(events))
+        if index in whole
+    ]
+    content: Any = text if text or not calls else None
+    if thought:
+        content = [ReasoningPart(content=thought), *([text] if text else [])]
+    return ChatMessage.assistant(content, tool_calls=calls or None, extra=extra)

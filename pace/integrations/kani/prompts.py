@@ -1,0 +1,102 @@
+"""What the model reads of a conversation: text by its chat template, tokens by its tokenizer."""
+
+from __future__ import annotations
+
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from kani import AIFunction, ChatMessage
+
+from pace.integrations.kani.messages import as_dict, as_tools, text_of
+from pace.llm.chat import ToolFormat
+from pace.llm.chat.template import ChatTemplate
+from pace.llm.inputs import read_prompts
+
+MOST_TOKENS = 2**20
+"""Of prompts that are remembered, all together: 4 MB."""
+MOST_MESSAGES = 1024
+"""Whose number of tokens is remembered."""
+NUM_LAST = 32
+"""Tokens at the end of a prompt, which show whether it begins a thought."""
+REASONING_KEYS = ("reasoning_content", "thinking")
+"""Under which chat templates look for the thoughts of a message."""
+
+
+class TemplatePrompts:
+    """Conversations as a chat template writes them."""
+
+    def __init__(
+        self, tokenizer: Any, format: ToolFormat | None, reasoning_key: str | None, variables: Mapping[str, Any]
+    ) -> None:
+        """`variables` are what the template may look at. Raises ValueError for a tokenizer without a template."""
+        self.template = ChatTemplate(tokenizer, format)
+        self._reasoning_key = reasoning_key or next(filter(self._is_shown, REASONING_KEYS), None)
+        self._variables = dict(variables)
+
+    def __call__(self, messages: Sequence[ChatMessage], functions: Sequence[AIFunction] | None = None) -> str:
+        """The text of a conversation, up to where the answer begins."""
+        dicts = [as_dict(message, self._reasoning_key) for message in messages]
+        return self.template.render(dicts, as_tools(functions), variables=self._variables)
+
+    def _is_shown(self, key: str) -> bool:
+        return re.search(rf"\.{key}\b|['\"]{key}['\"]", self.template.source) is not None
+
+
+class PromptReader:
+    """Prompts in any form as tokens. The last ones are remembered. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._known: OrderedDict[str, array] = OrderedDict()
+        self._num_known = 0
+        self._lock = threading.Lock()
+        self.num_tokens = lru_cache(MOST_MESSAGES)(lambda text: len(self._encode(text)))
+        """Number of tokens of a text alone."""
+        self._encode("a")  # settles truncation, which a tokenizer's file may ask for: from then on threads may share it
+
+    def read(self, prompt: Any) -> list[int]:
+        """The tokens of a text, in which special tokens stand by their names; of a list or tensor of ids; or of a
+        tokenizer's output. Raises TypeError and ValueError for anything else."""
+        if not isinstance(prompt, str):
+            rows = read_prompts(prompt, None, self._vocab_size).rows
+            if len(rows) != 1:
+                raise ValueError(f"build_prompt must give one prompt, and gave {len(rows)}")
+            return rows[0]
+        with self._lock:
+            if (known := self._known.get(prompt)) is not None:
+                self._known.move_to_end(prompt)
+                return known.tolist()
+        tokens = self._encode(prompt)
+        self._remember(prompt, array("i", tokens))
+        return tokens
+
+    def end_of(self, prompt: Any, tokens: list[int]) -> str:
+        """The text that a prompt ends with."""
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(tokens[-NUM_LAST:])
+
+    def are_too_long(self, messages: Sequence[ChatMessage], most: int) -> int:
+        """Number of tokens of what the messages say, without what a template adds, if that is more than `most`; else 0.
+        Cheap for messages that were counted before."""
+        texts = [(text_of(message) or "").strip() for message in messages]
+        if sum(map(len, texts)) <= most:  # a token of less than a character is rare, and the exact number comes next
+            return 0
+        num_tokens = sum(map(self.num_tokens, texts))
+        return num_tokens if num_tokens > most else 0
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _remember(self, prompt: str, tokens: array) -> None:
+        with self._lock:
+            if prompt in self._known or len(tokens) > MOST_TOKENS:
+                return
+            self._known[prompt] = tokens
+            self._num_known += len(tokens)
+            while self._num_known > MOST_TOKENS:
+                self._num_known -= len(self._known.popitem(last=False)[1])

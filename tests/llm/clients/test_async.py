@@ -1,0 +1,293 @@
+"""Tasks of event loops that read what is generated: the same as threads read, while the loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+from pace.assets import TINY
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.clients import wakeups
+from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.generators import check_idle, make_generator
+
+STORY = "Once upon a time"
+SHORT = SamplingConfig(max_new_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def model():
+    with LLMModel(TINY, dtype="float32", progress=False) as model:
+        yield model
+
+
+def run(coroutine):
+    async def within():
+        return await asyncio.wait_for(coroutine, 60)
+
+    return asyncio.run(within())
+
+
+def slow(seconds: float = 0.02) -> SamplingConfig:
+    """As many tokens as there can be, each of which takes a while."""
+
+    def wait(ids, logits):
+        time.sleep(seconds)
+        return logits
+
+    return SamplingConfig(max_new_tokens=900, ignore_eos=True, logits_processors=[wait])
+
+
+def at_work(model: LLMModel) -> bool:
+    return any(True for _ in model._engine.scheduler.sequences())
+
+
+async def until_idle(model: LLMModel) -> None:
+    while at_work(model):
+        await asyncio.sleep(0.005)
+
+
+# -- the same as threads read ------------------------------------------------------------------------------------------
+
+
+def test_pieces_are_those_of_a_stream(model):
+    async def read():
+        return [piece async for piece in model.astream(STORY, SHORT)]
+
+    assert run(read()) == list(model.stream(STORY, SHORT))
+
+
+def test_events_are_those_that_threads_see(model):
+    config = SamplingConfig(max_new_tokens=12, num_return_sequences=3, do_sample=True, seed=4, logprobs=1)
+
+    async def read():
+        return [event async for event in model.add_request(STORY, config).aevents()]
+
+    def rows(events):
+        return [[event for event in events if event.row == row] for row in range(3)]
+
+    assert rows(run(read())) == rows(list(model.add_request(STORY, config).events()))
+
+
+def test_a_finished_request_is_read_from_its_beginning(model):
+    request = model.add_request(STORY, SHORT)
+    text = request.result().texts[0]
+
+    async def read():
+        return "".join([piece async for piece in request])
+
+    assert run(read()) == run(read()) == text
+
+
+def test_several_tasks_and_a_thread_read_one_request(model):
+    async def read():
+        request = model.add_request(STORY, SHORT)
+
+        async def text():
+            return "".join([piece async for piece in request])
+
+        return await asyncio.gather(text(), text(), asyncio.to_thread(lambda: "".join(request)))
+
+    assert run(read()) == model.generate(STORY, SHORT).texts * 3
+
+
+def test_two_loops_read_at_once(model):
+    texts = []
+
+    async def read():
+        texts.append("".join([piece async for piece in model.astream(STORY, SHORT)]))
+
+    threads = [threading.Thread(target=lambda: run(read())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert texts == model.generate(STORY, SHORT).texts * 4
+
+
+def test_a_chat_gives_its_events_to_tasks_once(model):
+    question = "What is the capital of Japan?"
+
+    async def read():
+        answer = model.chat(question, stream=True)
+        events = [event async for event in answer]
+        assert [event async for event in answer] == [] == list(answer)
+        return events, answer.output
+
+    events, output = run(read())
+    assert events == list(model.chat(question, stream=True)) and "".join(event.text for event in events) == output.text
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_served_is_told_with_the_first_piece(model):
+    async def read(prompt, config):
+        return [piece async for piece in model.astream(prompt, config)]
+
+    with pytest.raises(ValueError, match="prompt and output together"):
+        run(read([5] * 2000, None))
+    with pytest.raises(ValueError, match="astream gives the text of one continuation"):
+        run(read(STORY, SamplingConfig(num_return_sequences=2, do_sample=True)))
+
+
+def test_what_goes_wrong_with_a_request_is_raised(model):
+    def fail(ids, logits):
+        time.sleep(0.03)  # the tokens before are read by then
+        if ids.shape[1] > 8:
+            raise ArithmeticError("too long for me")
+        return logits
+
+    async def read():
+        pieces = []
+        with pytest.raises(ArithmeticError, match="too long for me"):
+            async for piece in model.astream(STORY, SamplingConfig(logits_processors=[fail])):
+                pieces.append(piece)
+        return pieces
+
+    assert run(read())
+
+
+# -- an end before its time --------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_cancelled_ends_its_generation(model):
+    async def play():
+        pieces = []
+
+        async def read():
+            async for piece in model.astream(STORY, slow()):
+                pieces.append(piece)
+
+        task = asyncio.create_task(read())
+        while len(pieces) < 3:
+            await asyncio.sleep(0.005)
+        began = time.perf_counter()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.perf_counter() - began < 5, "all tokens take eighteen seconds"
+        num_pieces = len(pieces)
+        await asyncio.wait_for(until_idle(model), 10)
+        assert num_pieces == len(pieces) < 30
+
+    run(play())
+
+
+def test_who_waits_hears_that_another_has_cancelled(model):
+    async def play():
+        request = model.add_request(STORY, slow())
+
+        async def read():
+            return [event async for event in request.aevents()]
+
+        readers = asyncio.gather(read(), read())
+        while len(request.tokens) < 3:
+            await asyncio.sleep(0.005)
+        request.cancel()
+        first, second = await asyncio.wait_for(readers, 5)
+        assert first == second and first[-1].finish_reason == "cancelled" and len(first) == len(request.tokens) + 1
+
+    run(play())
+
+
+@pytest.mark.parametrize("how", ["close", "break"])
+def test_an_iteration_that_is_left_ends_its_generation(model, how):
+    async def play():
+        stream = model.astream(STORY, slow())
+        async for _ in stream:
+            break
+        assert at_work(model)
+        if how == "close":
+            await stream.aclose()
+        else:
+            del stream
+            gc.collect()
+        await asyncio.wait_for(until_idle(model), 10)
+
+    run(play())
+
+
+def test_a_loop_that_ends_amid_a_generation_ends_it():
+    generator = make_generator(FakeModel(eos_bias=-50.0))
+
+    async def begin():
+        tokens = generator.add_request([1, 2], SamplingConfig(max_new_tokens=3000)).aevents()
+        return (await anext(tokens)).token
+
+    assert asyncio.run(begin()) == greedy(generator.engine.model, [1, 2], 1)[0]
+    check_idle(generator)
+
+
+# -- the loop goes on --------------------------------------------------------------------------------------------------
+
+
+def test_the_loop_goes_on_while_steps_are_slow(model):
+    async def play():
+        stream, turns = model.astream(STORY, slow(0.3)), 0
+        task = asyncio.create_task(anext(stream))
+        while not task.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        await stream.aclose()
+        return turns
+
+    assert run(play()) > 20
+
+
+def test_the_loop_has_turns_while_a_long_text_is_read(model):
+    request = model.add_request(STORY, SamplingConfig(max_new_tokens=400, ignore_eos=True))
+    request.result()
+
+    async def play():
+        turns = 0
+
+        async def count():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        other = asyncio.create_task(count())
+        num_events = len([event async for event in request.aevents()])
+        other.cancel()
+        return num_events, turns
+
+    num_events, turns = run(play())
+    assert num_events == 401 and turns >= 401 // 32
+
+
+def test_one_wake_is_for_all_requests(model):
+    """Many requests of a hundred steps wake the loop for their first tokens, their ends, and now and then between."""
+    config, num_requests = SamplingConfig(max_new_tokens=100, ignore_eos=True), 8
+
+    async def read():
+        loop, wakes = asyncio.get_running_loop(), []
+        call = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *arguments, **options: wakes.append(1) or call(*arguments, **options)
+
+        async def follow(request):
+            return len([event async for event in request.aevents()])
+
+        numbers = await asyncio.gather(*[follow(model.add_request(STORY, config)) for _ in range(num_requests)])
+        return numbers, len(wakes)
+
+    numbers, num_wakes = run(read())
+    assert numbers == [101] * num_requests and 3 <= num_wakes <= 100 + 2 * num_requests
+
+
+def test_loops_that_are_gone_are_forgotten(model):
+    async def read():
+        async for _ in model.astream(STORY, SHORT):
+            pass
+
+    gc.collect()
+    before = len(wakeups._of_loops)
+    for _ in range(3):
+        asyncio.run(read())
+    gc.collect()
+    assert len(wakeups._of_loops) <= before
