@@ -3,6 +3,7 @@ says."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -41,18 +42,10 @@ def commands(wheel, tmp_path_factory):
     home = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
     site = next((home / "lib").glob("python*")) / "site-packages"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        home / "bin" / "python",
-        "install",
-        "--quiet",
-        "--no-deps",
-        wheel,
-    ]
-    subprocess.run(install, check=True, timeout=120, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
+    install = [*pip, "install", "--quiet", "--no-deps", wheel]
+    apart = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(install, check=True, timeout=120, capture_output=True, env=apart, cwd=home)
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home / "bin"
 
