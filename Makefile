@@ -1,5 +1,5 @@
 # make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make conformance   make format   make emulate   make sanitize
-# make clean
+# make wheel   make clean
 # Each needs Python 3.11 and the package index, all but format and clean g++ 12; the second time they start at once.
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py t
     tests/test_end_to_end.py
 QUICK_WORDS := "(not test_oracle or llama) and not stress and not emulated"
 
-.PHONY: demo check test conformance format emulate sanitize clean
+.PHONY: demo check test conformance format emulate sanitize wheel clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/pace_llm_basic.py $(ARGS)
@@ -46,8 +46,12 @@ emulate: $(VENV)/test.stamp
 sanitize: $(VENV)/test.stamp
 	PATH="$(abspath $(BIN)):$$PATH" tests/csrc/sanitize.sh $(ARGS)
 
+# In dist/, for machines with this Python: tests/project/test_wheel.py says what it may need of them.
+wheel: $(VENV)/pyvenv.cfg
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf build build-* $(VENV) *.egg-info pace/_C*.so .pytest_cache .hypothesis
+	rm -rf build build-* dist $(VENV) *.egg-info pace/_C*.so .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:

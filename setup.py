@@ -1,11 +1,14 @@
-"""Builds pace/_C by running CMake; everything else is in pyproject.toml."""
+"""Builds pace/_C by running CMake, and names a wheel by the oldest system it runs on; everything else is in
+pyproject.toml."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -40,4 +43,22 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True)
 
 
-setup(ext_modules=[Extension("pace._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+class Wheel(bdist_wheel):
+    """Says which glibc the extension needs (PEP 600), once it is built. It needs no other library but the system's own:
+    libstdc++ is linked into it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        python, abi, platform = super().get_tag()
+        built = sorted(Path(self.get_finalized_command("build").build_lib).glob("pace/_C.*.so"))
+        if built and platform.startswith("linux_"):
+            platform = platform.replace("linux", "manylinux_{}_{}".format(*newest_glibc(built[0])), 1)
+        return python, abi, platform
+
+
+def newest_glibc(library: Path) -> tuple[int, int]:
+    """The version of glibc that the newest symbol is of which `library` wants."""
+    shown = subprocess.run(["readelf", "--version-info", "--wide", library], check=True, capture_output=True, text=True)
+    return max((int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", shown.stdout))
+
+
+setup(ext_modules=[Extension("pace._C", sources=[])], cmdclass={"build_ext": CMakeBuild, "bdist_wheel": Wheel})

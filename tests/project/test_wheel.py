@@ -1,0 +1,114 @@
+"""The wheel: installed into a bare environment without a compiler, it runs on any x86-64 with the glibc that its name
+says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import pace
+
+ROOT = Path(__file__).parents[2]
+NEWEST_GLIBC = (2, 34)
+"""Of Debian 12, Ubuntu 22.04 and RHEL 9. README.md names it."""
+SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built with the packages of this environment, in the tree's own build folder."""
+    for module in ("pybind11", "setuptools", "cmake", "ninja"):
+        pytest.importorskip(module)
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = folder.glob("pace_llm-*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def commands(wheel, tmp_path_factory):
+    """The folder of `pace` and `python` in an environment that has the wheel; packages that it depends on come from this
+    one."""
+    home = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
+    site = next((home / "lib").glob("python*")) / "site-packages"
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
+    install = [*pip, "install", "--quiet", "--no-deps", wheel]
+    apart = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(install, check=True, timeout=120, capture_output=True, env=apart, cwd=home)
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin"
+
+
+def run(commands: Path, *command: str, said: str = "", **variables: str) -> str:
+    """What a command prints where there is no compiler, and nothing of this checkout."""
+    clean = {"PATH": str(commands), "HOME": str(commands.parent), "PYTHONSAFEPATH": "1", **variables}
+    done = subprocess.run(
+        command, env=clean, cwd=commands.parent, input=said, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_its_name_says_which_systems_it_runs_on(wheel):
+    version, python, abi, platform = wheel.stem.split("-")[1:]
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    assert (version, python, abi) == (pace.__version__, tag, tag)
+    major, minor = map(int, re.fullmatch(r"manylinux_(\d+)_(\d+)_x86_64", platform).groups())
+    assert (major, minor) <= NEWEST_GLIBC
+    assert f"glibc {NEWEST_GLIBC[0]}.{NEWEST_GLIBC[1]}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf")
+def test_it_needs_no_library_but_the_systems_own(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as files:
+        (extension,) = (name for name in files.namelist() if re.match(r"pace/_C\..*so$", name))
+        files.extract(extension, tmp_path)
+    shown = subprocess.run(["readelf", "-d", tmp_path / extension], check=True, capture_output=True, text=True).stdout
+    assert set(re.findall(r"NEEDED.*\[(.*)\]", shown)) <= SYSTEM
+
+
+def test_it_has_every_instruction_set(commands):
+    program = "import pace; from pace import _C; print(pace.__file__); print(*_C.available_isas())"
+    path, isas = run(commands, "python", "-c", program).splitlines()
+    assert Path(path).is_relative_to(commands.parent), "the installed package, not this checkout"
+    from pace import _C
+
+    assert isas.split() == _C.available_isas()
+
+
+def test_two_commands_to_a_chat(commands):
+    assert "Paris" in run(commands, "pace", "chat", said="What is the capital of France?\n")
+
+
+def test_it_runs_on_the_least_cpu(commands):
+    """Of an x86-64 without AVX, as far as numpy and torch run there."""
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None:
+        pytest.skip("needs qemu-user")
+    program = (
+        "from pace.assets import TINY; from pace.llm import LLMModel, SamplingConfig; from pace import _C;"
+        "model = LLMModel(TINY, dtype='float32', num_threads=1, progress=False);"
+        "print(_C.isa(), model.generate('The capital of France is', SamplingConfig(max_new_tokens=2)).texts)"
+    )
+    python = str(commands / "python")
+    assert "generic" in run(commands, emulator, "-cpu", "Nehalem", python, "-c", program)
+
+
+def test_the_newest_change_is_of_this_version():
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == pace.__version__ and len(set(versions)) == len(versions)
+    tags = subprocess.run(
+        ["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    assert all(tag == f"v{pace.__version__}" for tag in tags if re.fullmatch(r"v\d+\.\d+\.\d+", tag))
