@@ -129,6 +129,14 @@ def guidance_pace(folder: Path, results: Path) -> None:
     _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT))
 
 
+def ray(folder: Path, results: Path) -> None:
+    """Our own tests of `pace.integrations.ray`, and its page: two replicas, one of which is killed; Ray Data."""
+    python = environment(folder, ["ray[data,serve]>=2.60,<3"])
+    files = ["tests/integrations/ray", "tests/integrations/test_extras.py"]
+    files += ["tests/project/test_pages.py::test_python_blocks_run_and_do_what_is_said[docs/scaling.md]"]
+    _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT), RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+
+
 GUIDANCE_MODELS = ["model_integration/library"] + [
     f"model_integration/test_{name}.py" for name in ("engine", "grammar", "model")
 ]
@@ -159,6 +167,7 @@ SUITES = {
             partial(guidance_tests, GUIDANCE_LLAMA_CPP),
         ),
         Suite("guidance_pace", "our tests of `Pace`, with guidance's llguidance", guidance_pace),
+        Suite("ray", "our tests of `pace.integrations.ray`", ray),
     )
 }
 

@@ -37,7 +37,7 @@ MOST_FILES = 15
 """Modules of one folder, side by side."""
 HUB = {"transformers", "huggingface_hub"}
 """Only hf_utils imports these."""
-EXTRAS = {"guidance"}
+EXTRAS = {"guidance", "ray"}
 """Libraries that only their rooms in pace.integrations import."""
 
 
