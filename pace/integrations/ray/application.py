@@ -17,7 +17,6 @@ from pace.llm.models.model_utils import read_threads
 ONGOING = 1024
 """Requests of a replica, and of an ingress, at once. The replica's own queue ends far before: it knows what a request
 costs, and how long one that is refused should wait."""
-HEALTH_PERIOD, HEALTH_SECONDS = 10.0, 30.0
 
 
 def app(args: dict[str, Any]) -> serve.Application:
@@ -34,8 +33,6 @@ def app(args: dict[str, Any]) -> serve.Application:
         max_ongoing_requests=ONGOING,
         request_router_config=router,
         graceful_shutdown_timeout_s=drain_seconds,
-        health_check_period_s=HEALTH_PERIOD,
-        health_check_timeout_s=HEALTH_SECONDS,
     )
     ingress = serve.deployment(Ingress, name="ingress").options(
         num_replicas=asked.num_ingress_replicas,

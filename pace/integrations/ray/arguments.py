@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -50,9 +49,11 @@ class Arguments:
 def read_arguments(given: dict[str, Any]) -> Arguments:
     """`given`: values as the command line has them, or as YAML does. Raises ValueError that names what is wrong with
     them."""
+    parser = _parser()
+    known = _names(parser)
     for name in given:
-        _check_known(name)
-    found = _parser().parse_args([word for name, value in given.items() for word in _words(name, value)])
+        _check_known(name, known)
+    found = parser.parse_args([word for name, value in given.items() for word in _words(name, value)])
     scaling = {name: getattr(found, name) for name in SCALING if getattr(found, name) is not None}
     autoscaling = {name: scaling[name] for name in AUTOSCALING if name in scaling}
     if autoscaling and "max_replicas" not in autoscaling:
@@ -87,17 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options() -> Iterable[str]:
-    """Names that are understood."""
-    actions = [action for action in _parser()._actions if action.option_strings]
-    names = (action.option_strings[0].removeprefix("--").replace("-", "_") for action in actions)
-    return ["model", *(name for name in names if name not in PROXYS)]
+def _names(parser: argparse.ArgumentParser) -> list[str]:
+    """Of the arguments that are understood."""
+    options = [action.option_strings[0] for action in parser._actions if action.option_strings]
+    return ["model", *(option.removeprefix("--").replace("-", "_") for option in options)]
 
 
-def _check_known(name: str) -> None:
+def _check_known(name: str, known: list[str]) -> None:
     if name in PROXYS:
         raise ValueError(f"{name}: Ray's proxy holds the connections; see http_options of Ray Serve")
-    known = _options()
     if name not in known:
         near = get_close_matches(name, known, 1)
         raise ValueError(f"there is no argument {name}" + (f"; did you mean {near[0]}?" if near else ""))

@@ -25,8 +25,8 @@ from pace.server.network.security import Gate
 from pace.server.options import ServeOptions
 from pace.server.wire.form import data_event, named_event
 
-LOOK_SECONDS = 10.0
-"""Until a replica takes a request that it answers without its engine."""
+TAKE_SECONDS, LOOK_SECONDS = 60.0, 10.0
+"""Until a replica has taken a request, and one that it answers without its engine: all may be starting."""
 PASSED_ON = ("type", "http_version", "method", "path", "query_string", "headers", "scheme", "pace")
 """What replicas need of a scope."""
 EVENTS = "text/event-stream"
@@ -68,7 +68,7 @@ class Forward:
         try:
             if scope["method"] == "POST":
                 body = await http.read_body(scope, receive, self._limits.body_bytes)
-                key, seconds = prefix_key(body, scope["pace"]["salt"]), self._limits.max_wait
+                key, seconds = prefix_key(body, scope["pace"]["salt"]), TAKE_SECONDS
             async with http.cancelled_when_gone(receive):
                 await self._pass_on(scope, body, key, seconds, send)
         except http.ClientGone:

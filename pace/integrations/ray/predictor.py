@@ -11,6 +11,9 @@ import numpy as np
 from pace.integrations.ray.threads import assigned_threads
 from pace.llm import LLMModel, SamplingConfig
 
+AT_ONCE = 128
+"""Rows in the engine: twice those of a step, so that it never waits for one."""
+
 
 class Predictor:
     """Continues the prompts, or answers the conversations, of a column. One engine an actor, with as many threads as the
@@ -58,8 +61,7 @@ class Predictor:
         if "num_threads" in load_options:
             raise TypeError("num_threads is num_cpus of map_batches: as many threads as the actor has CPUs")
         self._model = LLMModel(model, **{"progress": False, **load_options}, num_threads=assigned_threads())
-        num_at_once = 2 * self._model._engine.scheduler.max_sequences_per_step
-        self._threads = ThreadPoolExecutor(num_at_once, "pace-rows")
+        self._workers = ThreadPoolExecutor(AT_ONCE, "pace-rows")
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The batch with the columns that were asked for. Its rows share the steps of the engine. Raises KeyError for a
@@ -68,7 +70,7 @@ class Predictor:
             raise KeyError(f"there is no column {self._column!r}; there are {', '.join(batch)}")
         if taken := [name for name in self._outputs if name in batch]:
             raise ValueError(f"the batch has a column {taken[0]!r} already: give another name")
-        rows = list(self._threads.map(self._answer, batch[self._column]))
+        rows = list(self._workers.map(self._answer, batch[self._column]))
         columns = {self._texts: 0, self._finish_reasons: 1, self._errors: 2}
         written = {name: [row[part] for row in rows] for name, part in columns.items() if name is not None}
         return {**batch, **{name: np.array(values, dtype=object) for name, values in written.items()}}

@@ -35,11 +35,17 @@ class Cluster:
         ray.shutdown()
 
     @contextmanager
-    def serving(self, *arguments: str, target: str = "pace.integrations.ray:app") -> Iterator[App]:
-        """What `serve run TARGET ARGUMENTS` serves, until Ctrl-C."""
-        port = _free_port()
+    def serving(self, *arguments: str) -> Iterator[App]:
+        """What `serve run pace.integrations.ray:app ARGUMENTS` serves, until Ctrl-C."""
+        port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        command = [Path(sys.executable).with_name("serve"), "run", "--address", self.address, target, *arguments]
+        with self.running(port, "pace.integrations.ray:app", *arguments) as app:
+            yield app
+
+    @contextmanager
+    def running(self, port: int, *arguments: str) -> Iterator[App]:
+        """What `serve run ARGUMENTS` serves at a port, until Ctrl-C."""
+        command = [Path(sys.executable).with_name("serve"), "run", "--address", self.address, *arguments]
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -135,7 +141,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
         time.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

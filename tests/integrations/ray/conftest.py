@@ -21,8 +21,11 @@ def cluster():
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def app(cluster):
     """Two replicas of one thread each, started by the one command."""
+    from tests.integrations.ray.cluster import wait_until
+
     with cluster.serving("num_replicas=2", "num_threads=1", "kv_cache_bytes=64MiB", "served_model_name=tiny") as app:
+        wait_until(lambda: len(app.replicas) == 2)  # it is ready with the first
         yield app

@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 
 import pytest
+from ray import serve
 
 from pace.assets import TINY
+from pace.integrations.ray import app as application
 from pace.llm import LLMModel, SamplingConfig
 from tests.integrations.ray.cluster import processes, wait_until
 from tests.server.serving import ANSWER, QUESTION, Reply, request_bytes, text_of
@@ -178,6 +180,23 @@ def test_an_ingress_killed_under_load_loses_nothing_silently(app, long_text):
     assert outcomes <= {"whole", "error", "closed", "status 500"}, outcomes
     wait_until(app.is_ready)
     assert outcome(app, True, long_text) == "whole"
+
+
+def test_a_replica_that_is_removed_finishes_what_it_has(app, long_text):
+    stopped = threading.Event()
+
+    def load(number: int) -> set[str]:
+        outcomes = set()
+        while not stopped.is_set():
+            outcomes.add(outcome(app, number % 2 == 0, long_text))
+        return outcomes
+
+    with ThreadPoolExecutor(8) as threads:
+        loads = [threads.submit(load, number) for number in range(8)]
+        serve.run(application({"num_replicas": 1, "num_threads": 1, "kv_cache_bytes": "64MiB"}))
+        wait_until(lambda: len(processes(ENGINE)) == 1)
+        stopped.set()
+    assert set.union(*(one.result() for one in loads)) == {"whole"}
 
 
 def test_an_engine_that_is_stuck_is_replaced():
