@@ -170,6 +170,14 @@ def page(folder: Path, results: Path) -> None:
     )  # fmt: skip
 
 
+def ray(folder: Path, results: Path) -> None:
+    """Our own tests of `pace.integrations.ray`, and its page: two replicas, one of which is killed; Ray Data."""
+    python = environment(folder, ["ray[data,serve]>=2.60,<3"])
+    files = ["tests/integrations/ray", "tests/integrations/test_extras.py"]
+    files += ["tests/project/test_pages.py::test_python_blocks_run_and_do_what_is_said[docs/scaling.md]"]
+    _pytest(python, files, results, ROOT, PYTHONPATH=str(ROOT), RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+
+
 GUIDANCE_MODELS = ["model_integration/library"] + [
     f"model_integration/test_{name}.py" for name in ("engine", "grammar", "model")
 ]
@@ -206,6 +214,7 @@ SUITES = {
         Suite("guidance_pace", "our tests of `Pace`, with guidance's llguidance", guidance_pace),
         Suite("lm_eval_pace", "our tests of lm-eval's model type `pace`", lm_eval_pace),
         Suite("integrations_page", "the programs of [integrations.md](integrations.md)", page),
+        Suite("ray", "our tests of `pace.integrations.ray`", ray),
     )
 }
 

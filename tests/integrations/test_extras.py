@@ -23,9 +23,10 @@ def import_with(monkeypatch):
     return import_with
 
 
-@pytest.mark.parametrize("name", ["guidance", "kani"])
+@pytest.mark.parametrize("name", ["guidance", "kani", "lm_eval", "ray"])
 def test_it_is_missing(import_with, name):
-    with pytest.raises(ModuleNotFoundError, match=rf'pip install "pace-llm\[{name}\]"'):
+    extra = name.replace("_", "-")
+    with pytest.raises(ModuleNotFoundError, match=rf'pip install "pace-llm\[{extra}\]"'):
         import_with(name, None)
 
 
@@ -38,7 +39,8 @@ def test_a_package_without_contents_is_none(import_with):
 @pytest.mark.parametrize(
     ("name", "wanted", "version"),
     [("guidance", "guidance 0.3", version) for version in ("0.2.5", "0.4.0", "1.0")]
-    + [("kani", "kani 1.7 and later", version) for version in ("1.6.2", "2.0.0", "0.9")],
+    + [("kani", "kani 1.7 and later", version) for version in ("1.6.2", "2.0.0", "0.9")]
+    + [("ray", "ray 2.60.*", version) for version in ("1.13.0", "2.59.1", "3.0.0")],
 )
 def test_it_is_of_another_version(import_with, name, wanted, version):
     other = types.ModuleType(name)
@@ -48,6 +50,6 @@ def test_it_is_of_another_version(import_with, name, wanted, version):
 
 
 def test_pace_itself_needs_none_of_them(monkeypatch):
-    for name in ("guidance", "kani"):
+    for name in ("guidance", "kani", "lm_eval", "ray"):
         monkeypatch.setitem(sys.modules, name, None)
     assert importlib.import_module("pace.integrations") is not None

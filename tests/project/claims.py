@@ -130,6 +130,13 @@ CLAIMS = {
             function = answer.choices[0].message.tool_calls[0].function
             assert (function.name, function.arguments) == ("get_weather", '{"city": "Rome"}')""",
     },
+    "docs/scaling.md": {
+        "map_batches(": """
+            from pace.llm import LLMModel, SamplingConfig
+            prompts, config = [row["question"] for row in rows], SamplingConfig(max_new_tokens=16)
+            assert [row["answer"] for row in rows] == LLMModel(TINY).generate(prompts, config).texts
+            assert len(rows) == 3 and not any(row["error"] for row in rows)""",
+    },
     "docs/quantization.md": {
         "careful": """
             layouts = {part: matrix.plan.layouts.get(part) for matrix in model._model.matrices() for part in matrix.parts}

@@ -38,7 +38,7 @@ MOST_FILES = 15
 """Modules of one folder, side by side."""
 HUB = {"transformers", "huggingface_hub"}
 """Only hf_utils imports these."""
-EXTRAS = {"guidance", "kani", "lm_eval"}
+EXTRAS = {"guidance", "kani", "lm_eval", "ray"}
 """Libraries that only their rooms in pace.integrations import."""
 
 

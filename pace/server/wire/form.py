@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pace.server.answers import Piece, Usage
 from pace.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from pace.server.answers import Piece, Usage
 
 
 class WireForm(Protocol):

@@ -1,0 +1,52 @@
+"""The application: `serve run pace.integrations.ray:app model=PATH num_replicas=2 num_threads=8`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from pace.integrations.ray.arguments import Arguments, read_arguments
+from pace.integrations.ray.ingress import Ingress
+from pace.integrations.ray.replica import Replica
+from pace.integrations.ray.routing import PrefixRouter
+from pace.llm.loading import LoadOptions
+from pace.llm.models.model_utils import read_threads
+
+ONGOING = 1024
+"""Requests of a replica, and of an ingress, at once. The replica's own queue ends far before: it knows what a request
+costs, and how long one that is refused should wait."""
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """An application of Ray Serve. `args`: see `pace.integrations.ray.arguments`. Raises ValueError or TypeError that
+    names what is wrong with them."""
+    asked = read_arguments(args)
+    LoadOptions(**asked.load)  # raises what no model goes with
+    num_threads = _threads(asked)
+    drain_seconds = asked.serve.limits.drain_seconds
+    router = RequestRouterConfig(request_router_class=PrefixRouter, request_router_kwargs={"balance": asked.balance})
+    replicas = serve.deployment(Replica, name="engine").options(
+        **({"autoscaling_config": asked.autoscaling} if asked.autoscaling else {"num_replicas": asked.num_replicas}),
+        ray_actor_options={"num_cpus": num_threads},
+        max_ongoing_requests=ONGOING,
+        request_router_config=router,
+        graceful_shutdown_timeout_s=drain_seconds,
+    )
+    ingress = serve.deployment(Ingress, name="ingress").options(
+        num_replicas=asked.num_ingress_replicas,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=ONGOING,
+        graceful_shutdown_timeout_s=drain_seconds,
+    )
+    return ingress.bind(replicas.bind(asked.serve, asked.load), asked.serve)
+
+
+def _threads(asked: Arguments) -> int:
+    """Threads of a replica: for one, those that `pace serve` would have on this machine."""
+    if asked.num_threads is not None:
+        return read_threads(asked.num_threads)[0]
+    if asked.num_replicas > 1 or asked.autoscaling:
+        raise ValueError("num_threads: say how many threads, and so CPUs, each of several replicas has")
+    return read_threads(None)[0]
