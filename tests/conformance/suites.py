@@ -164,7 +164,7 @@ def lm_eval_pace(folder: Path, results: Path) -> None:
 
 def page(folder: Path, results: Path) -> None:
     """The blocks of docs/integrations.md."""
-    python = environment(folder, ["langchain-openai", "litellm", "kani[openai]", "guidance>=0.3,<0.4"])
+    python = environment(folder, ["langchain-openai", "litellm", "kani[openai]"])
     _pytest(
         python, ["tests/project/test_pages.py"], results, ROOT, "-k", "of_other_tools", PYTHONPATH=str(ROOT)
     )  # fmt: skip

@@ -60,8 +60,6 @@ CLAIMS = {
             assert "Madrid" in answer.choices[0].message.content and answer.usage.completion_tokens > 3""",
         "kani": """
             assert "Rome" in said""",
-        "guidance": """
-            assert lm["city"] in ("Paris", "Tokyo", "Rome") and "Japan" in str(lm)""",
     },
     "docs/guidance.md": {
         "gen, regex": """

@@ -28,7 +28,8 @@ def wheel(tmp_path_factory):
     for module in ("pybind11", "setuptools", "cmake", "ninja"):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder]
+    command += [f"--config-settings=--build-option=--bdist-dir={folder / 'build'}", ROOT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.glob("pace_llm-*.whl")
