@@ -101,7 +101,7 @@ class PaceEngine(BaseEngine):
         manner = plain if self._prompts is None else self._prompts.template
         self._planner = TurnPlanner(manner, parser is not None, constrain_tool_calls)
         self._reader = PromptReader(self._tokenizer, self._model._engine.model.vocab_size)
-        self._markers = () if parser else [token.content for token in self._tokenizer.added_tokens_decoder.values()]
+        self._markers = [] if parser else self._planner.markers
         self._shows_reasoning = show_reasoning_in_stream
         self._slots = Slots(max_concurrency)
 

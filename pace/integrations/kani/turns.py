@@ -30,6 +30,15 @@ class TurnPlanner:
         self._is_parsed = is_parsed
         self._constrains = constrains
 
+    @property
+    def markers(self) -> list[str]:
+        """What parsers look for in a text: added tokens, and what stands around calls and thoughts."""
+        format, reasoning = self._manner.format, self._manner.reasoning
+        found = [format.opening, format.trigger, format.tail, format.closing]
+        found += [reasoning.opening, reasoning.closing] if reasoning else []
+        added = [token.content for token in self._manner.tokenizer.added_tokens_decoder.values()]
+        return [marker.strip() for marker in (*found, *added)]
+
     def plan(
         self,
         prompt: str,

@@ -179,18 +179,19 @@ def test_a_call_that_is_cut_off_is_not_made(engine, run):
 def test_thoughts_are_parted_from_the_text(make_engine, model, monkeypatch, run, parser):
     """Of a model that thinks: the template says so, and a script has it think."""
     monkeypatch.setattr(model.tokenizer, "chat_template", model.tokenizer.chat_template + "{# <think> </think> #}")
-    script = Script(model.tokenizer, {"What is 2 + 2?<|end|><|assistant|>": "<think>Let me see.</think>It is 4."})
+    asked = {"Who are you?": "I am Tiny.", "What is 2 + 2?": "<think>Let me see.</think>It is 4."}
+    script = Script(model.tokenizer, asked)
     engine = make_engine(logits_processors=[script], parser="auto" if parser == "pace's" else None)
     chat = Kani(engine if parser == "pace's" else Qwen3Parser(engine))
 
-    async def asked():
+    async def streamed():
         stream = chat.chat_round_stream("What is 2 + 2?")
         return [piece async for piece in stream], await stream.message()
 
-    pieces, message = run(asked())
+    pieces, message = run(streamed())
     assert "".join(pieces) == "It is 4."
     assert message.content == [ReasoningPart(content="Let me see."), "It is 4."]
-    assert run(chat.chat_round_str("What is the capital of Japan?")) == "The capital of Japan is Tokyo."
+    assert run(chat.chat_round_str("Who are you?")) == "I am Tiny."
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
