@@ -21,6 +21,9 @@ from pace.integrations.ray.arguments import BALANCE
 START_CHARACTERS = 1024
 """Of a prompt without turns: further on, texts that go on growing would change their key."""
 START_TOKENS = 256
+FEW = 8
+"""Requests that a replica always takes: steps of so few sequences are bound by reading the weights, and take little
+longer than those of one. A prompt that is read once more takes longer."""
 
 T = TypeVar("T")
 
@@ -69,8 +72,8 @@ def _start_of_text(prompt: Any) -> Any:
 
 def ranking(key: str, replicas: Sequence[T], names: Sequence[str], loads: Sequence[int], balance: float) -> list[T]:
     """The replicas in the order in which they should be asked for `key`: by score, but for those that have `balance`
-    times the average of `loads` already, which come last."""
-    most = math.ceil(balance * (sum(loads) + 1) / len(replicas))
+    times the average of `loads` already, and not just FEW, which come last."""
+    most = max(FEW, math.ceil(balance * (sum(loads) + 1) / len(replicas)))
     scores = [hashlib.blake2b(f"{key}/{name}".encode(), digest_size=8).digest() for name in names]
     order = sorted(range(len(replicas)), key=lambda i: (loads[i] < most, scores[i]), reverse=True)
     return [replicas[i] for i in order]

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from pace.integrations.ray.routing import START_CHARACTERS, prefix_key, ranking
+from pace.integrations.ray.routing import FEW, START_CHARACTERS, prefix_key, ranking
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 HELLO, ANSWER, MORE = (
@@ -86,4 +86,6 @@ def test_a_replica_that_is_far_above_the_average_comes_last():
     passed_by = ranking("k", NAMES, NAMES, loads(20, 10), 1.25)
     assert passed_by[0] == second and passed_by[-1] == first
     assert ranking("k", NAMES, NAMES, loads(20, 10), 4.0)[0] == first
+    assert ranking("k", NAMES, NAMES, loads(FEW - 1, 0), 1.25)[0] == first
+    assert ranking("k", NAMES, NAMES, loads(FEW, 0), 1.25)[0] == second
     assert all(sorted(ranking("k", NAMES, NAMES, [n] * 4, 1.0)) == NAMES for n in range(3))
