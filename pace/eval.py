@@ -132,7 +132,8 @@ def evaluate(
 
     `reference`: the model to compare with, of the same tokenizer. `progress`: a bar, on a terminal or in a notebook.
 
-    **Memory**: 16 MB of logits for each model, or 128 rows if that is more, and a few numbers for each token. A text is tokenised as a whole.
+    **Memory**: 16 MB of logits for each model, or 128 rows if that is more, and a few numbers for each token. A text is
+    tokenised as a whole.
     **Numerics**: softmax, its differences and all sums in float64, of logits in float32.
 
     Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and

@@ -114,6 +114,7 @@ def said(chat: TerminalProcess, file: Path) -> list[str]:
 
 def test_a_paste_is_one_text(start, tmp_path):
     with start("chat") as chat:
+        assert "\x1b[?2004h" in chat.seen, "the terminal is asked to mark pastes"
         chat.paste("What is\n  7\n+ 8?")
         chat.type("\r")
         chat.read_until("8?", "> ")
@@ -146,6 +147,16 @@ def test_keys_during_an_answer_are_forgotten(start):
         assert "zzz" not in answer and "qqq" not in answer and "^C" not in answer
         chat.type("/set top_k 3\r")
         assert "zzz" not in chat.read_until("top_k=3", "> ")
+
+
+def test_lines_during_an_answer_are_no_questions(start, tmp_path):
+    """Also where the answer ends by itself: Ctrl-C would forget them in any case."""
+    with start("chat", "--max-new-tokens", "600", "--ignore-eos") as chat:
+        chat.type(f"{STORY}\r")
+        chat.read_until("fox.", "a")
+        chat.type("zzz\rqqq")
+        chat.read_until("cut off after 600 tokens", "> ")
+        assert said(chat, tmp_path / "talk.json") == [STORY]
 
 
 def test_history_is_there_in_the_next_run(start, tmp_path):

@@ -7,7 +7,7 @@ import signal
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from pace.cli.chat.history import History
@@ -89,7 +89,7 @@ class Terminal:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
+        self._set(termios.TCSADRAIN, self._settings)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -131,10 +131,14 @@ class Terminal:
         silent = [*self._settings]
         silent[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
         try:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+            self._set(termios.TCSADRAIN, silent)
             yield
         finally:
-            termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._settings)
+            self._set(termios.TCSAFLUSH, self._settings)
+
+    def _set(self, when: int, settings: list) -> None:
+        with suppress(termios.error):  # a terminal that is gone
+            termios.tcsetattr(sys.stdin, when, settings)
 
 
 def read_said(source: Terminal | Pipe) -> Said:
