@@ -16,6 +16,8 @@ import pytest
 
 import pace
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).parents[2]
 NEWEST_GLIBC = (2, 34)
 """Of Debian 12, Ubuntu 22.04 and RHEL 9. README.md names it."""
@@ -30,7 +32,7 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder]
     command += [f"--config-settings=--build-option=--bdist-dir={folder / 'build'}", ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.glob("pace_llm-*.whl")
     return file
