@@ -40,16 +40,25 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def commands(wheel, tmp_path_factory):
-    """The folder of `pace` and `python` in an environment that has the wheel; packages that it depends on come from this
-    one."""
+    """The folder of `pace` and `python` in a new environment that has the wheel, and what it depends on from the package
+    index. Where that is out of reach, the packages of this environment stand in for those."""
     home = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
     site = next((home / "lib").glob("python*")) / "site-packages"
     pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
-    install = [*pip, "install", "--quiet", "--no-deps", wheel]
     apart = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(install, check=True, timeout=120, capture_output=True, env=apart, cwd=home)
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def install(*arguments: str | Path) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [*pip, "install", "--quiet", *arguments], capture_output=True, text=True, timeout=600, env=apart, cwd=home
+        )
+
+    has_index = not install("--retries=0", "--timeout=5", "tqdm").returncode
+    dependencies = ["--constraint", ROOT / "constraints.txt"] if has_index else ["--no-deps"]
+    done = install(*dependencies, wheel)
+    assert done.returncode == 0, done.stderr
+    if not has_index:
+        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home / "bin"
 
 
