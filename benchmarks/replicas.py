@@ -38,7 +38,7 @@ PORT = 18123
 def main() -> None:
     options = arguments()
     model = str(ensure_checkpoint(options.shape, options.folder / options.shape)) if options.shape else str(TINY)
-    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=8, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     for name, replicas in APPLICATIONS.items():
         given = {"model": model, "tokenizer": str(TINY), "kv_cache_bytes": "512MiB", **replicas}

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pace.integrations.ray.arguments import BALANCE
 
@@ -85,6 +86,21 @@ class PrefixRouter(RequestRouter):
 
     def initialize_state(self, balance: float = BALANCE) -> None:
         self._balance = balance
+        self._sent: Counter[ReplicaID] = Counter()
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        self._sent[replica_id] += 1
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        super().on_request_completed(replica_id, internal_request_id)
+        self._sent[replica_id] -= 1
+        if self._sent[replica_id] <= 0:
+            del self._sent[replica_id]
+
+    def _load(self, replica_id: ReplicaID) -> int:
+        """Requests under way: what the replica has said last, of every ingress, or what this one has sent since."""
+        return max(self.replica_queue_len_cache.get(replica_id) or 0, self._sent[replica_id])
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -96,5 +112,5 @@ class PrefixRouter(RequestRouter):
         if not key:
             return [candidate_replicas]
         names = [replica.replica_id.unique_id for replica in candidate_replicas]
-        loads = [self.replica_queue_len_cache.get(replica.replica_id) or 0 for replica in candidate_replicas]
+        loads = [self._load(replica.replica_id) for replica in candidate_replicas]
         return [[replica] for replica in ranking(key, candidate_replicas, names, loads, self._balance)]

@@ -27,7 +27,9 @@ class Cluster:
     """In a `with` block, which applications come and go in."""
 
     def __enter__(self) -> Cluster:
-        context = ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+        context = ray.init(
+            "local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False
+        )
         self.address = context.address_info["gcs_address"]
         return self
 

@@ -14,7 +14,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("ray") else ["test_*.py"]
 @pytest.fixture(scope="session")
 def cluster():
     """Ray on this machine, with Ray Serve on a port that is free."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     from tests.integrations.ray.cluster import Cluster
 
     with Cluster() as cluster:

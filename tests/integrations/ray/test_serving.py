@@ -149,18 +149,15 @@ def test_a_replica_killed_under_load_loses_nothing_silently(app, long_text):
     killed = threading.Event()
 
     def load(number: int) -> list[str]:
-        """Outcomes until the replica is dead, and of three requests that begin after that."""
-        own = []
+        """Adds outcomes until the replica is dead; those of three requests that begin after that."""
         while not killed.is_set():
-            own.append(outcome(app, number % 2 == 0, long_text))
+            outcomes.append(outcome(app, number % 2 == 0, long_text))
         time.sleep(1)
-        later = [outcome(app, number % 2 == 0, long_text) for _ in range(3)]
-        outcomes.extend(own)
-        return later
+        return [outcome(app, number % 2 == 0, long_text) for _ in range(3)]
 
     with ThreadPoolExecutor(12) as threads:
         later = threads.map(load, range(12))
-        time.sleep(2)
+        wait_until(lambda: "whole" in outcomes and min(app.metric("pace:num_requests_running").values()) > 0)
         os.kill(first[0], signal.SIGKILL)
         killed.set()
         later = [one for own in later for one in own]
