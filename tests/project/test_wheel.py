@@ -32,7 +32,8 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder]
     command += [f"--config-settings=--build-option=--bdist-dir={folder / 'build'}", ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # cmake, ninja
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=tools)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.glob("pace_llm-*.whl")
     return file
