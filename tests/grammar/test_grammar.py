@@ -104,10 +104,10 @@ def test_depth_of_brackets(text: str, depth: int) -> None:
 
 
 def test_a_long_text_takes_no_long_look() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for text in ("[" * 250_000, '"' * 250_001, '["' * 125_000, "\\" * 250_000):
         bracket_depth(text)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_equal_grammars_are_equal() -> None:
