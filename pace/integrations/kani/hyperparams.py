@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from pace.llm import SamplingConfig
+from pace.llm.other_names import SAMPLING
+from pace.naming import meant
 
-ALIASES = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "stop": "stop_strings",
-    "repeat_penalty": "repetition_penalty",
-    "n": "num_return_sequences",
-}
-"""Names of OpenAI's API and of llama.cpp, and transformers' for the same."""
+ALIASES = {**SAMPLING, "repeat_penalty": "repetition_penalty"}
+"""Other names of fields; llama.cpp's, too."""
 TURN = {"tool_choice", "parallel_tool_calls"}
 """What is said of calls of tools, as OpenAI's API has it."""
 MORE = {"stop_token_ids", "top_logprobs"}
@@ -105,6 +100,5 @@ def _drawing(wanted: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _warn(name: str) -> None:
-    near = difflib.get_close_matches(name, [*FIELDS, *ALIASES, *TURN, *MORE], n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = meant(name, sorted({*FIELDS, *ALIASES, *TURN, *MORE}))
     warnings.warn(f"pace knows no hyperparameter {name}, and generates without it{hint}", stacklevel=4)

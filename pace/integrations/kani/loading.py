@@ -11,8 +11,8 @@ from pace.llm import LLMModel
 
 logger = logging.getLogger("pace")
 
-NAMES = {"torch_dtype": "dtype", "quantization_config": "quantization"}
-"""transformers' names of arguments of LLMModel."""
+NAMES = {"quantization_config": "quantization"}
+"""transformers' names of arguments of LLMModel, but for those that it takes itself."""
 NEEDLESS = {
     "low_cpu_mem_usage": "pace never holds a checkpoint twice",
     "use_safetensors": "pace reads what is there, and safetensors first",

@@ -84,6 +84,8 @@ class PaceLM(TemplateLM):
         self.tokenizer = self._model.get_tokenizer()
         if self.tokenizer is None:
             raise ValueError(f"tasks are texts, and {self._pretrained} has no tokenizer; name one with tokenizer=")
+        if max_length is not None and not 2 <= max_length <= self._model.max_seq_len:
+            raise ValueError(f"max_length must be from 2 to the model's {self._model.max_seq_len}; got {max_length}")
         self._at_once = _read_batch_size(batch_size, max_batch_size)
         self._max_length = max_length
         self._max_gen_toks = max_gen_toks
@@ -110,7 +112,7 @@ class PaceLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        return min(self._max_length or self._model.max_seq_len, self._model.max_seq_len)
+        return self._max_length or self._model.max_seq_len
 
     @property
     def max_gen_toks(self) -> int:
@@ -170,13 +172,7 @@ class PaceLM(TemplateLM):
     def _score(self, requests: list[Encoded]) -> list[tuple[float, bool]]:
         rows, starts = [], []
         for _, context, continuation in requests:
-            row = (context + continuation)[-(self.max_length + 1) :]
-            if len(row) < len(context) + len(continuation):
-                logger.warning(
-                    "a text of %d tokens loses its beginning: the model takes %d",
-                    len(context) + len(continuation),
-                    self.max_length + 1,
-                )
+            row = _end_of(context + continuation, self.max_length + 1)
             rows.append(row)
             starts.append(max(1, len(row) - len(continuation)))
         return [
@@ -236,15 +232,22 @@ class PaceLM(TemplateLM):
         config = SamplingConfig(
             max_new_tokens=max_new_tokens, stop_strings=[text for text in stop if text] or None, **wanted
         )
-        return self._model.add_request(self.tok_encode(context)[-room:], config), stop
+        return self._model.add_request(_end_of(self.tok_encode(context), room), config), stop
 
     def _windows(self, count: int) -> Iterator[list[int]]:
         for begin in range(0, count, self._at_once):
             yield list(range(begin, min(count, begin + self._at_once)))
 
 
+def _end_of(tokens: list[int], most: int) -> list[int]:
+    """The last of so many tokens. A text that loses its beginning is warned of."""
+    if len(tokens) > most:
+        logger.warning("a text of %d tokens loses its beginning: there is room for %d", len(tokens), most)
+    return tokens[-most:]
+
+
 def _read_batch_size(batch_size: int | str | None, largest: int | None) -> int:
-    """Of "4", 4, "auto" and "auto:4", which is the same as "auto" here."""
+    """The number in "4", 4, "auto" or "auto:4", which is the same as "auto" here."""
     if batch_size is None or str(batch_size).startswith("auto"):
         found = AT_ONCE
     elif str(batch_size).isdigit() and int(batch_size) > 0:

@@ -90,7 +90,7 @@ def test_values_that_cannot_be_are_told_by_the_callers_name(make_engine, run):
 
 
 def test_unknown_ones_are_warned_of(make_engine, run):
-    with pytest.warns(UserWarning, match="no hyperparameter max_new_token, and .* did you mean max_new_tokens"):
+    with pytest.warns(UserWarning, match="no hyperparameter max_new_token, and .* did you mean 'max_new_tokens'"):
         engine = make_engine(max_new_token=3)
     with pytest.warns(UserWarning, match="no hyperparameter use_cache"):
         assert run(engine.predict(STORY, use_cache=True, max_tokens=2)).completion_tokens == 2

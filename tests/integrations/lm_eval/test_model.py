@@ -117,6 +117,7 @@ def test_thoughts_are_left_out(model):
     "arguments, message",
     [
         (dict(pretrained=str(TINY), dtipe="float32"), "the model type pace has no dtipe"),
+        (dict(pretrained=str(TINY), max_length=5000), "max_length must be from 2 to the model's 1024; got 5000"),
         (dict(pretrained=str(TINY), batch_size="many"), "batch_size must be a number of requests"),
         (dict(pretrained=str(TINY), batch_size=0), "batch_size must be a number of requests"),
     ],
