@@ -28,7 +28,7 @@ class Quality:
     """Quantised at load, by the same config."""
     calibrated: Evaluation
     decode_tokens_per_second: dict[str, float]
-    """Of one sequence: "bfloat16", "uncalibrated", "calibrated"."""
+    """Rates of one sequence, by "bfloat16", "uncalibrated", "calibrated"."""
 
     @property
     def advice(self) -> str:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 NEWEST_GLIBC = (2, 34)
-"""Of Debian 12, Ubuntu 22.04 and RHEL 9. README.md names it."""
+"""Debian 12, Ubuntu 22.04 and RHEL 9 have it or a newer one. README.md names it."""
 SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 
 
@@ -105,7 +105,7 @@ def test_two_commands_to_a_chat(commands):
 
 
 def test_it_runs_on_the_least_cpu(commands):
-    """Of an x86-64 without AVX, as far as numpy and torch run there."""
+    """An x86-64 without AVX, the least that numpy and torch run on."""
     emulator = shutil.which("qemu-x86_64")
     if emulator is None:
         pytest.skip("needs qemu-user")

@@ -18,7 +18,7 @@ from pace.llm.chat.template import ChatTemplate
 from pace.llm.inputs import read_prompts
 
 MOST_TOKENS = 2**20
-"""Of prompts that are remembered, all together: 4 MB."""
+"""The length of all remembered prompts together: 4 MB."""
 MOST_MESSAGES = 1024
 """Whose number of tokens is remembered."""
 NUM_LAST = 32

@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(parser: argparse.ArgumentParser) -> list[str]:
-    """Of the arguments that are understood."""
+    """The names of the arguments that are understood."""
     options = [action.option_strings[0] for action in parser._actions if action.option_strings]
     return ["model", *(option.removeprefix("--").replace("-", "_") for option in options)]
 

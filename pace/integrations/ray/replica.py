@@ -22,7 +22,7 @@ GONE_SECONDS = 5.0
 """Time that an answer has to end once its client is gone."""
 
 Message = dict[str, Any]
-"""Of ASGI."""
+"""A message of ASGI."""
 
 
 class Replica:

@@ -20,7 +20,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from pace.integrations.ray.arguments import BALANCE
 
 START_CHARACTERS = 1024
-"""Of a prompt without turns: further on, texts that go on growing would change their key."""
+"""What counts of a prompt without turns: with more, a text that goes on growing would change its key."""
 START_TOKENS = 256
 FEW = 8
 """Requests that a replica always takes: steps of so few sequences are bound by reading the weights, and take little
@@ -63,7 +63,7 @@ def _start(request: dict[str, Any]) -> Any:
 
 
 def _start_of_text(prompt: Any) -> Any:
-    """Of several prompts, that of the first."""
+    """The first of several prompts stands for all."""
     if isinstance(prompt, str):
         return prompt[:START_CHARACTERS]
     if isinstance(prompt, list) and prompt:

@@ -30,7 +30,7 @@ class Record:
         """For the next event."""
         self.end_waiters = Waiters()
         self._news: tuple[News, ...] = ()
-        """Of tasks that wait for the next event."""
+        """How tasks hear of the next event."""
         self._lock = threading.Lock()
         self.events: list[tuple[int, int | TakenBack | None, TokenLogprob | None]] = []
         """(row, token, its log-probability); no token at the row's end, and TakenBack where tokens go."""

@@ -16,7 +16,7 @@ from pace.llm.sequence import Sequence, Span
 
 
 class Scores(NamedTuple):
-    """Of the tokens of a row from some place on, N of them."""
+    """What a model thinks of the tokens of a row from some place on, N of them."""
 
     logprobs: Tensor
     """float32 `[N]`: the log-probability of each, given all tokens before it."""

@@ -111,9 +111,8 @@ NO_MASKS = NoMasks()
 class MaskFiller:
     """Fills the masks of one step at a time.
 
-    Where the kernels have all CPUs, a thread beside them would take one from the middle of a piece of work that the
-    others then wait for, and it would contend with the engine's thread for the interpreter. Masks are filled at once
-    there, on all CPUs.
+    Where the kernels have all CPUs, a thread beside them would take one of those. The piece of work on it would wait, and
+    all kernels with it. So masks are filled at once there, on all CPUs, before the model runs.
     """
 
     def __init__(self, vocab_size: int) -> None:

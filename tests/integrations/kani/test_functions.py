@@ -177,7 +177,7 @@ def test_a_call_that_is_cut_off_is_not_made(engine, run):
 
 @pytest.mark.parametrize("parser", ["pace's", "kani's"])
 def test_thoughts_are_parted_from_the_text(make_engine, model, monkeypatch, run, parser):
-    """Of a model that thinks: the template says so, and a script has it think."""
+    """The template says that the model thinks, and a script has it think."""
     monkeypatch.setattr(model.tokenizer, "chat_template", model.tokenizer.chat_template + "{# <think> </think> #}")
     asked = {"Who are you?": "I am Tiny.", "What is 2 + 2?": "<think>Let me see.</think>It is 4."}
     script = Script(model.tokenizer, asked)
