@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pace.llm.configs import SamplingConfig
 from pace.llm.decoding.masks import TokenMask, fill_bits
 from tests.llm.fake_model import FakeModel
 
@@ -129,3 +130,7 @@ class MaskedModel(FakeModel):
                 if token not in allowed:
                     logits[token] = -torch.inf
         return logits
+
+
+def with_mask(config: SamplingConfig, mask: TokenMask | None, num_tokens: int = 24) -> SamplingConfig:
+    return config.copy().merge_from(SamplingConfig(max_new_tokens=num_tokens, token_mask=mask))
