@@ -144,6 +144,50 @@ void Program::linear(Value out, Columns x, const Norm& norm, const void* weight,
     });
 }
 
+void Program::gate(Columns x, Columns gate) {
+    record<GateOp>("gate", any_result(x), [=](GateOp& op, const Frame& frame) {
+        op.x = frame.at(x);
+        op.x_stride = x.value.columns;
+        op.rows = frame.rows_of(x.value);
+        op.k = x.count;
+        op.gate = frame.at(gate);
+        op.gate_stride = gate.value.columns;
+    });
+}
+
+void Program::route(Value out, Columns logits, const Router& router) {
+    record<RouteOp>("route", any_result(out), [=](RouteOp& op, const Frame& frame) {
+        op.logits = frame.at(logits);
+        op.logits_stride = logits.value.columns;
+        op.rows = frame.rows_of(out);
+        op.router = router;
+        op.routing = frame.at(out);
+    });
+}
+
+void Program::experts(Value out, const Mixture& mixture, const Value* residual) {
+    const bool adds = residual != nullptr;
+    const Value added = adds ? *residual : out;
+    const std::string name = "experts " + std::to_string(mixture.router.top_k) + " of " +
+                             std::to_string(mixture.router.experts) + ", " + std::to_string(out.columns) + " x " +
+                             std::to_string(mixture.x.count);
+    record<ExpertsOp>(name, any_result(out, added), [=](ExpertsOp& op, const Frame& frame) {
+        op.x = frame.at(mixture.x);
+        op.x_stride = mixture.x.value.columns;
+        op.rows = frame.rows_of(out);
+        op.norm = mixture.norm;
+        op.router = mixture.router;
+        const float* const choices = frame.at(mixture.choices);
+        op.routing = mixture.chooses ? nullptr : choices;
+        op.logits = mixture.chooses ? choices : nullptr;
+        op.gate_up = mixture.gate_up;
+        op.down = mixture.down;
+        op.activation = mixture.activation;
+        op.residual = adds ? frame.at(added) : nullptr;
+        op.out = frame.at(out);
+    });
+}
+
 void Program::norm_heads(HeadsOf heads, const Norm& norm) {
     record<HeadNormOp>("head norm", false, [=](HeadNormOp& op, const Frame& frame) {
         op.x = frame.at(heads);

@@ -71,6 +71,23 @@ def linear(
 ) -> None: ...
 def activation(kind: int, x: int, rows: int, k: int, y: int) -> None: ...
 
+# Mixtures of experts. `score`: of `SCORES` in pace/ops/experts.py; `choice_bias` and `bias`: addresses, or 0.
+class Router:
+    def __init__(
+        self, score: int, experts: int, top_k: int, groups: int, kept_groups: int, group_top2: bool, normalise: bool, eps: float,
+        least_sum: float, scale: float, jitter: float, choice_bias: int,
+    ) -> None: ...  # fmt: skip
+
+class ExpertStack:
+    def __init__(self, weights: int, stride: int, bias: int) -> None: ...
+
+def route(logits: int, stride: int, rows: int, router: Router, routing: int) -> None: ...
+def experts(
+    x: int, x_stride: int, rows: int, routing: int, count: int, top_k: int, gate_up: ExpertStack, down: ExpertStack,
+    activation: int, alpha: float, limit: float, residual: int, out: int,
+) -> None: ...  # fmt: skip
+def gate(x: int, x_stride: int, rows: int, k: int, gates: int, gate_stride: int) -> None: ...
+
 # Norms and rows of logits.
 def norm(
     layer: bool,
@@ -236,6 +253,12 @@ class Program:
         activation: int,
         residual: Value | None,
     ) -> None: ...
+    def gate(self, x: Columns, gate: Columns) -> None: ...
+    def route(self, out: Value, logits: Columns, router: Router) -> None: ...
+    def experts(
+        self, out: Value, x: Columns, norm: Norm | None, choices: Value, chooses: bool, router: Router, gate_up: ExpertStack,
+        down: ExpertStack, activation: int, alpha: float, limit: float, residual: Value | None,
+    ) -> None: ...  # fmt: skip
     def norm_heads(self, heads: Heads, norm: Norm) -> None: ...
     def rotate_heads(self, heads: Heads, half: int, interleaved: bool) -> None: ...
     def store_kv(self, k: Heads, v: Heads, layer: int) -> None: ...

@@ -50,7 +50,18 @@ static void softcap(float* x, int64_t count, float cap) {
     if (rest > 0) store_partial(x + i, limit * tanh(load_partial(x + i, rest) / limit), rest);
 }
 
-// ---- Epilogue: out = residual + act(sums + bias), or with glu act(gate + bias) * (up + bias'); one vector of columns.
+template <Activation kind>
+PACE_INLINE F32 gated(const EpilogueArgs& a, F32 gate, F32 up) {
+    if constexpr (kind == Activation::ClampedSwiglu) {
+        const F32 limit = broadcast(a.limit);
+        const F32 g = min(limit, gate), u = max(broadcast(-a.limit), min(limit, up));  // NaN stays
+        return (u + broadcast(1.0f)) * (g * sigmoid(broadcast(a.alpha) * g));
+    } else {
+        return activate<kind>(gate) * up;
+    }
+}
+
+// ---- Epilogue: out = residual + scale * act(sums + bias), or with glu of gate and up; one vector of columns.
 template <Activation kind>
 static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* residual, float* out) {
     for (int64_t column = 0; column < a.columns; column += kLanes) {
@@ -58,13 +69,15 @@ static void epilogue_row(const EpilogueArgs& a, const float* sums, const float* 
         const int64_t at = column / 16 * a.panel_stride + column % 16;
         F32 y = load(sums + at);
         if (a.bias) y = y + load_lanes(a.bias + column, lanes);
-        y = activate<kind>(y);
         if (a.glu) {
             F32 up = load(sums + at + a.up_offset);
             if (a.bias) up = up + load_lanes(a.up_bias + column, lanes);
-            y = y * up;
+            y = gated<kind>(a, y, up);
+        } else {
+            y = activate<kind>(y);
         }
-        if (a.residual) y = load_lanes(residual + column, lanes) + y;
+        // A scale of 1 changes no bit.
+        y = a.residual ? fma(broadcast(a.scale), y, load_lanes(residual + column, lanes)) : broadcast(a.scale) * y;
         store_lanes(out + column, y, lanes);
     }
 }
@@ -88,6 +101,8 @@ static void linear_epilogue(const EpilogueArgs& a) {
             return epilogue_of<Activation::QuickGelu>(a);
         case Activation::Relu:
             return epilogue_of<Activation::Relu>(a);
+        case Activation::ClampedSwiglu:
+            return epilogue_of<Activation::ClampedSwiglu>(a);
         default:
             return epilogue_of<Activation::None>(a);
     }

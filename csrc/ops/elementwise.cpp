@@ -1,9 +1,11 @@
 // Elementwise ops: enough elements a chunk that claiming it costs nothing beside it.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
+#include "pace/expert_ops.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"
 
@@ -49,6 +51,20 @@ void AddOp::run(int, int64_t chunk, int) const {
         const float *const left = a + r * a_stride, *const right = b + r * b_stride;
         float* const sum = y + r * k;
         for (int64_t i = 0; i < k; ++i) sum[i] = left[i] + right[i];
+    }
+}
+
+void GateOp::prepare(int) {
+    rows_per_chunk = rows_of_chunk(k);
+    chunk_count = divide_up(rows, rows_per_chunk);
+}
+
+void GateOp::run(int, int64_t chunk, int) const {
+    const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
+    for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
+        const float open = 1 / (1 + std::exp(-gate[r * gate_stride]));
+        float* const elements = x + r * x_stride;
+        for (int64_t i = 0; i < k; ++i) elements[i] *= open;
     }
 }
 

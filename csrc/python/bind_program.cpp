@@ -20,6 +20,15 @@ void linear(Program& program, Value out, Columns x, const Norm* norm, Address we
                    at<const float>(bias), pace::Activation(activation), residual);
 }
 
+void experts(Program& program, Value out, Columns x, const Norm* norm, Value choices, bool chooses,
+             const pace::Router& router, const pace::ExpertStack& gate_up, const pace::ExpertStack& down,
+             int activation, float alpha, float limit, const Value* residual) {
+    program.experts(out,
+                    {x, norm ? *norm : Norm{}, choices, chooses, router, gate_up, down,
+                     {pace::Activation(activation), alpha, limit}},
+                    residual);
+}
+
 pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm, int64_t half,
                                    bool interleaved) {
     return {k, v, query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved};
@@ -83,6 +92,9 @@ void bind_program(py::module_& m) {
         .def("softcap", &Program::softcap)
         .def("norm", &Program::norm)
         .def("linear", linear)
+        .def("gate", &Program::gate)
+        .def("route", &Program::route)
+        .def("experts", experts)
         .def("norm_heads", &Program::norm_heads)
         .def("rotate_heads", &Program::rotate_heads)
         .def("store_kv", &Program::store_kv)

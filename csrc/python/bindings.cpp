@@ -41,5 +41,6 @@ PYBIND11_MODULE(_C, m) {
     bind_linear(m);
     bind_attention(m);
     bind_rows(m);
+    bind_experts(m);
     bind_program(m);
 }

@@ -20,4 +20,5 @@ T* at(Address address) {
 void bind_linear(py::module_& m);
 void bind_attention(py::module_& m);
 void bind_rows(py::module_& m);
+void bind_experts(py::module_& m);
 void bind_program(py::module_& m);

@@ -7,18 +7,44 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from pace.graph.instructions import Columns, Heads, Instruction, Value, overlap
-from pace.graph.recorded import Attention, Linear, Norm, NormHeads, Preparation, RotateHeads, StoreKv
+from pace.graph.recorded import Attention, Experts, Linear, Norm, NormHeads, Preparation, RotateHeads, Route, StoreKv
 
 
 def fuse(instructions: list[Instruction], result: Value) -> list[Instruction]:
     """All of the rewrites; `result` is what the caller reads."""
-    return fuse_norms(fuse_heads(instructions), result)
+    return fuse_norms(fuse_routes(fuse_heads(instructions)), result)
+
+
+def fuse_routes(instructions: list[Instruction]) -> list[Instruction]:
+    """A choice that only experts read becomes part of each of them: one barrier less."""
+    readers: dict[Value, list[Instruction]] = defaultdict(list)
+    for instruction in instructions:
+        for operand in instruction.reads():
+            readers[operand.value].append(instruction)
+    fused: dict[Columns, Route] = {}
+    kept: list[Instruction] = []
+    for instruction in instructions:
+        if (
+            isinstance(instruction, Route)
+            and all(
+                isinstance(reader, Experts) and reader.choices.value is instruction.out
+                for reader in readers[instruction.out]
+            )
+            and instruction.logits.is_whole
+        ):
+            fused[instruction.out.whole] = instruction
+        elif isinstance(instruction, Experts) and instruction.choices in fused:
+            route = fused[instruction.choices]
+            kept.append(replace(instruction, choices=route.logits, choice=route.choice))
+        else:
+            kept.append(instruction)
+    return kept
 
 
 def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instruction]:
-    """A norm that only linears read becomes part of each of them: one barrier less.
+    """A norm that only products read becomes part of each of them: one barrier less.
 
-    Where two linears read it (the attention and the MLP of a parallel block), it is computed twice, which costs less
+    Where two of them read it (the attention and the MLP of a parallel block), it is computed twice, which costs less
     than waiting for it once."""
     readers: dict[Value, list[int]] = defaultdict(list)
     for index, instruction in enumerate(instructions):
@@ -30,7 +56,7 @@ def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instructi
         is_inner = isinstance(instruction, Norm) and instruction.out is not result
         if is_inner and _can_wait(instructions, index, readers[instruction.out][1:]):
             fused[instruction.out.whole] = instruction
-        elif isinstance(instruction, Linear) and instruction.x in fused:
+        elif isinstance(instruction, (Linear, Experts)) and instruction.x in fused:
             norm = fused[instruction.x]
             kept.append(replace(instruction, x=norm.x, norm=norm.parameters))
         else:
@@ -39,7 +65,7 @@ def fuse_norms(instructions: list[Instruction], result: Value) -> list[Instructi
 
 
 def _can_wait(instructions: list[Instruction], index: int, readers: list[int]) -> bool:
-    """Whether the norm at `index` can be computed by those that read it: linears with no norm yet, and nothing changes
+    """Whether the norm at `index` can be computed by those that read it: products with no norm yet, and nothing changes
     what it reads before they do."""
     norm = instructions[index]
     if not all(_multiplies(instructions[reader], norm.out) for reader in readers):
@@ -49,9 +75,9 @@ def _can_wait(instructions: list[Instruction], index: int, readers: list[int]) -
 
 
 def _multiplies(reader: Instruction, value: Value) -> bool:
-    """Whether it is a linear whose x is the whole value, which it reads for nothing else."""
+    """Whether it is a product whose x is the whole value, which it reads for nothing else."""
     return (
-        isinstance(reader, Linear)
+        isinstance(reader, (Linear, Experts))
         and reader.norm is None
         and reader.x == value.whole
         and (reader.residual is None or reader.residual.value is not value)
@@ -127,7 +153,7 @@ class BufferPlan:
 def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
     """As few buffers as lifetimes allow; `result` gets none, for the caller provides it.
 
-    A linear's output may take the place of its residual, which it reads element by element just before it writes."""
+    A product's output may take the place of its residual, which it reads element by element just before it writes."""
     last_use: dict[Value, int] = {}
     for index, instruction in enumerate(instructions):
         for value in instruction.values():
@@ -144,7 +170,7 @@ def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
     for index, instruction in enumerate(instructions):
         value = instruction.makes()
         if value and value is not result:
-            if isinstance(instruction, Linear) and _may_replace_residual(instruction, index, last_use):
+            if isinstance(instruction, (Linear, Experts)) and _may_replace_residual(instruction, index, last_use):
                 number[value] = number[instruction.residual.value]
                 last_use[instruction.residual.value] = -1  # its buffer has a new owner
             elif free:
@@ -157,8 +183,9 @@ def plan_buffers(instructions: list[Instruction], result: Value) -> BufferPlan:
     return BufferPlan(widths, number)
 
 
-def _may_replace_residual(linear: Linear, index: int, last_use: dict[Value, int]) -> bool:
-    if linear.residual is None:
+def _may_replace_residual(product: Linear | Experts, index: int, last_use: dict[Value, int]) -> bool:
+    if product.residual is None:
         return False
-    residual = linear.residual.value
-    return last_use[residual] == index and residual is not linear.x.value and residual.per_token == linear.out.per_token
+    residual = product.residual.value
+    is_read_otherwise = sum(operand.value is residual for operand in product.reads()) > 1
+    return last_use[residual] == index and not is_read_otherwise and residual.per_token == product.out.per_token

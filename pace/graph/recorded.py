@@ -17,7 +17,9 @@ from torch import Tensor
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value, address
 from pace.graph.symbols import HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
+from pace.ops import native_experts
 from pace.ops.checks import check_vector
+from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.native_linear import ACTIVATION_CODES
 from pace.ops.weight import PackedWeight
 
@@ -145,6 +147,126 @@ def _product(
     if x.columns.count != weight.k:
         raise ValueError(f"x must be float32 [T, {weight.k}]; got {x.columns.count} columns")
     return x.recording.rows(Linear(x.like(weight.n_out), x.columns, weight, bias, activation, residual))
+
+
+# -- mixtures of experts
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How logits become a routing."""
+
+    router: Router
+    choice_bias: Tensor | None
+
+    def lower(self) -> _C.Router:
+        return native_experts.lower_router(self.router, self.choice_bias)
+
+
+@dataclass(eq=False)
+class Route(Instruction):
+    """out `[T, 2 top_k]` = what rows of logits choose."""
+
+    operations = ("route",)
+    operator = "mlp"
+    out: Value
+    logits: Columns
+    choice: Choice
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.route(places.value(self.out), places.columns(self.logits), self.choice.lower())
+
+
+def route(logits: Rows, router: Router, choice_bias: Tensor | None = None) -> Rows:
+    if logits.columns.count != router.num_experts:
+        raise ValueError(f"logits must be float32 [T, {router.num_experts}]; got {logits.columns.count} columns")
+    return logits.recording.rows(Route(logits.like(2 * router.top_k), logits.columns, Choice(router, choice_bias)))
+
+
+@dataclass(eq=False)
+class Experts(Instruction):
+    """out = residual + the experts that `choices` names, of norm(x): a routing, or, with `choice`, the logits that it is
+    chosen from. Choices and residual are whole values."""
+
+    operations = ("experts",)
+    operator = "mlp"
+    out: Value
+    x: Columns
+    gate_up: native_experts.ExpertStack
+    down: native_experts.ExpertStack
+    choices: Columns
+    activation: str | ClampedSwiglu
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    residual: Columns | None
+    norm: NormParameters | None = None
+    choice: Choice | None = None
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        choice = self.choice or Choice(Router(len(self.gate_up), self.choices.count // 2), None)
+        program.experts(
+            places.value(self.out),
+            places.columns(self.x),
+            self.norm and self.norm.lower(),
+            places.value(self.choices.value),
+            self.choice is not None,
+            choice.lower(),
+            native_experts.lower_stack(self.gate_up, self.gate_up_bias),
+            native_experts.lower_stack(self.down, self.down_bias),
+            *native_experts.lower_activation(self.activation),
+            self.residual and places.value(self.residual.value),
+        )
+
+    def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
+        yield "mlp"
+        if self.choice:
+            yield "mlp"
+        if self.norm:
+            yield "norm"
+
+
+def experts(
+    x: Rows,
+    gate_up: native_experts.ExpertStack,
+    down: native_experts.ExpertStack,
+    routing: Rows,
+    activation: str | ClampedSwiglu,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    residual: Rows | None = None,
+) -> Rows:
+    native_experts.check_stacks(gate_up, down)
+    if x.columns.count != gate_up.k:
+        raise ValueError(f"x must be float32 [T, {gate_up.k}]; got {x.columns.count} columns")
+    added = residual and residual.columns
+    if added and added.count != down.n:
+        raise ValueError(f"residual must be float32 [T, {down.n}]; got {added.count} columns")
+    if not routing.columns.is_whole or (added and not added.is_whole):
+        raise NotImplementedError("routing and residual of recorded experts are whole matrices")
+    out = Value(down.n, x.columns.value.per_token)
+    return x.recording.rows(
+        Experts(out, x.columns, gate_up, down, routing.columns, activation, gate_up_bias, down_bias, added)
+    )
+
+
+@dataclass(eq=False)
+class Gate(Instruction):
+    """x *= sigmoid(gate), in place; gate has one column."""
+
+    operations = ("gate_",)
+    operator = "mlp"
+    changed = "x"
+    x: Columns
+    gate: Columns
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        program.gate(places.columns(self.x), places.columns(self.gate))
+
+
+def gate_(x: Rows, gate: Rows) -> None:
+    if gate.columns.count != 1:
+        raise ValueError(f"gate must be float32 [T, 1]; got {gate.columns.count} columns")
+    x.recording.append(Gate(x.columns, gate.columns))
 
 
 # -- elementwise

@@ -6,6 +6,7 @@ shapes and dtypes and make one call, which releases the GIL and shares its work 
 
 from pace.ops.native_attention import attention, rotary_, store_kv
 from pace.ops.native_elementwise import scale_, softcap_
+from pace.ops.native_experts import ExpertStack, empty_stack, experts, gate_, route, stack_nbytes
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
 from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_quantize import quantize
@@ -21,13 +22,17 @@ from pace.ops.native_sampling import (
 from pace.ops.weight import PackedWeight, empty_weight, pack_quantized_, pack_rows_, unpack, weight_nbytes
 
 __all__ = [
+    "ExpertStack",
     "PackedWeight",
     "activation",
     "apply_mask_",
     "argmax",
     "attention",
     "embedding",
+    "empty_stack",
     "empty_weight",
+    "experts",
+    "gate_",
     "head_rms_norm_",
     "layer_norm",
     "linear",
@@ -38,10 +43,12 @@ __all__ = [
     "quantize",
     "rms_norm",
     "rotary_",
+    "route",
     "sample",
     "scale_",
     "softcap_",
     "softmax",
+    "stack_nbytes",
     "store_kv",
     "token_logprobs",
     "top_k_top_p_",

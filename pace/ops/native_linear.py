@@ -58,7 +58,7 @@ def linear(
         weight.address,
         weight.order_address,
         0 if bias is None else _check_bias(bias, weight),
-        _activation_code(activation),
+        activation_code(activation),
         0 if residual is None else residual.data_ptr(),
         out.data_ptr(),
     )
@@ -77,7 +77,7 @@ def linear_glu(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | 
     rows = _check_input(x, weight)
     out = torch.empty(rows, weight.n_out)
     bias_address = 0 if bias is None else _check_bias(bias, weight)
-    code = _activation_code(activation)
+    code = activation_code(activation)
     _C.linear(
         x.data_ptr(), x.stride(0), rows, weight.address, weight.order_address, bias_address, code, 0, out.data_ptr()
     )
@@ -91,7 +91,7 @@ def activation(x: Tensor, name: str) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     k = x.shape[-1] if x.ndim else 1
-    _C.activation(_activation_code(name), x.data_ptr(), x.numel() // max(1, k), k, out.data_ptr())
+    _C.activation(activation_code(name), x.data_ptr(), x.numel() // max(1, k), k, out.data_ptr())
     return out
 
 
@@ -116,7 +116,7 @@ def _describe(tensor: Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()}"
 
 
-def _activation_code(name: str | None) -> int:
+def activation_code(name: str | None) -> int:
     try:
         return ACTIVATION_CODES[name]
     except KeyError:

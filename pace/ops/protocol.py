@@ -16,12 +16,14 @@ recorded program raises the same for what varies from step to step (ids, slots, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from pace.ops.draws import Drawn, Draws
+from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.quantizer import Quantizer
 from pace.ops.weight_layout import AnyLayout, QuantizedRows
 
@@ -52,6 +54,24 @@ class Weight(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+
+class Stack(Protocol):
+    """One product of all experts of a mixture, as an implementer stores it: weights `[n, k]` of one layout."""
+
+    @property
+    def experts(self) -> Sequence[Weight]: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def layout(self) -> AnyLayout: ...
+    @property
+    def glu(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
 
 
 class ForwardOps(Protocol):
@@ -94,6 +114,35 @@ class ForwardOps(Protocol):
     def softcap_(self, x: Tensor, cap: float) -> None:
         """Replaces `x [T, K]` by `cap * tanh(x / cap)`, between -cap and cap, of a positive cap; NaN stays NaN. x may
         have any row stride."""
+
+    def gate_(self, x: Tensor, gate: Tensor) -> None:
+        """Multiplies every row of `x [T, K]` by `sigmoid(gate)` of `gate [T, 1]`; both may have any row stride."""
+
+    def route(self, logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
+        """`[T, 2 top_k]`: the numbers of the experts that each row of `logits [T, E]` chooses, ascending, then their
+        weights. `choice_bias [E]` is added to scores for the choice alone. logits may have any row stride.
+
+        A row whose scores hold NaN chooses the first experts, with NaN as weights."""
+
+    def experts(
+        self,
+        x: Tensor,
+        gate_up: Stack,
+        down: Stack,
+        routing: Tensor,
+        activation: str | ClampedSwiglu,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...` for `x [T, K]`, added in this order; 0 for no residual.
+
+        The experts e and weights w of a row are those of `routing [T, 2 top_k]`, as `route` makes it, and
+        `fe(x) = h We' + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)` or what a ClampedSwiglu makes of the two.
+        `gate_up` has rows `[gate; up]`, made with `glu`; biases are `[E, n]`, those of gate and up in one. x may have
+        any row stride; the residual is contiguous. An expert that no row chooses is not read.
+
+        Raises ValueError (`native`) for stacks that do not fit each other, and for a routing that no router makes."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride."""
@@ -154,6 +203,12 @@ class WeightOps(Protocol):
 
         `order` is that of all its rows (`QuantizedRows`). Raises ValueError for an odd number of gate and up rows, and
         for an order that is no permutation or that of a weight of floats."""
+
+    def stack_nbytes(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
+        """Bytes of such a stack, padding included."""
+
+    def empty_stack(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> Stack:
+        """A stack of `count` weights of zeros, each of them to be filled like one of `empty_weight`."""
 
     def pack_rows_(self, weight: Weight, source: Tensor, row: int) -> None:
         """Writes logical rows `row .. row + rows` of `weight` from `source [rows, K]` of any float dtype, rounding as

@@ -17,8 +17,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from pace.ops import checks, weight_layout
-from pace.ops.draws import Drawn, Draws
+from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.quantizer import Quantizer
+from pace.ops.reference_sampling import (  # noqa: F401: the rest of the specification
+    apply_mask_,
+    argmax,
+    log_softmax,
+    sample,
+    softmax,
+    token_logprobs,
+    top_k_top_p_,
+)
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout
 
 if TYPE_CHECKING:
@@ -150,7 +159,7 @@ def linear_glu(x: Tensor, weight: DenseWeight, activation: str, bias: Tensor | N
     """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
     `[gate; up]`."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
-    return ACTIVATIONS[activation](gate) * up
+    return _gated(gate, up, activation)
 
 
 def activation(x: Tensor, name: str) -> Tensor:
@@ -265,116 +274,130 @@ def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, dtype: torch.dtype) ->
     return keys, values
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# sampling
+# --------------------------------------------------------------------------------------------------------------
+# mixtures of experts
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
-    NaN or +inf, or nothing above -inf."""
-    return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
+@dataclass(frozen=True)
+class DenseStack:
+    """One product of all experts."""
+
+    experts: list[DenseWeight]
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    @property
+    def n(self) -> int:
+        return self.experts[0].n
+
+    @property
+    def k(self) -> int:
+        return self.experts[0].k
+
+    @property
+    def layout(self) -> AnyLayout:
+        return self.experts[0].layout
+
+    @property
+    def glu(self) -> bool:
+        return self.experts[0].glu
+
+    @property
+    def nbytes(self) -> int:
+        return sum(expert.nbytes for expert in self.experts)
 
 
-def softmax(logits: Tensor) -> Tensor:
-    """`[R, V]`, over the last dimension."""
-    return logits.softmax(-1)
+def stack_nbytes(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
+    """Bytes of such a stack."""
+    return count * weight_nbytes(n, k, layout, glu)
 
 
-def log_softmax(logits: Tensor) -> Tensor:
-    """`[R, V]`, over the last dimension."""
-    return logits.log_softmax(-1)
+def empty_stack(count: int, n: int, k: int, layout: AnyLayout, glu: bool = False) -> DenseStack:
+    """A stack of zeros, whose `experts` are filled like any weight."""
+    return DenseStack([empty_weight(n, k, layout, glu) for _ in range(count)])
 
 
-def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
-    those.
-
-    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and
-    then by rising index, before which less than p of the probability lies; the first is always in it."""
-    vocab_size = logits.shape[-1]
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()
-    ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), -math.inf)
-    probability = ordered.double().softmax(-1)
-    mass_before = probability.cumsum(-1) - probability
-    outside = (mass_before >= top_p[:, None]) & (top_p[:, None] < 1)
-    outside[:, 0] = False
-    logits.scatter_(-1, order, ordered.masked_fill(outside, -math.inf))
+def gate_(x: Tensor, gate: Tensor) -> None:
+    """Multiplies rows of `x [T, K]` by the sigmoid of `gate [T, 1]`, in place."""
+    x.mul_(gate.sigmoid())
 
 
-def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
-    `i // 32` is set where token i is allowed; bits beyond V mean nothing. Mask m is for row `rows[m]` (no row twice), or
-    for row m where no rows are given."""
-    allowed = (mask[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
-    banned = allowed.flatten(1)[:, : logits.shape[1]] == 0
-    rows = torch.arange(logits.shape[0]) if rows is None else rows
-    logits[rows] = logits[rows].masked_fill(banned, -math.inf)
+def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
+    """`[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
+    (`ForwardOps.route`)."""
+    k = router.top_k
+    chosen, weights = (
+        _sparsemixer(logits, router) if router.score == "sparsemixer" else _best(logits, router, choice_bias)
+    )
+    chosen, order = chosen.sort(-1)
+    weights = weights.gather(-1, order)
+    spoilt = (logits.sigmoid() if router.score == "sigmoid" else logits).isnan().any(-1, keepdim=True)
+    if router.score == "softmax":
+        spoilt = logits.softmax(-1).isnan().any(-1, keepdim=True)
+    chosen = torch.where(spoilt, torch.arange(k), chosen)
+    return torch.cat([chosen.to(logits.dtype), weights.masked_fill(spoilt, math.nan)], -1)
 
 
-def sample(logits: Tensor, draws: Draws) -> Drawn:
-    """A token for each of `draws`, -1 where its row holds NaN or +inf, or nothing above -inf; and log-probabilities where
-    wanted, of the row as its mask leaves it.
-
-    What a mask bans is -inf. With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits
-    of x: top_k and top_p as `top_k_top_p_`; weights below min_p go; of the others stay those whose `|log w - E[log w]|` is smallest, until they
-    have typical_p of the mass, with what equals the last. The token is the first at which the cumulative weight, in
-    rising order of the ids, exceeds `uniform` of the whole."""
-    count = len(draws.rows)
-    num_top = torch.full((count,), -1) if draws.num_top is None else draws.num_top
-    most_top = max([0, *num_top.tolist()])
-    tokens = torch.full((count,), -1, dtype=torch.int64)
-    values = torch.full((0 if draws.num_top is None else count,), -math.inf)
-    top, top_values = torch.full((len(values), most_top), -1), torch.full((len(values), most_top), -math.inf)
-    for index, row in enumerate(draws.rows.tolist()):
-        given = logits[row : row + 1].clone()
-        if draws.masks is not None and draws.mask_rows[index] >= 0:
-            apply_mask_(given, draws.masks[draws.mask_rows[index]][None])
-        x = given[0].clone()
-        for edits in draws.edits[index] if draws.edits is not None else ():
-            edits.apply_(x.numpy())
-        tokens[index] = token = _draw(x, draws, index)
-        wanted = int(num_top[index])
-        if wanted >= 0 and token >= 0:
-            one = token_logprobs(given, torch.tensor([0]), torch.tensor([token]), wanted)
-            values[index], top[index, :wanted], top_values[index, :wanted] = one[0][0], one[1][0], one[2][0]
-    return Drawn(tokens, values, top, top_values)
+def _best(logits: Tensor, router: Router, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The chosen experts `[T, k]`, best first, and their weights."""
+    scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(router.score, lambda: logits)()
+    keys = scores if choice_bias is None else scores + choice_bias.to(scores.dtype)
+    if router.groups > 1:
+        grouped = keys.unflatten(-1, (router.groups, -1))
+        group_keys = grouped.amax(-1) if router.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
+        kept = group_keys.sort(dim=-1, descending=True, stable=True).indices[:, : router.kept_groups]
+        lost = torch.ones_like(group_keys, dtype=torch.bool).scatter(-1, kept, False)
+        keys = grouped.masked_fill(lost[..., None], -math.inf).flatten(-2)
+    chosen = keys.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_k]
+    weights = scores.gather(-1, chosen)
+    if router.score == "softmax_of_chosen":
+        weights = weights.softmax(-1)
+    if router.normalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + router.eps).clamp(min=router.least_sum)
+    return chosen, weights * router.scale
 
 
-def _draw(x: Tensor, draws: Draws, index: int) -> int:
-    largest = int(argmax(x[None])[0])
-    if largest < 0 or not draws.temperature[index]:
-        return largest
-    y = (x / draws.temperature[index])[None]
-    top_k_top_p_(y, draws.top_k[index : index + 1], draws.top_p[index : index + 1])
-    log_weights = (y[0] - y.max()).double()
-    log_weights[log_weights.exp() < float(draws.min_p[index])] = -math.inf
-    if draws.typical_p[index] < 1:
-        _keep_typical_(log_weights, float(draws.typical_p[index]))
-    cumulative = log_weights.exp().cumsum(0)
-    place = torch.searchsorted(cumulative, float(draws.uniform[index]) * cumulative[-1], right=True)
-    return min(int(place), int(log_weights.exp().nonzero()[-1]))
+def _sparsemixer(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    chosen, weights, left = [], [], logits
+    for _ in range(2):
+        best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]
+        top = logits.gather(-1, best)
+        far = (top - logits) / torch.maximum(logits.abs(), top) > 2 * router.jitter
+        weights.append(left.masked_fill(far, -math.inf).softmax(-1).gather(-1, best))
+        chosen.append(best)
+        left = left.scatter(-1, best, -math.inf)
+    return torch.cat(chosen, -1), torch.cat(weights, -1)
 
 
-def _keep_typical_(log_weights: Tensor, mass: float) -> None:
-    probability = log_weights.softmax(0)
-    level = (probability * log_weights).nansum()
-    distance, order = (log_weights - level).abs().sort(stable=True)
-    last = min(int((probability[order].cumsum(0) < mass).sum()), len(order) - 1)
-    outside = distance > distance[last]
-    outside[0] = False
-    log_weights[order[outside]] = -math.inf
+def experts(
+    x: Tensor,
+    gate_up: DenseStack,
+    down: DenseStack,
+    routing: Tensor,
+    activation: str | ClampedSwiglu,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
+    (`ForwardOps.experts`)."""
+    k = routing.shape[1] // 2
+    out = torch.zeros(len(x), down.n, dtype=x.dtype) if residual is None else residual.clone()
+    for expert in routing[:, :k].unique().long().tolist():
+        rows, place = (routing[:, :k] == expert).nonzero(as_tuple=True)
+        biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
+        gate, up = linear(x[rows], gate_up.experts[expert], biases[0]).chunk(2, dim=-1)
+        y = linear(_gated(gate, up, activation), down.experts[expert], biases[1])
+        out[rows] += routing[rows, k + place][:, None] * y
+    return out
 
 
-def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`; the `num_top` most likely tokens, int64 `[M,
-    num_top]`, largest first and the lower id first among equals; and theirs. -1 and -inf beyond V."""
-    logprobs = log_softmax(logits[rows])
-    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    missing = max(0, num_top - logits.shape[1])
-    top = torch.nn.functional.pad(order[:, :num_top], (0, missing), value=-1)
-    values = torch.nn.functional.pad(ordered[:, :num_top], (0, missing), value=-math.inf)
-    return logprobs.gather(1, tokens[:, None])[:, 0], top, values
+def _gated(gate: Tensor, up: Tensor, activation: str | ClampedSwiglu) -> Tensor:
+    if isinstance(activation, str):
+        return ACTIVATIONS[activation](gate) * up
+    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)
 
 
 def _like(vector: Tensor | None, x: Tensor) -> Tensor | None:

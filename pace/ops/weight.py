@@ -41,19 +41,20 @@ class Slabs:
         self._used = 0
         self._lock = threading.Lock()
 
-    def take(self, num_bytes: int) -> Tensor:
-        """uint8 zeros at a cache line. A slab goes when nothing of it is in use any more; what was taken is not taken
-        again."""
+    def take(self, num_bytes: int, alignment: int = CACHE_LINE) -> Tensor:
+        """uint8 zeros at a cache line, or a multiple of pages. A slab goes when nothing of it is in use any more; what
+        was taken is not taken again."""
         with self._lock:
-            if self._used + num_bytes > len(self._slab):
+            start = -(-self._used // alignment) * alignment
+            if start + num_bytes > len(self._slab):
                 memory = reserve(max(self.SLAB_BYTES, num_bytes), huge_pages=True)
-                self._slab, self._used = torch.frombuffer(memory, dtype=torch.uint8), 0
-            taken = self._slab[self._used : self._used + num_bytes]
-            self._used += -(-num_bytes // CACHE_LINE) * CACHE_LINE
-            return taken
+                self._slab, start = torch.frombuffer(memory, dtype=torch.uint8), 0
+            self._used = start + -(-num_bytes // CACHE_LINE) * CACHE_LINE
+            return self._slab[start : start + num_bytes]
 
 
 _slabs = Slabs()
+take_memory = _slabs.take
 
 
 class PackedWeight:
@@ -73,7 +74,16 @@ class PackedWeight:
         "n", "k", "layout", "dtype", "glu", "order", "nbytes", "address", "n_out", "_order32", "order_address", "_buffer", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, n: int, k: int, layout: AnyLayout, glu: bool = False, order: Tensor | None = None):
+    def __init__(
+        self,
+        n: int,
+        k: int,
+        layout: AnyLayout,
+        glu: bool = False,
+        order: Tensor | None = None,
+        memory: Tensor | None = None,
+    ):
+        """`memory`: uint8 zeros at a cache line, `nbytes` or more; its own unless given."""
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
         if glu and n % 2:
@@ -89,7 +99,7 @@ class PackedWeight:
         self.order_address = 0 if order is None else self._order32.data_ptr()
         self.n_out = n // 2 if glu else n
         self.nbytes = weight_nbytes(n, k, layout, glu)
-        self._buffer = _slabs.take(self.nbytes)
+        self._buffer = take_memory(self.nbytes) if memory is None else memory[: self.nbytes]
         self.address = self._buffer.data_ptr()
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
         _init(self.address, n, k, layout, glu)

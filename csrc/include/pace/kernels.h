@@ -59,7 +59,7 @@ struct QuantizedLinearArgs {
     int64_t sums_stride;
 };
 
-// linear_epilogue: out = residual + act(sums + bias), or with glu act(gate + bias) * (up + up_bias).
+// linear_epilogue: out = residual + scale * y, y = act(sums + bias), or with glu act(gate + bias) * (up + up_bias).
 struct EpilogueArgs {
     const float* sums;  // the first column of this range
     int64_t sums_stride;
@@ -68,6 +68,8 @@ struct EpilogueArgs {
     int64_t rows, columns;  // of out
     bool glu;
     Activation activation;
+    float alpha, limit;     // of ClampedSwiglu
+    float scale = 1;
     const float* bias;      // of the first column; may be null
     const float* up_bias;   // with glu and bias
     const float* residual;  // may be null, or equal out

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "pace/kernels.h"
+#include "pace/product.h"
 #include "pace/row_ops.h"
 #include "pace/threading.h"
 #include "pace/types.h"
@@ -253,38 +254,15 @@ struct LinearOp {
 
   private:
     enum class Inputs { Plain, Shared, PerThread };  // x as it is; prepared by phase 0; prepared by each thread
-    // A way in which inputs are prepared, for the parts of the weight that want them so.
-    struct InputKind {
-        const PackedHeader* header;  // of the first such part
-        bool rounds, quantizes;      // to bf16; to codes; else they are fp32
-        int64_t offset;              // in a prepared row, in bytes
-        bool serves(const PackedHeader& other) const;
-    };
-    struct Part {
-        const PackedHeader* header;
-        int64_t first_panel, first_row;
-        int input;  // of `kinds`
-    };
-    struct Rows {
-        int64_t first, count;
-    };
-    const KernelTable* table;
-    std::vector<Part> parts;
-    std::vector<InputKind> kinds;
-    int64_t k, n_out, panels;
-    bool glu;
-    int64_t input_bytes;  // of a prepared row
+    Product product;
     Inputs inputs;
     int64_t input_chunks, rows_per_input_chunk, row_blocks, rows_per_block;
     std::vector<int64_t> block_starts;  // in panels
     char* workspace;
     mutable std::vector<char> prepared;  // by thread, with Inputs::PerThread
 
-    void add_part(const PackedHeader& part);
     void cut_panels(int threads);
-    void multiply(const Part& part, Rows rows, int64_t first_panel, int64_t panel_count, const char* prepared,
-                  float* sums, int64_t sums_stride) const;
-    void finish(Rows rows, int64_t first_column, int64_t columns, EpilogueArgs sums) const;
+    void finish(int64_t first_row, int64_t first_column, int64_t columns, EpilogueArgs sums) const;
     size_t copy_bytes() const;
     void prepare_inputs(int64_t first_row, int64_t end_row, char* copy) const;
     const char* prepared_inputs(int thread) const;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pace/attention_ops.h"
+#include "pace/expert_ops.h"
 #include "pace/ops.h"
 #include "pace/row_ops.h"
 #include "pace/threading.h"
@@ -68,6 +69,17 @@ struct Preparation {
     bool interleaved;
 };
 
+// A mixture of experts; see ExpertsOp.
+struct Mixture {
+    Columns x;
+    Norm norm;      // of x
+    Value choices;  // a routing, or, where `chooses`, the logits that the router chooses from
+    bool chooses;
+    Router router;
+    ExpertStack gate_up, down;
+    GluActivation activation;
+};
+
 // Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads
 // and by a child after fork().
 class Program {
@@ -87,6 +99,9 @@ class Program {
     void norm(Value out, Columns x, const Norm& norm);
     void linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
                 Activation activation, const Value* residual);
+    void gate(Columns x, Columns gate);  // in place
+    void route(Value out, Columns logits, const Router& router);
+    void experts(Value out, const Mixture& mixture, const Value* residual);
     void norm_heads(HeadsOf heads, const Norm& norm);                  // in place; an rms norm
     void rotate_heads(HeadsOf heads, int64_t half, bool interleaved);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);

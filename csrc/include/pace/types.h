@@ -25,7 +25,14 @@ constexpr size_t dtype_bytes(DType dtype) { return dtype == DType::F32 ? 4 : dty
 //   GeluTanh   x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))    also "gelu_new" and "gelu_fast"
 //   QuickGelu  x / (1 + exp(-1.702 x))
 //   Relu       max(x, 0)
-enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, kCount };
+//   ClampedSwiglu  of gate and up alone: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up in [-limit, limit]
+enum class Activation : uint32_t { None = 0, Silu, Gelu, GeluTanh, QuickGelu, Relu, ClampedSwiglu, kCount };
+
+// What is done to gate and up.
+struct GluActivation {
+    Activation kind;
+    float alpha, limit;  // of ClampedSwiglu
+};
 
 // Order of the elements within a panel of 16 output rows; drawn in kernels/pack.inl and docs/architecture.md.
 enum class Layout : uint16_t {

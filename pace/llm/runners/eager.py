@@ -76,7 +76,7 @@ class RoutedOps:
         result = function(*arguments, **more)
         seconds = time.perf_counter() - started
         # Who ran is read off the function that did, so that the report cannot repeat a mistake of the routing.
-        implementation = "torch" if function.__module__ == reference.__name__ else "native"
+        implementation = "torch" if function.__module__.startswith(reference.__name__) else "native"
         total = self._totals.setdefault((operator, implementation), [0, 0.0])
         total[0] += 1
         total[1] += seconds
@@ -106,6 +106,8 @@ class TwinsOnPackedWeights:
 def _dense(argument: Any) -> Any:
     if isinstance(argument, PackedWeight):
         return reference.DenseWeight(native.unpack(argument), argument.glu)
+    if isinstance(argument, native.ExpertStack):
+        return reference.DenseStack([_dense(expert) for expert in argument.experts])
     return argument
 
 

@@ -1,0 +1,96 @@
+// A product with a packed weight, for rows and panels that an op chose: how the weight wants its inputs, and the sums of
+// all its parts.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "pace/kernels.h"
+#include "pace/row_ops.h"
+#include "pace/types.h"
+
+namespace pace {
+
+class Product {
+  public:
+    // Rows of inputs, `stride` bytes apart: prepared ones, or, where nothing has to be prepared, rows of x.
+    struct Inputs {
+        const void* rows;
+        int64_t stride, count;
+    };
+
+    // Learns how `weight` is stored; throws std::invalid_argument for another table's layout, and for an order of
+    // columns where the weight is not quantised.
+    void describe(const void* weight, bool has_order);
+
+    int64_t k = 0, n_out = 0, panels = 0;
+    bool glu = false;
+    bool takes_floats = false;  // x serves as it is
+    int64_t input_bytes = 0;    // of a prepared row
+    const KernelTable* table = nullptr;
+
+    // A row of x [k] as all parts want it: normalised, in the order [k] of the weight's columns (null: as they are),
+    // rounded or quantised. Uses the thread's scratch.
+    void prepare_row(const float* x, const Norm& norm, const int32_t* order, char* out) const;
+
+    // Panels [first_panel, end_panel) of `weight`, which is stored like the described one. Of each range of outputs,
+    // finish(first_column, columns, sums): EpilogueArgs that lack what is not of sums. A range is complete: of a glu
+    // weight it has gate and up, and first_panel and end_panel are even.
+    //
+    // `sums` has room for count x (end_panel - first_panel) x 16 floats.
+    template <class Finish>
+    void run(const void* weight, const Inputs& x, int64_t first_panel, int64_t end_panel, float* sums,
+             const Finish& finish) const {
+        const int64_t stride = (end_panel - first_panel) * kPanelRows;
+        EpilogueArgs e = {};
+        e.sums = sums;
+        e.sums_stride = stride;
+        e.rows = x.count;
+        e.glu = glu;
+        if (glu) {  // panels of gate and up: in turns where they are one part, else those of each lie together
+            const int64_t first_column = first_panel / 2 * kPanelRows;
+            const bool in_turns = parts_.size() == 1;
+            e.panel_stride = in_turns ? 2 * kPanelRows : kPanelRows;
+            e.up_offset = in_turns ? kPanelRows : stride / 2;
+            if (in_turns) {
+                multiply(parts_[0], weight, x, first_panel, end_panel - first_panel, sums, stride);
+            } else {
+                for (size_t half = 0; half < 2; ++half)
+                    multiply(parts_[half], weight, x, first_panel / 2, (end_panel - first_panel) / 2,
+                             sums + half * stride / 2, stride);
+            }
+            return finish(first_column, std::min(stride / 2, n_out - first_column), e);
+        }
+        e.panel_stride = kPanelRows;
+        for (const Part& part : parts_) {
+            const int64_t first = std::max<int64_t>(0, first_panel - part.first_panel),
+                          end = std::min(part.panels, end_panel - part.first_panel);
+            if (first >= end) continue;
+            multiply(part, weight, x, first, end - first, sums, stride);
+            finish(part.first_row + first * kPanelRows,
+                   std::min((end - first) * kPanelRows, part.rows - first * kPanelRows), e);
+        }
+    }
+
+  private:
+    // A way in which inputs are prepared, for the parts of the weight that want them so.
+    struct InputKind {
+        const PackedHeader* header;  // of the first such part
+        bool rounds, quantizes;      // to bf16; to codes; else they are fp32
+        int64_t offset;              // in a prepared row, in bytes
+        bool serves(const PackedHeader& other) const;
+    };
+    struct Part {
+        int64_t offset;  // of its header, in the weight
+        int64_t rows, panels, first_panel, first_row;
+        int input;  // of `kinds_`
+    };
+    std::vector<Part> parts_;
+    std::vector<InputKind> kinds_;
+
+    void add_part(const void* weight, const PackedHeader& part, bool has_order);
+    void multiply(const Part& part, const void* weight, const Inputs& x, int64_t first_panel, int64_t panel_count,
+                  float* sums, int64_t sums_stride) const;
+};
+
+}  // namespace pace

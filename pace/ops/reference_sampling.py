@@ -1,0 +1,118 @@
+"""The choice of tokens in plain torch: the part of `pace.ops.reference` that looks at rows of logits `[R, V]`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pace.ops.draws import Drawn, Draws
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """int64 `[R]`: where each row of `logits [R, V]` is largest, the lowest index among equals; -1 for a row that holds
+    NaN or +inf, or nothing above -inf."""
+    return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """`[R, V]`, over the last dimension."""
+    return logits.softmax(-1)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """`[R, V]`, over the last dimension."""
+    return logits.log_softmax(-1)
+
+
+def top_k_top_p_(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """Sets to -inf in `logits [R, V]` all but the `top_k[r]` largest, then all but the nucleus of mass `top_p[r]` among
+    those.
+
+    `k = 0` and `p >= 1` are off. Values equal to the k-th largest stay. The nucleus is the words, by falling logit and
+    then by rising index, before which less than p of the probability lies; the first is always in it."""
+    vocab_size = logits.shape[-1]
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()
+    ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), -math.inf)
+    probability = ordered.double().softmax(-1)
+    mass_before = probability.cumsum(-1) - probability
+    outside = (mass_before >= top_p[:, None]) & (top_p[:, None] < 1)
+    outside[:, 0] = False
+    logits.scatter_(-1, order, ordered.masked_fill(outside, -math.inf))
+
+
+def apply_mask_(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
+    """Sets to -inf in `logits [R, V]` what a mask does not allow. `mask` int32 `[M, ceil(V / 32)]`: bit `i % 32` of word
+    `i // 32` is set where token i is allowed; bits beyond V mean nothing. Mask m is for row `rows[m]` (no row twice), or
+    for row m where no rows are given."""
+    allowed = (mask[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
+    banned = allowed.flatten(1)[:, : logits.shape[1]] == 0
+    rows = torch.arange(logits.shape[0]) if rows is None else rows
+    logits[rows] = logits[rows].masked_fill(banned, -math.inf)
+
+
+def sample(logits: Tensor, draws: Draws) -> Drawn:
+    """A token for each of `draws`, -1 where its row holds NaN or +inf, or nothing above -inf; and log-probabilities where
+    wanted, of the row as its mask leaves it.
+
+    What a mask bans is -inf. With `y = x / temperature` and the weight `exp(y - max(y))`, after the edits
+    of x: top_k and top_p as `top_k_top_p_`; weights below min_p go; of the others stay those whose `|log w - E[log w]|` is smallest, until they
+    have typical_p of the mass, with what equals the last. The token is the first at which the cumulative weight, in
+    rising order of the ids, exceeds `uniform` of the whole."""
+    count = len(draws.rows)
+    num_top = torch.full((count,), -1) if draws.num_top is None else draws.num_top
+    most_top = max([0, *num_top.tolist()])
+    tokens = torch.full((count,), -1, dtype=torch.int64)
+    values = torch.full((0 if draws.num_top is None else count,), -math.inf)
+    top, top_values = torch.full((len(values), most_top), -1), torch.full((len(values), most_top), -math.inf)
+    for index, row in enumerate(draws.rows.tolist()):
+        given = logits[row : row + 1].clone()
+        if draws.masks is not None and draws.mask_rows[index] >= 0:
+            apply_mask_(given, draws.masks[draws.mask_rows[index]][None])
+        x = given[0].clone()
+        for edits in draws.edits[index] if draws.edits is not None else ():
+            edits.apply_(x.numpy())
+        tokens[index] = token = _draw(x, draws, index)
+        wanted = int(num_top[index])
+        if wanted >= 0 and token >= 0:
+            one = token_logprobs(given, torch.tensor([0]), torch.tensor([token]), wanted)
+            values[index], top[index, :wanted], top_values[index, :wanted] = one[0][0], one[1][0], one[2][0]
+    return Drawn(tokens, values, top, top_values)
+
+
+def _draw(x: Tensor, draws: Draws, index: int) -> int:
+    largest = int(argmax(x[None])[0])
+    if largest < 0 or not draws.temperature[index]:
+        return largest
+    y = (x / draws.temperature[index])[None]
+    top_k_top_p_(y, draws.top_k[index : index + 1], draws.top_p[index : index + 1])
+    log_weights = (y[0] - y.max()).double()
+    log_weights[log_weights.exp() < float(draws.min_p[index])] = -math.inf
+    if draws.typical_p[index] < 1:
+        _keep_typical_(log_weights, float(draws.typical_p[index]))
+    cumulative = log_weights.exp().cumsum(0)
+    place = torch.searchsorted(cumulative, float(draws.uniform[index]) * cumulative[-1], right=True)
+    return min(int(place), int(log_weights.exp().nonzero()[-1]))
+
+
+def _keep_typical_(log_weights: Tensor, mass: float) -> None:
+    probability = log_weights.softmax(0)
+    level = (probability * log_weights).nansum()
+    distance, order = (log_weights - level).abs().sort(stable=True)
+    last = min(int((probability[order].cumsum(0) < mass).sum()), len(order) - 1)
+    outside = distance > distance[last]
+    outside[0] = False
+    log_weights[order[outside]] = -math.inf
+
+
+def token_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of `tokens [M]` under rows `rows [M]`, float32 `[M]`; the `num_top` most likely tokens, int64 `[M,
+    num_top]`, largest first and the lower id first among equals; and theirs. -1 and -inf beyond V."""
+    logprobs = log_softmax(logits[rows])
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    missing = max(0, num_top - logits.shape[1])
+    top = torch.nn.functional.pad(order[:, :num_top], (0, missing), value=-1)
+    values = torch.nn.functional.pad(ordered[:, :num_top], (0, missing), value=-math.inf)
+    return logprobs.gather(1, tokens[:, None])[:, 0], top, values
