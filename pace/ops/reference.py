@@ -19,7 +19,7 @@ from torch.nn import functional
 from pace.ops import checks, weight_layout
 from pace.ops.experts import ClampedSwiglu, Router
 from pace.ops.quantizer import Quantizer
-from pace.ops.reference_sampling import (  # noqa: F401: the rest of the specification
+from pace.ops.reference_sampling import (  # noqa: F401
     apply_mask_,
     argmax,
     log_softmax,
