@@ -22,7 +22,6 @@ from pace.llm.layers import (
     LayerNorm,
     LMHead,
     NoNorm,
-    NoRotary,
     RMSNorm,
     Rotary,
     Slot,
@@ -63,7 +62,8 @@ class BaseModelForCausalLM(Layer):
     """How the names of such checkpoints begin whose tensors are left out: of what makes vectors of images and sound."""
 
     embedding: Embedding
-    rotary: Rotary | NoRotary
+    rotaries: tuple[Rotary, ...] = ()
+    """The rotations of its layers: number i makes table i of a step's angles. None where positions are learned."""
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | NoNorm
     lm_head: LMHead | TiedLMHead
@@ -103,7 +103,8 @@ class BaseModelForCausalLM(Layer):
         """Sequences whose prompts have lengths of the same regime have the same angles, position by position: the keys
         and values of what they begin with alike are the same. See `RopeConfig` for the kinds that look at the
         length."""
-        return self.rotary.regime(length)
+        # No regime falls as lengths grow: where sums are the same, all regimes are.
+        return sum(rotary.regime(length) for rotary in self.rotaries)
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -115,8 +116,8 @@ class BaseModelForCausalLM(Layer):
         return self.compute(self.ops, batch, self.angles(batch))
 
     def angles(self, batch: ForwardBatch) -> Angles:
-        """Of every token of the step; plain torch, the same for all layers."""
-        return self.rotary.angles(batch.positions, batch.rope_lengths)
+        """Of every token of the step, by each of `rotaries`; plain torch."""
+        return tuple(rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries)
 
     def compute(self, ops: ModuleType, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` without its preparation: `ops`, views, sums and the choice of rows only, so that it can be recorded
