@@ -8,7 +8,7 @@ from pace.ops.native_attention import attention, rotary_, store_kv
 from pace.ops.native_elementwise import scale_, softcap_
 from pace.ops.native_experts import ExpertStack, empty_stack, experts, gate_, route, stack_nbytes
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
-from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
+from pace.ops.native_norm import head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_quantize import quantize
 from pace.ops.native_sampling import (
     apply_mask_,
@@ -33,6 +33,7 @@ __all__ = [
     "empty_weight",
     "experts",
     "gate_",
+    "head_layer_norm_",
     "head_rms_norm_",
     "layer_norm",
     "linear",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from types import ModuleType
@@ -22,7 +22,6 @@ from pace.llm.layers import (
     LayerNorm,
     LMHead,
     NoNorm,
-    NoRotary,
     RMSNorm,
     Rotary,
     Slot,
@@ -57,8 +56,14 @@ class BaseModelForCausalLM(Layer):
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
     """Regular expressions of tensors that checkpoints carry and that nothing needs: buffers which are computed here."""
 
+    text_prefixes: ClassVar[Mapping[str, str]] = {}
+    """How names begin in checkpoints that take images or sound besides text, and how they begin here."""
+    other_parts: ClassVar[tuple[str, ...]] = ()
+    """How the names of such checkpoints begin whose tensors are left out: of what makes vectors of images and sound."""
+
     embedding: Embedding
-    rotary: Rotary | NoRotary
+    rotaries: tuple[Rotary, ...] = ()
+    """The rotations of its layers: number i makes table i of a step's angles. None where positions are learned."""
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | NoNorm
     lm_head: LMHead | TiedLMHead
@@ -98,7 +103,8 @@ class BaseModelForCausalLM(Layer):
         """Sequences whose prompts have lengths of the same regime have the same angles, position by position: the keys
         and values of what they begin with alike are the same. See `RopeConfig` for the kinds that look at the
         length."""
-        return self.rotary.regime(length)
+        # No regime falls as lengths grow: where sums are the same, all regimes are.
+        return sum(rotary.regime(length) for rotary in self.rotaries)
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -110,8 +116,8 @@ class BaseModelForCausalLM(Layer):
         return self.compute(self.ops, batch, self.angles(batch))
 
     def angles(self, batch: ForwardBatch) -> Angles:
-        """Of every token of the step; plain torch, the same for all layers."""
-        return self.rotary.angles(batch.positions, batch.rope_lengths)
+        """Of every token of the step, by each of `rotaries`; plain torch."""
+        return tuple(rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries)
 
     def compute(self, ops: ModuleType, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` without its preparation: `ops`, views, sums and the choice of rows only, so that it can be recorded
@@ -187,6 +193,12 @@ class BaseModelForCausalLM(Layer):
         for name, claims in slots.items():
             check_slots(name, claims)
         self.check_coverage(reader, names, slots)
+        if left_out := [name for name in names if self.is_beside_text(name)]:
+            logger.info(
+                "left out %d tensors of %s: this model reads text only",
+                len(left_out),
+                ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out})),
+            )
         for warning in plan_weights(
             self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)
         ):
@@ -195,10 +207,12 @@ class BaseModelForCausalLM(Layer):
 
     def match_names(self, reader: TensorReader) -> dict[str, str]:
         """Name in the checkpoint -> name here. Unties the head where the checkpoint holds two different matrices."""
-        bare = not any(name.startswith(self.prefix) for name in reader.tensors)
-        names = {
-            name: self.prefix + name if bare and not name.startswith("lm_head.") else name for name in reader.tensors
-        }
+        names = {name: name if self.is_beside_text(name) else self._of_text(name) for name in reader.tensors}
+        if not any(here.startswith(self.prefix) for name, here in names.items() if not self.is_beside_text(name)):
+            names = {
+                name: here if here.startswith("lm_head.") or self.is_beside_text(name) else self.prefix + here
+                for name, here in names.items()
+            }
         if isinstance(self.lm_head, TiedLMHead):
             given = {name: source for source, name in names.items()}
             head, embedding = given.get("lm_head.weight"), given.get(f"{self.embedding_name}.weight")
@@ -209,6 +223,16 @@ class BaseModelForCausalLM(Layer):
                 bias = bool(self.lm_head.bias.lengths)
                 self.lm_head = LMHead("lm_head", self.config.vocab_size, self.embedding.k, bias)
         return names
+
+    def is_beside_text(self, name: str) -> bool:
+        """Whether a tensor of a checkpoint belongs to one of `other_parts`."""
+        return name.startswith(self.other_parts)
+
+    def _of_text(self, name: str) -> str:
+        for prefix, here in self.text_prefixes.items():
+            if name.startswith(prefix):
+                return here + name.removeprefix(prefix)
+        return name
 
     def _differ(self, reader: TensorReader, head: str, embedding: str) -> bool:
         """As transformers decides: two matrices that are equal are one, as `.bin` files save them."""
@@ -236,6 +260,7 @@ class BaseModelForCausalLM(Layer):
             name
             for name in names
             if names[name] not in slots
+            and not self.is_beside_text(name)
             and not any(re.fullmatch(p, names[name]) for p in ignored)
             and not _is_bias_without_effect(reader, name)
         )

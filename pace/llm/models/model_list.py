@@ -59,5 +59,9 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
 
 
 def _stem(name: str) -> str:
-    """`llama` of `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`."""
-    return name.lower().removesuffix("forcausallm").removesuffix("model")
+    """`llama` of `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`; `gemma3` of
+    `Gemma3ForConditionalGeneration` and `gemma3_text`."""
+    stem = name.lower()
+    for suffix in ("forcausallm", "forconditionalgeneration", "lmheadmodel", "model", "_text"):
+        stem = stem.removesuffix(suffix)
+    return stem.replace("_", "")

@@ -18,6 +18,7 @@ from pace.llm.layers import (
     HeadNorm,
     Linear,
     NoHeadNorm,
+    NoRotary,
     RMSNorm,
     RopeConfig,
     Rotary,
@@ -114,7 +115,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotary = Rotary(config.rope)
+        self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [self.make_layer(f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
         self.final_norm = self.make_norm("model.norm")
@@ -145,12 +146,16 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             Linear({f"{name}.o_proj": hidden}, heads * dim, config.output_bias),
             heads,
             Positions(kv_heads, dim, dim, config.window(index)),
-            self.rotary,
+            self.rotary(index),
             HeadNorm(f"{name}.q_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
             HeadNorm(f"{name}.k_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
             config.attention_scale,
             config.attention_softcap,
         )
+
+    def rotary(self, layer: int) -> Rotary | NoRotary:
+        """What rotates the heads of a layer."""
+        return self.rotaries[0]
 
     def make_mlp(self, name: str) -> GatedMLP:
         config = self.config
