@@ -3,8 +3,9 @@
 
 from pace.llm.layers.attention import Attention
 from pace.llm.layers.base import Layer
-from pace.llm.layers.block import Block
+from pace.llm.layers.block import Block, FeedForward
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
+from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear, expert_stacks
 from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
 from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm
@@ -15,6 +16,8 @@ __all__ = [
     "Attention",
     "Block",
     "Embedding",
+    "ExpertLinear",
+    "FeedForward",
     "GatedLinear",
     "GatedMLP",
     "HeadLayerNorm",
@@ -23,6 +26,7 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "MixtureOfExperts",
     "NoHeadNorm",
     "NoNorm",
     "NoRotary",
@@ -30,9 +34,11 @@ __all__ = [
     "RMSNorm",
     "RopeConfig",
     "Rotary",
+    "RouterLinear",
     "Rows",
     "Slot",
     "Source",
     "TiedLMHead",
     "WeightPlan",
+    "expert_stacks",
 ]

@@ -71,6 +71,11 @@ class Layer:
         for child in self.children():
             yield from child.matrices()
 
+    def stacks(self) -> Iterator[Layer]:
+        """The layers whose matrices are stored together, and alike."""
+        for child in self.children():
+            yield from child.stacks()
+
 
 class Vectors(Layer):
     """A leaf's named vectors: biases, and the weights of norms. Kept in float32, whatever the matrices are stored

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.slot import Slot, Source
+from pace.ops.protocol import Weight
 from pace.ops.weight_layout import AnyLayout, MixedLayout, QuantizedRows, WeightLayout, layout_of_rows
 from pace.quant import Format
 
@@ -43,6 +44,8 @@ class Linear(Layer):
     `bias`, every part has one."""
 
     glu = False
+    keeps_floats = False
+    """Whether no QuantizationConfig quantises it."""
 
     def __init__(self, parts: Mapping[str, int | Source], k: int, bias: bool = False):
         self.sources = {name: part for name, part in parts.items() if isinstance(part, Source)}
@@ -75,8 +78,14 @@ class Linear(Layer):
 
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
         super().allocate(ops, dtype)
+        self.hold(ops, ops.empty_weight(self.n, self.k, self.storage(dtype), self.glu, self.plan.order))
+
+    def hold(self, ops: ModuleType, weight: Weight, bias: Tensor | None = None) -> None:
+        """Takes a weight of zeros, and a bias, for its own."""
         self._ops = ops
-        self.weight = ops.empty_weight(self.n, self.k, self.storage(dtype), self.glu, self.plan.order)
+        self.weight = weight
+        if bias is not None:
+            self.bias.values = bias
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
         return super().planned_nbytes(ops, dtype) + ops.weight_nbytes(self.n, self.k, self.storage(dtype), self.glu)

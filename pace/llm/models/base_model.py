@@ -189,6 +189,8 @@ class BaseModelForCausalLM(Layer):
         yet. Returns what `match_names` does, and the slots. Raises ValueError where the tensors are not those that the
         config demands."""
         names = self.match_names(reader)
+        for stack in self.stacks():
+            stack.choose(set(names.values()))
         slots = self.slots()
         for name, claims in slots.items():
             check_slots(name, claims)
@@ -274,7 +276,7 @@ class BaseModelForCausalLM(Layer):
                 )
             if slot and tuple(shape) != slot.shape:
                 wrong.append(f"{name} has shape {list(shape)}, the config demands {list(slot.shape)}")
-            elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) == 2):
+            elif slot and dtype not in FLOAT_DTYPES and not (isinstance(dtype, WeightLayout) and len(shape) >= 2):
                 wrong.append(f"{name} is {dtype}, not a floating-point tensor")
         problems = [("missing", missing), ("unexpected", unexpected), ("not as the config demands", wrong)]
         if lines := [f"{title} ({len(found)}): {_listed(found)}" for title, found in problems if found]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead, WeightPlan
+from pace.llm.layers import Embedding, ExpertLinear, Layer, Linear, LMHead, TiedLMHead, WeightPlan
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import Format, QuantizationConfig
 
@@ -30,7 +30,7 @@ def plan_weights(
     Returns what a user should hear. What is quantised already stays as it is, beside what the config has quantised.
     Raises ValueError for a config whose patterns match nothing, or that finds nothing left to quantise."""
     matrices = list(model.matrices())
-    kinds = {part: _kind(matrix) for matrix in matrices for part in matrix.parts}
+    kinds = {part: _kind(matrix) for matrix in matrices if not matrix.keeps_floats for part in matrix.parts}
     formats = config.for_modules(kinds, isinstance(lm_head, TiedLMHead)) if config else {}
     tensors = {part: matrix.tensor(part) for matrix in matrices for part in matrix.parts}
     formats = {part: format for part, format in formats.items() if format and tensors[part] not in stored}
@@ -48,6 +48,8 @@ def plan_weights(
     apart: dict[str, None] = {}
     for matrix in matrices:
         matrix.plan = _plan(matrix, formats, stored, apart)
+    for stack in model.stacks():
+        _make_alike(stack, formats, apart)
     return warnings + [
         f"{parts} are one matrix here, whose inputs have one order: it has the values of the quantised ones, and the size of floats"
         for parts in apart
@@ -83,6 +85,16 @@ def _plan(
         )
     ] = None
     return WeightPlan(formats=wanted)
+
+
+def _make_alike(stack: ExpertLinear, formats: Mapping[str, Format], apart: dict[str, None]) -> None:
+    """Experts that are not all stored in one layout become floats, and so do those whose columns have an order."""
+    plans = [expert.plan for expert in stack.experts]
+    if len({tuple(plan.layouts.values()) for plan in plans}) == 1 and all(plan.order is None for plan in plans):
+        return
+    apart[f"{stack.experts[0].name} and the other experts of its layer"] = None
+    for expert in stack.experts:
+        expert.plan = WeightPlan(formats={part: formats[part].for_width(stack.k) for part in expert.parts if part in formats})
 
 
 def _same_order(parts: list[StoredQuantized | None]) -> bool:

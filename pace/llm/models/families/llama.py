@@ -13,6 +13,7 @@ from pace.llm.layers import (
     Attention,
     Block,
     Embedding,
+    FeedForward,
     GatedLinear,
     GatedMLP,
     HeadNorm,
@@ -126,8 +127,12 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             self.make_norm(f"{name}.input_layernorm"),
             self.make_attention(f"{name}.self_attn", index),
             self.make_norm(f"{name}.post_attention_layernorm"),
-            self.make_mlp(f"{name}.mlp"),
+            self.make_feed_forward(name, index),
         )
+
+    def make_feed_forward(self, name: str, index: int) -> FeedForward:
+        """That of a layer."""
+        return self.make_mlp(f"{name}.mlp")
 
     def make_norm(self, name: str) -> RMSNorm:
         return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps)

@@ -1,0 +1,208 @@
+"""A mixture of experts: a router chooses some of many feed-forwards for each token, and their results are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from pace.llm.layers.base import Layer, Vectors
+from pace.llm.layers.linear import GatedLinear, Linear
+from pace.llm.layers.mlp import GatedMLP
+from pace.llm.layers.slot import Rows, Source
+from pace.ops.experts import ClampedSwiglu, Router
+from pace.ops.weight_layout import AnyLayout
+
+Parts = dict[str, int | Source]
+Form = Callable[[int], Parts]
+"""Expert -> the parts of its matrix: one of the ways in which checkpoints hold a stack."""
+
+
+class RouterLinear(Linear):
+    """Logits of experts `[T, E]`. Kept in float32, because a small error chooses another expert; quantised only where
+    the checkpoint has it so."""
+
+    keeps_floats = True
+
+    def storage(self, dtype: torch.dtype) -> AnyLayout:
+        return super().storage(torch.promote_types(dtype, torch.float32))
+
+
+class ExpertLinear(Layer):
+    """One product of every expert, `W [n, k]` each, in one piece of memory.
+
+    `forms` are the ways in which checkpoints may hold it. The first counts until `choose` is given the names of
+    tensors. All experts are stored alike."""
+
+    def __init__(self, count: int, k: int, *forms: Form, glu: bool = False, bias: bool = False):
+        self.count = count
+        self.k = k
+        self.forms = forms
+        self.glu = glu
+        self.has_bias = bias
+        self.stack = None
+        self.biases: Tensor | None = None
+        """float32 `[E, n]`."""
+        self.experts = self._of_form(forms[0])
+
+    def _of_form(self, form: Form) -> list[Linear]:
+        kind = GatedLinear if self.glu else Linear
+        return [kind(form(expert), self.k, self.has_bias) for expert in range(self.count)]
+
+    def choose(self, tensors: Container[str]) -> None:
+        """Takes the first form all of whose matrices are among these names, and leaves it where there is none."""
+        for form in self.forms:
+            experts = self._of_form(form)
+            if all(expert.tensor(part) in tensors for expert in experts for part in expert.parts):
+                self.experts = experts
+                return
+
+    def stacks(self) -> Iterator[ExpertLinear]:
+        yield self
+
+    @property
+    def n(self) -> int:
+        return self.experts[0].n
+
+    def storage(self, dtype: torch.dtype) -> AnyLayout:
+        """How each expert is stored; plans have been made equal by then."""
+        return self.experts[0].storage(dtype)
+
+    def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
+        self.stack = ops.empty_stack(self.count, self.n, self.k, self.storage(dtype), self.glu)
+        if self.has_bias:
+            self.biases = torch.zeros(self.count, self.n, dtype=torch.promote_types(dtype, torch.float32))
+        for index, (expert, weight) in enumerate(zip(self.experts, self.stack.experts, strict=True)):
+            expert.hold(ops, weight, self.biases[index] if self.has_bias else None)
+
+    def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+        of_biases = sum(expert.bias.planned_nbytes(ops, dtype) for expert in self.experts)
+        return of_biases + ops.stack_nbytes(self.count, self.n, self.k, self.storage(dtype), self.glu)
+
+    @property
+    def nbytes(self) -> int:
+        of_biases = 0 if self.biases is None else self.biases.nbytes
+        return of_biases + (0 if self.stack is None else self.stack.nbytes)
+
+
+class MixtureOfExperts(Layer):
+    """`residual + w1 f1(x) + w2 f2(x) + ... + shared(x)`: the experts that `router` chooses by the logits `gate(x)`, with
+    `choice_bias` where there is one, and a feed-forward that all tokens go through, where there is one, times
+    `sigmoid(shared_gate(x))` where there is that."""
+
+    operator = "mlp"
+
+    def __init__(
+        self,
+        gate: RouterLinear,
+        router: Router,
+        gate_up: ExpertLinear,
+        down: ExpertLinear,
+        activation: str | ClampedSwiglu,
+        choice_bias: Vectors | None = None,
+        shared: GatedMLP | None = None,
+        shared_gate: RouterLinear | None = None,
+    ):
+        self.gate = gate
+        self.choice_bias = choice_bias or Vectors({})
+        self.router = router
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
+        self.shared = shared
+        self.shared_gate = shared_gate
+
+    @property
+    def readers(self) -> list[Linear]:
+        of_shared = self.shared.readers if self.shared else []
+        return [self.gate, *self.gate_up.experts, *of_shared, *([self.shared_gate] if self.shared_gate else [])]
+
+    def __call__(self, ops: ModuleType, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        routing = ops.route(self.gate(ops, x), self.router, self.choice_bias.values)
+        y = ops.experts(
+            x,
+            self.gate_up.stack,
+            self.down.stack,
+            routing,
+            self.activation,
+            self.gate_up.biases,
+            self.down.biases,
+            residual,
+        )
+        if self.shared is None:
+            return y
+        if self.shared_gate is None:
+            return self.shared(ops, x, residual=y)
+        of_all = self.shared(ops, x)
+        ops.gate_(of_all, self.shared_gate(ops, x))
+        return y + of_all
+
+
+# -- the ways in which checkpoints hold a stack
+
+
+def one_by_one(name: str, tensors: tuple[str, ...], rows: int) -> Form:
+    """A tensor for each part of each expert: `{name}.{expert}.{tensor}.weight [rows, k]`."""
+    return lambda expert: {f"{name}.{expert}.{tensor}": rows for tensor in tensors}
+
+
+def stacked(name: str, tensors: tuple[str, ...], rows: int, count: int, k: int) -> Form:
+    """A tensor for each part of all experts, as in GGUF: `{name}.{tensor}.weight [E, rows, k]`, biases `[E, rows]`."""
+    return lambda expert: {
+        f"{name}.{expert}.{tensor}": Source(
+            (count, rows, k), (Rows(expert * rows, rows),), f"{name}.{tensor}.weight", f"{name}.{tensor}.bias"
+        )
+        for tensor in tensors
+    }
+
+
+def fused(tensor: str, rows: int, count: int, k: int, transposed: bool = False, interleaved: bool = False) -> Form:
+    """One tensor: `{tensor} [E, rows, k]`, or `[E, k, rows]` where it is transposed, biases `{tensor}_bias [E, rows]`.
+    Interleaved are rows of gate and up in turns."""
+    shape = (count, k, rows) if transposed else (count, rows, k)
+
+    def form(expert: int) -> Parts:
+        first = expert * rows
+        taken = (Rows(first, rows),)
+        if interleaved:
+            taken = (Rows(first, rows // 2, 1, 2), Rows(first + 1, rows // 2, 1, 2))
+        name, _, part = tensor.rpartition(".")
+        return {f"{name}.{expert}.{part}": Source(shape, taken, tensor, f"{tensor}_bias", transposed)}
+
+    return form
+
+
+def expert_stacks(
+    name: str,
+    count: int,
+    hidden: int,
+    inner: int,
+    *,
+    bias: bool = False,
+    transposed: bool = False,
+    interleaved: bool = False,
+) -> tuple[ExpertLinear, ExpertLinear]:
+    """Gate and up, and down, of `count` experts below `name`: gate_proj, up_proj and down_proj of each expert or of all,
+    or gate_up_proj and down_proj of all. `transposed` and `interleaved` are the latter."""
+    gate_up, down = ("gate_proj", "up_proj"), ("down_proj",)
+    return (
+        ExpertLinear(
+            count,
+            hidden,
+            one_by_one(name, gate_up, inner),
+            fused(f"{name}.gate_up_proj", 2 * inner, count, hidden, transposed, interleaved),
+            stacked(name, gate_up, inner, count, hidden),
+            glu=True,
+            bias=bias,
+        ),
+        ExpertLinear(
+            count,
+            inner,
+            one_by_one(name, down, hidden),
+            fused(f"{name}.down_proj", hidden, count, inner, transposed),
+            stacked(name, down, hidden, count, inner),
+            bias=bias,
+        ),
+    )

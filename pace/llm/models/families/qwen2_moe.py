@@ -1,0 +1,83 @@
+"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2 with a mixture of experts in most layers, beside an expert that all
+tokens go through, gated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pace.llm.layers import FeedForward, GatedLinear, GatedMLP, Linear, MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.models.families.llama import parts
+from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from pace.llm.models.model_config import MAX_LAYERS, checked_router, count, declared, flag
+from pace.ops.experts import MAX_EXPERTS, Router
+
+
+def layer_numbers() -> Any:
+    """A list of layers, or null for none."""
+
+    def read(value: Any) -> tuple[int, ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise ValueError("a list of numbers of layers, or null")
+        return tuple(value)
+
+    return declared((), read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2MoeConfig(Qwen2Config):
+    hidden_size: int = count(2048)
+    intermediate_size: int = count(5632)
+    num_hidden_layers: int = count(24, MAX_LAYERS)
+    num_attention_heads: int = count(16)
+    num_key_value_heads: int | None = count(16, optional=True)
+    qkv_bias: bool = flag(True)
+    num_experts: int = count(60, MAX_EXPERTS)
+    num_experts_per_tok: int = count(4, MAX_EXPERTS)
+    moe_intermediate_size: int = count(1408)
+    shared_expert_intermediate_size: int = count(5632)
+    norm_topk_prob: bool = flag(False)
+    decoder_sparse_step: int = count(1, MAX_LAYERS)
+    mlp_only_layers: tuple[int, ...] = layer_numbers()
+
+    aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
+    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (False, True), "mlp_bias": (False,)}
+
+    def check(self) -> None:
+        super().check()
+        checked_router(lambda: self.router)
+
+    @property
+    def router(self) -> Router:
+        return Router(self.num_experts, self.num_experts_per_tok, normalise=self.norm_topk_prob)
+
+    def has_experts(self, layer: int) -> bool:
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+
+class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+    Config = Qwen2MoeConfig
+
+    def make_feed_forward(self, name: str, index: int) -> FeedForward:
+        if not self.config.has_experts(index):
+            return super().make_feed_forward(name, index)
+        return self.make_experts(f"{name}.mlp")
+
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        config = self.config
+        hidden, shared = config.hidden_size, f"{name}.shared_expert"
+        rows = [config.shared_expert_intermediate_size] * 2
+        return MixtureOfExperts(
+            RouterLinear({f"{name}.gate": config.num_experts}, hidden),
+            config.router,
+            *expert_stacks(f"{name}.experts", config.num_experts, hidden, config.moe_intermediate_size),
+            config.hidden_act,
+            shared=GatedMLP(
+                GatedLinear(parts(shared, self.gate_up_names, rows), hidden),
+                Linear({f"{shared}.down_proj": hidden}, rows[0]),
+                config.hidden_act,
+            ),
+            shared_gate=RouterLinear({f"{name}.shared_expert_gate": 1}, hidden),
+        )

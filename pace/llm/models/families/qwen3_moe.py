@@ -1,0 +1,49 @@
+"""Qwen3-MoE (30B-A3B, 235B-A22B, Qwen3-Coder): Qwen3 with a mixture of experts in most layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pace.llm.layers import MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.models.families.qwen2_moe import Qwen2MoeConfig, Qwen2MoeForCausalLM
+from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag
+from pace.ops.experts import MAX_EXPERTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(Qwen2MoeConfig):
+    intermediate_size: int = count(6144)
+    num_hidden_layers: int = count(24, MAX_LAYERS)
+    num_attention_heads: int = count(32)
+    num_key_value_heads: int | None = count(4, optional=True)
+    head_dim: int | None = count(None, MAX_HEAD_DIM, optional=True)
+    num_experts: int = count(128, MAX_EXPERTS)
+    num_experts_per_tok: int = count(8, MAX_EXPERTS)
+    moe_intermediate_size: int = count(768)
+    attention_bias: bool = flag(False)
+    max_window_layers: int = count(0, MAX_POSITIONS, minimum=0)
+    """`transformers` ignores it: with `use_sliding_window`, all layers have the window."""
+
+    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,), "shared_expert_intermediate_size": (None, 0)}
+
+    @property
+    def output_bias(self) -> bool:
+        return self.attention_bias
+
+    def window(self, layer: int) -> int | None:
+        return self.effective_window
+
+
+class Qwen3MoeForCausalLM(Qwen2MoeForCausalLM):
+    Config = Qwen3MoeConfig
+    head_norm = True
+
+    def make_experts(self, name: str) -> MixtureOfExperts:
+        config = self.config
+        return MixtureOfExperts(
+            RouterLinear({f"{name}.gate": config.num_experts}, config.hidden_size),
+            config.router,
+            *expert_stacks(f"{name}.experts", config.num_experts, config.hidden_size, config.moe_intermediate_size),
+            config.hidden_act,
+        )
