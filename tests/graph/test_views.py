@@ -158,7 +158,9 @@ def test_on_every_table(isa):
 
 def test_what_may_be_fused_is_and_the_rest_is_not():
     layers = Model(torch.float32).kv_spec.layers
-    plain, fused = (Program(Model(torch.float32), layers, (HALF, HALF), optimise).instructions for optimise in (False, True))
+    plain, fused = (
+        Program(Model(torch.float32), layers, (HALF, HALF), optimise).instructions for optimise in (False, True)
+    )
     count = lambda instructions, kind: sum(isinstance(instruction, kind) for instruction in instructions)
     assert count(plain, Norm) == 2 and count(fused, Norm) == 0
     assert sum(i.norm is not None for i in fused if isinstance(i, Linear)) == 3

@@ -129,11 +129,24 @@ class BaseModelForCausalLM(Layer):
 
     def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
         """`[T, hidden]`: what the first layer reads."""
-        return self.embedding(ops, batch.tokens)
+        x = self.embedding(ops, batch.tokens)
+        if self.embedding_scale != 1.0:
+            ops.scale_(x, self.embedding_scale)
+        return x
 
     def head(self, ops: ModuleType, x: Tensor) -> Tensor:
         """Logits of the last layer's output `x [R, hidden]`."""
-        return self.lm_head(ops, self.final_norm(ops, x))
+        logits = self.lm_head(ops, self.final_norm(ops, x))
+        if self.config.logits_scale != 1.0:
+            ops.scale_(logits, self.config.logits_scale)
+        if self.config.logits_softcap is not None:
+            ops.softcap_(logits, self.config.logits_softcap)
+        return logits
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by."""
+        return self.config.embedding_scale
 
     def make_head(self, k: int, bias: bool = False) -> LMHead | TiedLMHead:
         """The LM head over `k` elements, tied or not as the config says; for initialisers, after `self.embedding`."""

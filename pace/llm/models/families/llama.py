@@ -16,6 +16,7 @@ from pace.llm.layers import (
     FeedForward,
     GatedLinear,
     GatedMLP,
+    HeadLayerNorm,
     HeadNorm,
     Linear,
     NoHeadNorm,
@@ -112,7 +113,10 @@ class LlamaForCausalLM(BaseModelForCausalLM):
     """The tensors that hold the rows of queries, keys and values: three, or one that holds them all."""
     gate_up_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
     head_norm: ClassVar[bool] = False
-    """Whether query and key heads are normalised before they are rotated."""
+    """Whether query and key heads are normalised."""
+    head_norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
+    norm_last: ClassVar[bool] = False
+    """Whether that is done after they are rotated."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
@@ -152,11 +156,16 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             heads,
             Positions(kv_heads, dim, dim, config.window(index)),
             self.rotary(index),
-            HeadNorm(f"{name}.q_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
-            HeadNorm(f"{name}.k_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
+            self.make_head_norm(f"{name}.{self.head_norm_names[0]}", heads),
+            self.make_head_norm(f"{name}.{self.head_norm_names[1]}", kv_heads),
             config.attention_scale,
             config.attention_softcap,
+            self.norm_last,
         )
+
+    def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | HeadLayerNorm | NoHeadNorm:
+        """Of query heads, or of key heads."""
+        return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps) if self.head_norm else NoHeadNorm()
 
     def rotary(self, layer: int) -> Rotary | NoRotary:
         """What rotates the heads of a layer."""
