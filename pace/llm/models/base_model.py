@@ -56,6 +56,8 @@ class BaseModelForCausalLM(Layer):
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
     """Regular expressions of tensors that checkpoints carry and that nothing needs: buffers which are computed here."""
 
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Regular expressions of names that some writers give to tensors, and what those are called here."""
     text_prefixes: ClassVar[Mapping[str, str]] = {}
     """How names begin in checkpoints that take images or sound besides text, and how they begin here."""
     other_parts: ClassVar[tuple[str, ...]] = ()
@@ -246,7 +248,10 @@ class BaseModelForCausalLM(Layer):
     def _of_text(self, name: str) -> str:
         for prefix, here in self.text_prefixes.items():
             if name.startswith(prefix):
-                return here + name.removeprefix(prefix)
+                name = here + name.removeprefix(prefix)
+                break
+        for pattern, here in self.other_names.items():
+            name = re.sub(pattern, here, name)
         return name
 
     def _differ(self, reader: TensorReader, head: str, embedding: str) -> bool:

@@ -9,11 +9,14 @@ from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.mixtral import MixtralForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
 from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
+from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.qwen3_moe import Qwen3MoeForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
@@ -22,11 +25,14 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "GPTJForCausalLM": GPTJForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     "OPTForCausalLM": OPTForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "PhiForCausalLM": PhiForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
 

@@ -92,9 +92,11 @@ def _make_alike(stack: ExpertLinear, formats: Mapping[str, Format], apart: dict[
     plans = [expert.plan for expert in stack.experts]
     if len({tuple(plan.layouts.values()) for plan in plans}) == 1 and all(plan.order is None for plan in plans):
         return
-    apart[f"{stack.experts[0].name} and the other experts of its layer"] = None
+    apart[f"{next(iter(stack.experts[0].parts))} and the other experts of its layer"] = None
     for expert in stack.experts:
-        expert.plan = WeightPlan(formats={part: formats[part].for_width(stack.k) for part in expert.parts if part in formats})
+        expert.plan = WeightPlan(
+            formats={part: formats[part].for_width(stack.k) for part in expert.parts if part in formats}
+        )
 
 
 def _same_order(parts: list[StoredQuantized | None]) -> bool:

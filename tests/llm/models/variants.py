@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tests.llm.models.mixture_variants import MIXTURE_BASE, MIXTURES
+
 MAX_POSITIONS = 64
 PROMPT = 45
 """Tokens of the prompt: beyond the windows and the original lengths of the variants that have them, and not a block
@@ -28,6 +30,7 @@ BASE = {
         "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
+    **MIXTURE_BASE,
 }
 """What differs from `SIZES`, by model_type."""
 
@@ -157,6 +160,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
+    *MIXTURES,
 ]
 
 IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from pace.llm.layers import FeedForward, GatedLinear, GatedMLP, Linear, MixtureOfExperts, RouterLinear, expert_stacks
 from pace.llm.models.families.llama import parts
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.model_config import MAX_LAYERS, checked_router, count, declared, flag
+from pace.llm.models.mixtures import MixtureConfig
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, flag
 from pace.ops.experts import MAX_EXPERTS, Router
 
 
@@ -27,27 +28,14 @@ def layer_numbers() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2MoeConfig(Qwen2Config):
-    hidden_size: int = count(2048)
-    intermediate_size: int = count(5632)
-    num_hidden_layers: int = count(24, MAX_LAYERS)
-    num_attention_heads: int = count(16)
-    num_key_value_heads: int | None = count(16, optional=True)
-    qkv_bias: bool = flag(True)
-    num_experts: int = count(60, MAX_EXPERTS)
-    num_experts_per_tok: int = count(4, MAX_EXPERTS)
-    moe_intermediate_size: int = count(1408)
-    shared_expert_intermediate_size: int = count(5632)
+class QwenMixtureConfig(MixtureConfig):
+    """What the mixtures of Qwen have besides the fields of their dense kind."""
+
     norm_topk_prob: bool = flag(False)
     decoder_sparse_step: int = count(1, MAX_LAYERS)
     mlp_only_layers: tuple[int, ...] = layer_numbers()
 
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (False, True), "mlp_bias": (False,)}
-
-    def check(self) -> None:
-        super().check()
-        checked_router(lambda: self.router)
 
     @property
     def router(self) -> Router:
@@ -55,6 +43,31 @@ class Qwen2MoeConfig(Qwen2Config):
 
     def has_experts(self, layer: int) -> bool:
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2MoeConfig(QwenMixtureConfig, Qwen2Config):
+    hidden_size: int = count(2048)
+    intermediate_size: int = count(5632)
+    num_hidden_layers: int = count(24, MAX_LAYERS)
+    num_attention_heads: int = count(16)
+    num_key_value_heads: int | None = count(16, optional=True)
+    sliding_window: int | None = count(4096, MAX_POSITIONS, minimum=0, optional=True)
+    """0 where `use_sliding_window` is false, as `transformers` writes it."""
+    qkv_bias: bool = flag(True)
+    num_experts: int = count(60, MAX_EXPERTS)
+    num_experts_per_tok: int = count(4, MAX_EXPERTS)
+    moe_intermediate_size: int = count(1408)
+    shared_expert_intermediate_size: int = count(5632)
+
+    @property
+    def effective_window(self) -> int | None:
+        return super().effective_window or None
+
+    def window(self, layer: int) -> int | None:
+        if self.layer_types is not None:
+            return super().window(layer)
+        return self.effective_window if layer % 2 == 0 and layer < self.max_window_layers else None
 
 
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):

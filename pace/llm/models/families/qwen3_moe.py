@@ -6,30 +6,26 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pace.llm.layers import MixtureOfExperts, RouterLinear, expert_stacks
-from pace.llm.models.families.qwen2_moe import Qwen2MoeConfig, Qwen2MoeForCausalLM
-from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag
+from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM, QwenMixtureConfig
+from pace.llm.models.families.qwen3 import Qwen3Config
+from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, count
 from pace.ops.experts import MAX_EXPERTS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3MoeConfig(Qwen2MoeConfig):
+class Qwen3MoeConfig(QwenMixtureConfig, Qwen3Config):
+    hidden_size: int = count(2048)
     intermediate_size: int = count(6144)
     num_hidden_layers: int = count(24, MAX_LAYERS)
-    num_attention_heads: int = count(32)
     num_key_value_heads: int | None = count(4, optional=True)
     head_dim: int | None = count(None, MAX_HEAD_DIM, optional=True)
     num_experts: int = count(128, MAX_EXPERTS)
     num_experts_per_tok: int = count(8, MAX_EXPERTS)
     moe_intermediate_size: int = count(768)
-    attention_bias: bool = flag(False)
-    max_window_layers: int = count(0, MAX_POSITIONS, minimum=0)
-    """`transformers` ignores it: with `use_sliding_window`, all layers have the window."""
 
-    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,), "shared_expert_intermediate_size": (None, 0)}
-
-    @property
-    def output_bias(self) -> bool:
-        return self.attention_bias
+    only_here: ClassVar[dict[str, tuple]] = {"shared_expert_intermediate_size": (None, 0)}
+    without_effect: ClassVar[dict[str, tuple]] = {"max_window_layers": (0,)}
+    """With `use_sliding_window`, all layers have the window."""
 
     def window(self, layer: int) -> int | None:
         return self.effective_window
