@@ -222,14 +222,14 @@ void Program::store_kv(HeadsOf k, HeadsOf v, int layer) {
 }
 
 void Program::attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
-                        float softcap) {
+                        float softcap, const float* sinks) {
     const std::optional<Preparation> before = preparation ? std::optional(*preparation) : std::nullopt;
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
         const Step& step = frame.step;
         const KvView& kv = step.cache[layer];
         const HeadsView queries = frame.at(q);
         op.q = queries.data;
-        op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out)};
+        op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out), sinks};
         if (before) {
             const Rotation& rotation = before->rotation;
             const Angles angles = rotation.half > 0 ? step.angles[rotation.table] : Angles{};

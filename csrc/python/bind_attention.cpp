@@ -14,12 +14,12 @@ pace::KvView kv_view(Address k, Address v, int64_t k_block_stride, int64_t v_blo
 
 // window = 0 and softcap = 0 are off.
 void attention(const pace::KvView& kv, Address q, int64_t q_token_stride, int64_t q_head_stride, int64_t tokens,
-               int64_t query_heads, float scale, int64_t window, float softcap, Address query_start, Address kv_len,
-               Address block_table, int64_t spans, int64_t table_stride, Address out) {
+               int64_t query_heads, float scale, int64_t window, float softcap, Address sinks, Address query_start,
+               Address kv_len, Address block_table, int64_t spans, int64_t table_stride, Address out) {
     pace::AttentionOp op = {};
     op.q = at<const float>(q);
     op.args = {q_token_stride, q_head_stride, kv, query_heads, scale, window == 0 ? pace::kNoWindow : window,
-               softcap,        at<float>(out)};
+               softcap,        at<float>(out), at<const float>(sinks)};
     op.tokens = tokens;
     op.spans = spans;
     op.query_start = at<const int32_t>(query_start);

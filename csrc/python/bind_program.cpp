@@ -41,8 +41,9 @@ pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm,
 }
 
 void attention(Program& program, Value out, HeadsOf q, const pace::Preparation* preparation, int layer, float scale,
-               int64_t window, float softcap) {
-    program.attention(out, q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap);
+               int64_t window, float softcap, Address sinks) {
+    program.attention(out, q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap,
+                      at<const float>(sinks));
 }
 
 // The views of all layers, made once for the many steps that run on them.

@@ -69,6 +69,7 @@ struct AttentionArgs {
     int64_t window;  // a position sees this many, itself included; kNoWindow = all before it
     float softcap;   // scores become softcap * tanh(score / softcap); 0 = off
     float* out;      // [tokens][query_heads * value_dim]
+    const float* sinks = nullptr;  // [query_heads]: one more score of each head, not times scale, without a value; or null
 
     int64_t group() const { return query_heads / kv.kv_heads; }
 };

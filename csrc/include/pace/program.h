@@ -118,7 +118,7 @@ class Program {
     void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
-                   float softcap);
+                   float softcap, const float* sinks);
 
     // Where this step's values are.
     struct Frame {
