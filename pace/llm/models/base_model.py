@@ -54,6 +54,8 @@ class BaseModelForCausalLM(Layer):
     prefix: ClassVar[str] = "model."
     """What all names but the head's start with; a checkpoint of the bare decoder lacks it, and loads as well."""
     embedding_name: ClassVar[str] = "model.embed_tokens"
+    head_names: ClassVar[tuple[str, ...]] = ("lm_head",)
+    """What checkpoints call the LM head, which is `lm_head` here."""
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
     """Regular expressions of tensors that checkpoints carry and that nothing needs: buffers which are computed here."""
 
@@ -196,9 +198,7 @@ class BaseModelForCausalLM(Layer):
     def match_names(self, reader: TensorReader) -> dict[str, str]:
         """Name in the checkpoint -> name here. Unties the head where the checkpoint holds two different matrices."""
         bare = not any(name.startswith(self.prefix) for name in reader.tensors)
-        names = {
-            name: self.prefix + name if bare and not name.startswith("lm_head.") else name for name in reader.tensors
-        }
+        names = {name: self._name_here(name, bare) for name in reader.tensors}
         if isinstance(self.lm_head, TiedLMHead):
             given = {name: source for source, name in names.items()}
             head, embedding = given.get("lm_head.weight"), given.get(f"{self.embedding_name}.weight")
@@ -209,6 +209,12 @@ class BaseModelForCausalLM(Layer):
                 bias = bool(self.lm_head.bias.lengths)
                 self.lm_head = LMHead("lm_head", self.config.vocab_size, self.embedding.k, bias)
         return names
+
+    def _name_here(self, name: str, bare: bool) -> str:
+        for head in self.head_names:
+            if name.startswith(f"{head}."):
+                return "lm_head" + name.removeprefix(head)
+        return self.prefix + name if bare else name
 
     def _differ(self, reader: TensorReader, head: str, embedding: str) -> bool:
         """As transformers decides: two matrices that are equal are one, as `.bin` files save them."""
