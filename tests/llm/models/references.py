@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -37,11 +37,15 @@ class Reference(nn.Module):
         return SimpleNamespace(logits=self.logits(torch.cat(past))[None, -ids.shape[1] :], past_key_values=past)
 
     @torch.no_grad()
-    def greedy(self, ids: Tensor, num_tokens: int) -> Tensor:
-        """`ids [T]` and the most likely tokens after them."""
-        for _ in range(num_tokens):
-            ids = torch.cat([ids, self.logits(ids)[-1:].argmax(-1)])
+    def generate(self, ids: Tensor, max_new_tokens: int, do_sample: bool, **others: Any) -> Tensor:
+        """`ids [1, T]` and the most likely tokens after them. `others` are of no effect on one row."""
+        assert not do_sample and others.keys() <= {"attention_mask", "pad_token_id"}
+        for _ in range(max_new_tokens):
+            ids = torch.cat([ids, self.logits(ids[0])[-1:].argmax(-1)[None]], dim=1)
         return ids
+
+    def tie_weights(self) -> None:
+        """Nothing: no reference has a tied head."""
 
     def save_pretrained(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -58,13 +62,16 @@ class Reference(nn.Module):
 class ChatGLM(Reference):
     """ChatGLM2 and 3 and GLM-4-9B, as their `modeling_chatglm.py` computes; angles in float32."""
 
+    NAMES: ClassVar[dict[str, str]] = {
+        "vocab_size": "padded_vocab_size",
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "ffn_hidden_size",
+        "max_position_embeddings": "seq_length",
+    }
+    """Other families' names of its fields."""
+
     def __init__(self, fields: dict[str, Any]):
-        names = ("num_attention_heads", "num_layers", "padded_vocab_size", "ffn_hidden_size", "hidden_size")
-        names += ("kv_channels", "seq_length", "multi_query_attention", "multi_query_group_num", "add_qkv_bias")
-        names += ("add_bias_linear", "rope_ratio", "original_rope", "layernorm_epsilon", "bos_token_id", "eos_token_id")
-        given = {name: fields[name] for name in names if name in fields}
-        if "vocab_size" in fields and fields["vocab_size"] != 99:  # of a tokenizer
-            given["padded_vocab_size"] = fields["vocab_size"]
+        given = {self.NAMES.get(name, name): value for name, value in fields.items()}
         super().__init__(
             {"architectures": ["ChatGLMModel"], "model_type": "chatglm", "dtype": "float32"}
             | {"add_bias_linear": False, "rope_ratio": 1, "original_rope": True, "layernorm_epsilon": 1e-5}

@@ -36,11 +36,7 @@ BASE = {
     "gpt_neox": {},
     "gpt2": {"n_inner": 56},
     "chatglm": {
-        "num_layers": 2,
-        "padded_vocab_size": 99,
-        "ffn_hidden_size": 56,
         "kv_channels": 8,
-        "seq_length": MAX_POSITIONS,
         "multi_query_attention": True,
         "multi_query_group_num": 2,
         "add_qkv_bias": True,
@@ -204,6 +200,9 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("chatglm", "linear-bias", {"add_bias_linear": True, "rope_ratio": 50, "layernorm_epsilon": 0.1}),
     ("chatglm", "halves", {"original_rope": False, "kv_channels": 16, "multi_query_group_num": 4}),
 ]
+
+FAMILIES = tuple(BASE)
+IN_TRANSFORMERS = tuple(family for family in FAMILIES if family not in references.MODELS)
 
 IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
