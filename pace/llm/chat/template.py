@@ -16,6 +16,7 @@ from pace.llm.chat.formats import detect_format
 from pace.llm.chat.ids import nine_characters
 from pace.llm.chat.reasoning import Reasoning, detect_reasoning
 from pace.llm.chat.tools import Tool, ToolCall
+from pace.naming import shown
 
 Message = Mapping[str, Any]
 _PROBE = Tool("zq_probe", "", {"type": "object", "properties": {"zq_key": {"type": "string"}}})
@@ -212,9 +213,15 @@ def _text(content: Any, place: str) -> str:
     """A message's content as one string."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{place} must be text, or parts of type text")
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise ValueError(
+                f"{place}[{index}] must be a part of type text, as models read text only; got {shown(kind)}"
+            )
+        texts.append(text)
     return "".join(texts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from types import ModuleType
@@ -54,10 +54,14 @@ class BaseModelForCausalLM(Layer):
     prefix: ClassVar[str] = "model."
     """What all names but the head's start with; a checkpoint of the bare decoder lacks it, and loads as well."""
     embedding_name: ClassVar[str] = "model.embed_tokens"
-    head_names: ClassVar[tuple[str, ...]] = ("lm_head",)
-    """What checkpoints call the LM head, which is `lm_head` here."""
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*\.rotary_emb\.inv_freq",)
     """Regular expressions of tensors that checkpoints carry and that nothing needs: buffers which are computed here."""
+
+    text_prefixes: ClassVar[Mapping[str, str]] = {}
+    """How names begin in checkpoints that call a part otherwise, or take images or sound besides text, and how they begin
+    here: `lm_head.` for the head, say."""
+    other_parts: ClassVar[tuple[str, ...]] = ()
+    """How the names of such checkpoints begin whose tensors are left out: of what makes vectors of images and sound."""
 
     embedding: Embedding
     rotary: Rotary | NoRotary
@@ -189,6 +193,12 @@ class BaseModelForCausalLM(Layer):
         for name, claims in slots.items():
             check_slots(name, claims)
         self.check_coverage(reader, names, slots)
+        if left_out := [name for name in names if self.is_beside_text(name)]:
+            logger.info(
+                "left out %d tensors of %s: this model reads text only",
+                len(left_out),
+                ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out})),
+            )
         for warning in plan_weights(
             self, self.lm_head, self.quantization, self.quantized_tensors(reader, names, slots)
         ):
@@ -197,8 +207,12 @@ class BaseModelForCausalLM(Layer):
 
     def match_names(self, reader: TensorReader) -> dict[str, str]:
         """Name in the checkpoint -> name here. Unties the head where the checkpoint holds two different matrices."""
-        bare = not any(name.startswith(self.prefix) for name in reader.tensors)
-        names = {name: self._name_here(name, bare) for name in reader.tensors}
+        names = {name: name if self.is_beside_text(name) else self._of_text(name) for name in reader.tensors}
+        if not any(here.startswith(self.prefix) for name, here in names.items() if not self.is_beside_text(name)):
+            names = {
+                name: here if here.startswith("lm_head.") or self.is_beside_text(name) else self.prefix + here
+                for name, here in names.items()
+            }
         if isinstance(self.lm_head, TiedLMHead):
             given = {name: source for source, name in names.items()}
             head, embedding = given.get("lm_head.weight"), given.get(f"{self.embedding_name}.weight")
@@ -210,11 +224,15 @@ class BaseModelForCausalLM(Layer):
                 self.lm_head = LMHead("lm_head", self.config.vocab_size, self.embedding.k, bias)
         return names
 
-    def _name_here(self, name: str, bare: bool) -> str:
-        for head in self.head_names:
-            if name.startswith(f"{head}."):
-                return "lm_head" + name.removeprefix(head)
-        return self.prefix + name if bare else name
+    def is_beside_text(self, name: str) -> bool:
+        """Whether a tensor of a checkpoint belongs to one of `other_parts`."""
+        return name.startswith(self.other_parts)
+
+    def _of_text(self, name: str) -> str:
+        for prefix, here in self.text_prefixes.items():
+            if name.startswith(prefix):
+                return here + name.removeprefix(prefix)
+        return name
 
     def _differ(self, reader: TensorReader, head: str, embedding: str) -> bool:
         """As transformers decides: two matrices that are equal are one, as `.bin` files save them."""
@@ -242,6 +260,7 @@ class BaseModelForCausalLM(Layer):
             name
             for name in names
             if names[name] not in slots
+            and not self.is_beside_text(name)
             and not any(re.fullmatch(p, names[name]) for p in ignored)
             and not _is_bias_without_effect(reader, name)
         )

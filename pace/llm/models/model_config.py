@@ -53,6 +53,20 @@ HARMLESS = re.compile(
 )
 """Fields that do not change what a forward pass computes, as written by transformers and common training code."""
 
+OF_THE_WHOLE = frozenset(
+    {
+        "architectures",
+        "model_type",
+        "tie_word_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "quantization_config",
+        "compression_config",
+    }
+)
+"""Fields that a checkpoint with a `text_config` has beside it, and that count for its text, too."""
+
 
 # ----------------------------------------------------------------------------------------------------------- kinds of
 # field
@@ -211,6 +225,9 @@ class ModelConfig:
     }
     """Fields implemented for these values alone; a subclass lists its own in `only_here`."""
     only_here: ClassVar[dict[str, tuple]] = {}
+    beside_text: ClassVar[frozenset[str]] = frozenset()
+    """Fields about images and sound, of families whose checkpoints may take these, too. Of such a checkpoint the text
+    part is read: what stands in `text_config`, if there is one."""
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
@@ -220,7 +237,7 @@ class ModelConfig:
         NotImplementedError (a field that asks for something that is not implemented); the message names the field."""
         if not isinstance(raw, dict):
             raise ValueError(f"config.json must hold an object; got {type(raw).__name__}")
-        fields = cls.with_one_spelling(raw)
+        fields = cls.with_one_spelling(cls.text_part(raw))
         cls.refuse(fields)
         # The second name is that of early checkpoints of compressed-tensors.
         method = read_quant_method(fields.get("quantization_config") or fields.get("compression_config"))
@@ -228,6 +245,20 @@ class ModelConfig:
         config.check()
         cls.warn_of_unknown(fields)
         return dataclasses.replace(config, **config.derived(fields))
+
+    @classmethod
+    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The fields about text, as one flat config.json would have them."""
+        fields = {name: value for name, value in raw.items() if name not in cls.beside_text}
+        if not cls.beside_text or fields.get("text_config") is None:
+            return fields
+        text = fields.pop("text_config")
+        if not isinstance(text, dict):
+            raise ValueError(f"config.json: text_config must be an object or null; got {shown(text)}")
+        whole = {name: value for name, value in fields.items() if name in OF_THE_WHOLE and value is not None}
+        if ignored := sorted(name for name in fields if name not in OF_THE_WHOLE and not HARMLESS.fullmatch(name)):
+            logger.warning("config.json: ignored fields beside text_config: %s", ", ".join(ignored))
+        return text | whole
 
     @classmethod
     def with_one_spelling(cls, raw: dict[str, Any]) -> dict[str, Any]:

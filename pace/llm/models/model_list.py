@@ -69,9 +69,9 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
 
 
 def _stem(name: str) -> str:
-    """`llama` of `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`; `gpt2` of `GPT2LMHeadModel`;
-    `gptneox` of `gpt_neox`."""
-    stem = name.lower().replace("_", "").removesuffix("model")
-    for end in ("forcausallm", "forconditionalgeneration", "lmhead"):
-        stem = stem.removesuffix(end)
-    return stem
+    """`llama` of `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`; `gemma3` of
+    `Gemma3ForConditionalGeneration` and `gemma3_text`; `gpt2` of `GPT2LMHeadModel`; `gptneox` of `gpt_neox`."""
+    stem = name.lower()
+    for suffix in ("forcausallm", "forconditionalgeneration", "lmheadmodel", "model", "_text"):
+        stem = stem.removesuffix(suffix)
+    return stem.replace("_", "")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pace.llm.configs import SamplingConfig
 from pace.llm.engine.engine import MOST_PRIORITY
+from pace.naming import shown
 from pace.server.errors import ApiError
 from pace.server.jobs import ChatPrompt, Job, TextPrompts
 from pace.server.limits import Limits
@@ -176,7 +177,7 @@ def joined_text(content: Any, param: str, most_parts: int, separator: str = "") 
         if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
             raise ApiError(
                 400,
-                f"{param}[{index}]: this model reads text only, and takes parts of the form "
+                f"{param}[{index}] is of type {shown(kind)}: this model reads text only, and takes parts of the form "
                 f'{{"type": "text", "text": ...}}; nothing is fetched',
                 param=f"{param}[{index}]",
             )

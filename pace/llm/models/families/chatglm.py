@@ -98,7 +98,7 @@ class ChatGLMForConditionalGeneration(BaseModelForCausalLM):
     Config = ChatGLMConfig
     prefix = "transformer."
     embedding_name = "transformer.embedding.word_embeddings"
-    head_names = ("transformer.output_layer", "lm_head")
+    text_prefixes: ClassVar[dict[str, str]] = {"transformer.output_layer.": "lm_head."}
     ignored_tensors: ClassVar[tuple[str, ...]] = (r"transformer\.rotary_pos_emb\.inv_freq",)
 
     def __init__(self, config: ChatGLMConfig, dtype: torch.dtype, ops: ModuleType):

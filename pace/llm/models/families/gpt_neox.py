@@ -71,7 +71,7 @@ class GPTNeoXForCausalLM(BaseModelForCausalLM):
     Config = GPTNeoXConfig
     prefix = "gpt_neox."
     embedding_name = "gpt_neox.embed_in"
-    head_names = ("embed_out", "lm_head")
+    text_prefixes: ClassVar[dict[str, str]] = {"embed_out.": "lm_head."}
     ignored_tensors: ClassVar[tuple[str, ...]] = (
         r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     )
