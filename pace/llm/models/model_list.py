@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.families.chatglm import ChatGLMForConditionalGeneration
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
+from pace.llm.models.families.gpt2 import GPT2LMHeadModel
+from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
@@ -14,12 +17,17 @@ from pace.llm.models.families.phi import PhiForCausalLM
 from pace.llm.models.families.phi3 import Phi3ForCausalLM
 from pace.llm.models.families.qwen2 import Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3ForCausalLM
+from pace.llm.models.families.stablelm import StableLmForCausalLM
+from pace.llm.models.families.starcoder2 import Starcoder2ForCausalLM
 from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
+    "ChatGLMForConditionalGeneration": ChatGLMForConditionalGeneration,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
+    "GPT2LMHeadModel": GPT2LMHeadModel,
     "GPTJForCausalLM": GPTJForCausalLM,
+    "GPTNeoXForCausalLM": GPTNeoXForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "OPTForCausalLM": OPTForCausalLM,
@@ -27,6 +35,8 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "PhiForCausalLM": PhiForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "StableLmForCausalLM": StableLmForCausalLM,
+    "Starcoder2ForCausalLM": Starcoder2ForCausalLM,
 }
 
 
@@ -60,7 +70,7 @@ def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
 
 def _stem(name: str) -> str:
     """`llama` of `LlamaForCausalLM`, `LLaMAForCausalLM`, `LlamaModel` and `llama`; `gemma3` of
-    `Gemma3ForConditionalGeneration` and `gemma3_text`."""
+    `Gemma3ForConditionalGeneration` and `gemma3_text`; `gpt2` of `GPT2LMHeadModel`; `gptneox` of `gpt_neox`."""
     stem = name.lower()
     for suffix in ("forcausallm", "forconditionalgeneration", "lmheadmodel", "model", "_text"):
         stem = stem.removesuffix(suffix)

@@ -133,6 +133,15 @@ def fields_of_layers(
     return {source: own | scaling, "rope_theta": fields.get(theta_name)}
 
 
+def check_even(rope: RopeConfig, head_dim: int) -> RopeConfig:
+    """Raises ValueError where an odd number of elements of a head would be rotated."""
+    if rope.dim % 2:
+        raise ValueError(
+            f"config.json: head_dim * partial_rotary_factor must be even; got {head_dim} and {rope.dim} of it"
+        )
+    return rope
+
+
 def longest_sequence(rope: RopeConfig) -> int:
     """Tokens of the longest sequence that a scaling is meant for. Checkpoints differ in whether max_position_embeddings
     counts the stretched positions (llama3, longrope: always) or those before (dynamic: always; there, nothing bounds

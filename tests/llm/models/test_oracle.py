@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pace.llm.models.model_list import read_config
-from tests.llm.models.variants import BASE, IDS, PROMPT, VARIANTS, save_tiny
+from tests.llm.models.variants import BASE, IDS, PROMPT, VARIANTS, load_oracle, save_tiny
 from tests.support import Runner, backend, backends, isas_of_floats, load_model, prefill
 
 pytest.importorskip("transformers")
@@ -116,9 +116,7 @@ def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
     def error(logits):
         return float((logits - exact).square().mean().sqrt())
 
-    from transformers import AutoModelForCausalLM
-
-    half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    half = load_oracle(folder, torch.bfloat16)
     assert error(ours) <= error(oracle(half, ids))
 
 

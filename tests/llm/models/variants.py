@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.llm.models import references
 
 MAX_POSITIONS = 64
 PROMPT = 45
@@ -27,6 +30,16 @@ BASE = {
         "num_hidden_layers": 3,
         "sliding_window": 7,
         "query_pre_attn_scalar": 10,
+    },
+    "starcoder2": {"num_key_value_heads": 2},
+    "stablelm": {"num_key_value_heads": 2},
+    "gpt_neox": {},
+    "gpt2": {"n_inner": 56},
+    "chatglm": {
+        "kv_channels": 8,
+        "multi_query_attention": True,
+        "multi_query_group_num": 2,
+        "add_qkv_bias": True,
     },
 }
 """What differs from `SIZES`, by model_type."""
@@ -157,32 +170,84 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
+    ("starcoder2", "default", {}),
+    ("starcoder2", "window", {"sliding_window": 7, "norm_epsilon": 0.1}),
+    ("starcoder2", "no-bias", {"use_bias": False}),
+    ("starcoder2", "untied-act", {"tie_word_embeddings": False, "hidden_act": "gelu"}),
+    ("starcoder2", "head_dim-theta", rope({"rope_type": "default", "rope_theta": 500.0}, head_dim=20)),
+    ("starcoder2", "yarn", rope(YARN)),
+    ("stablelm", "default", {}),
+    ("stablelm", "bias-theta", rope({"rope_type": "default", "rope_theta": 500.0}, use_qkv_bias=True)),
+    ("stablelm", "parallel", {"use_parallel_residual": True, "num_key_value_heads": 4}),
+    ("stablelm", "partial", rope({"rope_type": "default", "partial_rotary_factor": 0.5}, tie_word_embeddings=True)),
+    ("stablelm", "yarn", rope({**YARN, "partial_rotary_factor": 0.75}, layer_norm_eps=0.1)),
+    ("gpt_neox", "default", {}),
+    ("gpt_neox", "sequential", {"use_parallel_residual": False}),
+    ("gpt_neox", "no-bias", {"attention_bias": False, "hidden_act": "gelu_new"}),
+    (
+        "gpt_neox",
+        "partial-tied",
+        rope({"rope_type": "default", "partial_rotary_factor": 0.5}, tie_word_embeddings=True),
+    ),
+    ("gpt_neox", "all-linear", rope({"rope_type": "linear", "factor": 3.0, "partial_rotary_factor": 1.0})),
+    ("gpt2", "default", {}),
+    ("gpt2", "n_inner-untied", {"n_inner": None, "tie_word_embeddings": False}),
+    ("gpt2", "act", {"activation_function": "relu", "layer_norm_epsilon": 0.1}),
+    ("gpt2", "scale", {"scale_attn_weights": False}),
+    ("gpt2", "scale-by-layer", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
+    ("chatglm", "default", {}),
+    ("chatglm", "no-bias", {"add_qkv_bias": False, "multi_query_group_num": 1}),
+    ("chatglm", "linear-bias", {"add_bias_linear": True, "rope_ratio": 50, "layernorm_epsilon": 0.1}),
+    ("chatglm", "halves", {"original_rope": False, "kv_channels": 16, "multi_query_group_num": 4}),
 ]
+
+FAMILIES = tuple(BASE)
+IN_TRANSFORMERS = tuple(family for family in FAMILIES if family not in references.MODELS)
 
 IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
 
+def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
+    """transformers' model in float32; of families that it does not have, the one in `references`."""
+    if model_type in references.MODELS:
+        return references.MODELS[model_type](fields)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        model_type, **{name: value for name, value in fields.items() if not name.startswith("_")}
+    )
+    for name, value in fields.items():
+        if name.startswith("_"):
+            setattr(config, name, value)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """The model that `save_tiny` saved."""
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    if model_type in references.MODELS:
+        return references.MODELS[model_type].from_pretrained(folder).to(dtype).eval()
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
-    """Makes the tiny model with transformers, saves it in float32, and returns it.
+    """Makes the tiny model with `make_oracle`, saves it in float32, and returns it.
 
     All weights are random, those of norms and biases too: a model that forgets one is found out. The numbers fit in
     bfloat16, so that the same checkpoint serves both dtypes."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(sum(map(ord, model_type)))
     sizes = {name: size for name, size in SIZES.items() if (name, model_type) not in {("intermediate_size", "opt")}}
-    if model_type == "gptj":
+    if model_type in ("gptj", "gpt2"):
         sizes.pop("intermediate_size")
-    special = {name: fields[name] for name in fields if name.startswith("_")}
-    plain = {name: fields[name] for name in fields if not name.startswith("_")}
-    config = AutoConfig.for_model(model_type, **{**sizes, **BASE[model_type], **plain})
-    for name, value in special.items():
-        setattr(config, name, value)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = make_oracle(model_type, sizes | BASE[model_type] | fields).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:
-                spread = 1.0 if "embed" in name or "wte" in name else 1.5 / parameter.shape[1] ** 0.5
+                is_embedding = any(part in name for part in ("embed", "wte", "wpe"))
+                inputs = parameter.shape[0 if model_type == "gpt2" else 1]  # GPT-2's matrices are transposed
+                spread = 1.0 if is_embedding else 1.5 / inputs**0.5
                 parameter.normal_(0.0, spread)
             else:
                 is_around_one = ("norm" in name or "ln_" in name) and model_type != "gemma2"  # which adds 1
