@@ -150,20 +150,20 @@ void Program::norm_heads(HeadsOf heads, const Norm& norm) {
         op.tokens = frame.rows_of(heads.value);
         op.heads = heads.count;
         op.head_dim = heads.head_dim;
-        op.weight = norm.weight;
-        op.eps = norm.eps;
+        op.norm = norm;
     });
 }
 
-void Program::rotate_heads(HeadsOf heads, int64_t half, bool interleaved) {
+void Program::rotate_heads(HeadsOf heads, const Rotation& rotation) {
     record<RotaryOp>("rotary", true, [=](RotaryOp& op, const Frame& frame) {
         op.x = frame.at(heads);
         op.tokens = frame.step.tokens;
         op.heads = heads.count;
-        op.cos = frame.step.cos;
-        op.sin = frame.step.sin;
-        op.half = half;
-        op.interleaved = interleaved;
+        const Angles& angles = frame.step.angles[rotation.table];
+        op.cos = angles.cos;
+        op.sin = angles.sin;
+        op.half = rotation.half;
+        op.interleaved = rotation.interleaved;
     });
 }
 
@@ -187,16 +187,19 @@ void Program::attention(Value out, HeadsOf q, const Preparation* preparation, in
         op.q = queries.data;
         op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out)};
         if (before) {
+            const Rotation& rotation = before->rotation;
+            const Angles angles = rotation.half > 0 ? step.angles[rotation.table] : Angles{};
             op.heads = {queries,
                         frame.at(before->k),
                         frame.at(before->v),
                         q.count,
                         before->query_norm,
                         before->key_norm,
-                        step.cos,
-                        step.sin,
-                        before->half,
-                        before->interleaved,
+                        before->norm_last,
+                        angles.cos,
+                        angles.sin,
+                        rotation.half,
+                        rotation.interleaved,
                         kv,
                         step.slots};
         }

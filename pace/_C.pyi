@@ -83,8 +83,17 @@ def norm(
     k: int,
     y: int,
 ) -> None: ...
-def head_rms_norm(
-    x: int, tokens: int, heads: int, head_dim: int, token_stride: int, head_stride: int, weight: int, eps: float
+def head_norm(
+    layer: bool,
+    x: int,
+    tokens: int,
+    heads: int,
+    head_dim: int,
+    token_stride: int,
+    head_stride: int,
+    weight: int,
+    weight_stride: int,
+    eps: float,
 ) -> None: ...
 def scale(x: int, x_stride: int, rows: int, k: int, factor: float) -> None: ...
 def softcap(x: int, x_stride: int, rows: int, k: int, cap: float) -> None: ...
@@ -202,11 +211,20 @@ class Heads:
     def __init__(self, value: Value, column: int, count: int, head_dim: int, stride: int) -> None: ...
 
 class Norm:
-    def __init__(self, kind: str, weight: int, bias: int, eps: float) -> None: ...
+    def __init__(self, kind: str, weight: int, bias: int, eps: float, head_stride: int) -> None: ...
+
+class Rotation:
+    def __init__(self, table: int, half: int, interleaved: bool) -> None: ...
 
 class Preparation:
     def __init__(
-        self, k: Heads, v: Heads, query_norm: Norm | None, key_norm: Norm | None, half: int, interleaved: bool
+        self,
+        k: Heads,
+        v: Heads,
+        query_norm: Norm | None,
+        key_norm: Norm | None,
+        rotation: Rotation | None,
+        norm_last: bool,
     ) -> None: ...
 
 class KvCache:
@@ -237,7 +255,7 @@ class Program:
         residual: Value | None,
     ) -> None: ...
     def norm_heads(self, heads: Heads, norm: Norm) -> None: ...
-    def rotate_heads(self, heads: Heads, half: int, interleaved: bool) -> None: ...
+    def rotate_heads(self, heads: Heads, rotation: Rotation) -> None: ...
     def store_kv(self, k: Heads, v: Heads, layer: int) -> None: ...
     def attention(
         self,
@@ -263,8 +281,7 @@ class Program:
         kv_len: int,
         block_table: int,
         table_stride: int,
-        cos: int,
-        sin: int,
+        angles: list[tuple[int, int]],
         logits: int,
     ) -> None: ...
     def set_profiling(self, on: bool) -> None: ...

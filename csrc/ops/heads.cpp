@@ -10,20 +10,18 @@ namespace {
 
 constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
 
-// Normalises and rotates `count` heads of one token in place.
-void prepare(const HeadsArgs& args, const Norm& norm, int64_t token, float* heads, int64_t stride, int64_t count) {
-    const KernelTable& table = kernels();
-    const int64_t dim = args.kv.key_dim;
-    if (norm) {
-        for (int64_t h = 0; h < count; ++h) {
-            float* const head = heads + h * stride;
-            table.rms_norm({head, norm.weight, nullptr, head}, dim, norm.eps);
-        }
-    }
+// Normalises and rotates `count` heads of one token in place, from number `first` on.
+void prepare(const HeadsArgs& args, const Norm& norm, int64_t token, int64_t first, float* heads, int64_t stride,
+             int64_t count) {
+    const auto normalise = [&] {
+        for (int64_t h = 0; h < count; ++h) norm_head(norm, first + h, heads + h * stride, args.kv.key_dim);
+    };
+    if (norm && !args.norm_last) normalise();
     if (args.half > 0) {
         const int64_t angles = token * args.half;
-        table.rotary(heads, count, stride, args.cos + angles, args.sin + angles, args.half, args.interleaved);
+        kernels().rotary(heads, count, stride, args.cos + angles, args.sin + angles, args.half, args.interleaved);
     }
+    if (norm && args.norm_last) normalise();
 }
 
 }  // namespace
@@ -33,8 +31,8 @@ void prepare_heads(const HeadsArgs& args, int64_t first_token, int64_t tokens, i
     const HeadsView &q = args.q, &k = args.k, &v = args.v;
     for (int64_t t = first_token; t < first_token + tokens; ++t) {
         float *const queries = q.at(t, first_head * group), *const keys = k.at(t, first_head);
-        prepare(args, args.query_norm, t, queries, q.head_stride, kv_heads * group);
-        prepare(args, args.key_norm, t, keys, k.head_stride, kv_heads);
+        prepare(args, args.query_norm, t, first_head * group, queries, q.head_stride, kv_heads * group);
+        prepare(args, args.key_norm, t, first_head, keys, k.head_stride, kv_heads);
         kernels().store_kv(keys, k.head_stride, v.at(t, first_head), v.head_stride, args.kv, first_head, kv_heads,
                            args.slots[t]);
     }
@@ -44,13 +42,13 @@ void prepare_queries(const HeadsArgs& args, int64_t token, int64_t kv_head, floa
     const int64_t group = args.query_heads / args.kv.kv_heads, dim = args.kv.key_dim;
     for (int64_t h = 0; h < group; ++h)
         std::memcpy(queries + h * dim, args.q.at(token, kv_head * group + h), dim * sizeof(float));
-    prepare(args, args.query_norm, token, queries, dim, group);
+    prepare(args, args.query_norm, token, kv_head * group, queries, dim, group);
 }
 
 void store_key_value(const HeadsArgs& args, int64_t token, int64_t kv_head, float* key) {
     const int64_t dim = args.kv.key_dim;
     std::memcpy(key, args.k.at(token, kv_head), dim * sizeof(float));
-    prepare(args, args.key_norm, token, key, dim, 1);
+    prepare(args, args.key_norm, token, kv_head, key, dim, 1);
     kernels().store_kv(key, dim, args.v.at(token, kv_head), args.kv.value_dim, args.kv, kv_head, 1, args.slots[token]);
 }
 

@@ -7,6 +7,14 @@ namespace pace {
 
 namespace {
 constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
+
+auto kernel_of(const Norm& norm) {
+    return norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm;
+}
+}  // namespace
+
+void norm_head(const Norm& norm, int64_t head, float* x, int64_t k) {
+    kernel_of(norm)({x, norm.weight + head * norm.head_stride, norm.bias, x}, k, norm.eps);
 }
 
 void NormOp::prepare(int) {
@@ -15,7 +23,7 @@ void NormOp::prepare(int) {
 }
 
 void NormOp::run(int, int64_t chunk, int) const {
-    const auto normalise = norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm;
+    const auto normalise = kernel_of(norm);
     const int64_t end = std::min(rows, (chunk + 1) * rows_per_chunk);
     for (int64_t r = chunk * rows_per_chunk; r < end; ++r) {
         normalise({x + r * x_stride, norm.weight, norm.bias, y + r * k}, k, norm.eps);
@@ -28,13 +36,9 @@ void HeadNormOp::prepare(int) {
 }
 
 void HeadNormOp::run(int, int64_t chunk, int) const {
-    const auto norm = kernels().rms_norm;
     const int64_t end = std::min(tokens, (chunk + 1) * tokens_per_chunk);
     for (int64_t t = chunk * tokens_per_chunk; t < end; ++t) {
-        for (int64_t h = 0; h < heads; ++h) {
-            float* const head = x.at(t, h);
-            norm({head, weight, nullptr, head}, head_dim, eps);
-        }
+        for (int64_t h = 0; h < heads; ++h) norm_head(norm, h, x.at(t, h), head_dim);
     }
 }
 

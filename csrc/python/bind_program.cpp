@@ -10,8 +10,9 @@ using pace::Norm;
 using pace::Program;
 using pace::Value;
 
-Norm make_norm(const std::string& kind, Address weight, Address bias, float eps) {
-    return {kind == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms, at<const float>(weight), at<const float>(bias), eps};
+Norm make_norm(const std::string& kind, Address weight, Address bias, float eps, int64_t head_stride) {
+    const Norm::Kind named = kind == "layer" ? Norm::Kind::Layer : Norm::Kind::Rms;
+    return {named, at<const float>(weight), at<const float>(bias), eps, head_stride};
 }
 
 void linear(Program& program, Value out, Columns x, const Norm* norm, Address weight, Address order, Address bias,
@@ -20,9 +21,14 @@ void linear(Program& program, Value out, Columns x, const Norm* norm, Address we
                    at<const float>(bias), pace::Activation(activation), residual);
 }
 
-pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm, int64_t half,
-                                   bool interleaved) {
-    return {k, v, query_norm ? *query_norm : Norm{}, key_norm ? *key_norm : Norm{}, half, interleaved};
+pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm,
+                                   const pace::Rotation* rotation, bool norm_last) {
+    return {k,
+            v,
+            query_norm ? *query_norm : Norm{},
+            key_norm ? *key_norm : Norm{},
+            rotation ? *rotation : pace::Rotation{},
+            norm_last};
 }
 
 void attention(Program& program, Value out, HeadsOf q, const pace::Preparation* preparation, int layer, float scale,
@@ -37,11 +43,12 @@ struct KvCache {
 
 void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_rows, Address ids, Address positions,
          Address slots, Address rows, int64_t spans, Address query_start, Address kv_len, Address block_table,
-         int64_t table_stride, Address cos, Address sin, Address logits) {
+         int64_t table_stride, const std::vector<std::pair<Address, Address>>& tables, Address logits) {
+    std::vector<pace::Angles> angles;
+    for (const auto& [cos, sin] : tables) angles.push_back({at<const float>(cos), at<const float>(sin)});
     program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions),
-                 at<const float>(cos), at<const float>(sin), at<const int64_t>(slots), at<const int64_t>(rows), spans,
-                 at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table),
-                 table_stride, at<float>(logits)});
+                 angles.data(), at<const int64_t>(slots), at<const int64_t>(rows), spans, at<const int32_t>(query_start),
+                 at<const int32_t>(kv_len), at<const int32_t>(block_table), table_stride, at<float>(logits)});
 }
 
 py::list timings(const Program& program) {
@@ -63,10 +70,12 @@ void bind_program(py::module_& m) {
         .def(py::init<Value, int64_t, int64_t, int64_t, int64_t>(), py::arg("value"), py::arg("column"),
              py::arg("count"), py::arg("head_dim"), py::arg("stride"));
     py::class_<Norm>(m, "Norm").def(py::init(&make_norm), py::arg("kind"), py::arg("weight"), py::arg("bias"),
-                                    py::arg("eps"));
+                                    py::arg("eps"), py::arg("head_stride"));
+    py::class_<pace::Rotation>(m, "Rotation")
+        .def(py::init<int, int64_t, bool>(), py::arg("table"), py::arg("half"), py::arg("interleaved"));
     py::class_<pace::Preparation>(m, "Preparation")
         .def(py::init(&make_preparation), py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"),
-             py::arg("half"), py::arg("interleaved"));
+             py::arg("rotation"), py::arg("norm_last"));
     py::class_<KvCache>(m, "KvCache").def(py::init<std::vector<pace::KvView>>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))

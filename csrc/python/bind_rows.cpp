@@ -18,15 +18,15 @@ void norm(bool layer, Address x, int64_t x_stride, Address weight, Address bias,
     pace::execute(op);
 }
 
-void head_rms_norm(Address x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t token_stride,
-                   int64_t head_stride, Address weight, float eps) {
+void head_norm(bool layer, Address x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t token_stride,
+               int64_t head_stride, Address weight, int64_t weight_stride, float eps) {
     pace::HeadNormOp op = {};
     op.x = {at<float>(x), token_stride, head_stride};
     op.tokens = tokens;
     op.heads = heads;
     op.head_dim = head_dim;
-    op.weight = at<const float>(weight);
-    op.eps = eps;
+    op.norm = {layer ? pace::Norm::Kind::Layer : pace::Norm::Kind::Rms, at<const float>(weight), nullptr, eps,
+               weight_stride};
     pace::execute(op);
 }
 
@@ -123,7 +123,7 @@ void logprobs(Address logits, int64_t row_stride, int64_t n, int64_t count, int6
 void bind_rows(py::module_& m) {
     const py::call_guard<py::gil_scoped_release> release;
     m.def("norm", norm, release);
-    m.def("head_rms_norm", head_rms_norm, release);
+    m.def("head_norm", head_norm, release);
     m.def("scale", scale, release);
     m.def("softcap", softcap, release);
     m.def("argmax", argmax, release);

@@ -62,8 +62,8 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
     """What is done to queries and keys, and storing keys and values, becomes part of the attention that follows: one
     barrier less.
 
-    Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, in this order, each
-    optional. What is prepared may be left unwritten, so that queries and keys must not be read by anything else
+    Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, each optional, or the
+    rotations before the norms. What is prepared may be left unwritten, so that queries and keys must not be read by anything else
     afterwards, nor share columns with each other or the values."""
     result: list[Instruction] = []
     for index, instruction in enumerate(instructions):
@@ -97,14 +97,15 @@ def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]
             return expected.pop(0)
         return None
 
-    query_norm, key_norm = take(NormHeads, q), take(NormHeads, store.k)
-    turns = take(RotateHeads, q), take(RotateHeads, store.k)
-    rotations = {turn and turn.rotation for turn in turns}
+    norm_last = bool(before) and isinstance(before[0], RotateHeads) and isinstance(before[-1], NormHeads)
+    found: dict[type, tuple] = {}
+    for kind in (RotateHeads, NormHeads) if norm_last else (NormHeads, RotateHeads):
+        found[kind] = take(kind, q), take(kind, store.k)
+    rotations = {turn and turn.rotation for turn in found[RotateHeads]}
     if expected or len(rotations) > 1:
         return None
-    return Preparation(
-        store.k, store.v, query_norm and query_norm.parameters, key_norm and key_norm.parameters, rotations.pop()
-    )
+    norms = (norm and norm.parameters for norm in found[NormHeads])
+    return Preparation(store.k, store.v, *norms, rotations.pop(), norm_last)
 
 
 def _are_private(q: Heads, store: StoreKv, later: list[Instruction]) -> bool:

@@ -33,12 +33,15 @@ class Program:
     Recorded for the instruction set in use and for the weights' memory as it is: a model is recorded after it is
     loaded, and kept alive by the program. May be called from several threads, which take turns."""
 
-    def __init__(self, model: Recordable, layers: Sequence[LayerCache], angles_half: int, optimise: bool = True):
-        """`layers`: of the model's `KVSpec`; `angles_half`: pairs of each head that the model rotates; 0 for none.
-        Without `optimise`, every instruction is that of one operation: the same bits, with more barriers."""
+    def __init__(
+        self, model: Recordable, layers: Sequence[LayerCache], angle_halves: Sequence[int], optimise: bool = True
+    ):
+        """`layers`: of the model's `KVSpec`; `angle_halves`: of each table of angles, the pairs of a head that it
+        rotates. Without `optimise`, every instruction is that of one operation: the same bits, with more barriers."""
         self._model = model
-        recording, angles = Recording(), SymbolicAngles(angles_half)
-        logits = model.compute(recorded, recording.batch(layers), (angles, angles))
+        recording = Recording()
+        angles = tuple((SymbolicAngles(half, table),) * 2 for table, half in enumerate(angle_halves))
+        logits = model.compute(recorded, recording.batch(layers), angles)
         if not logits.columns.is_whole:
             raise NotImplementedError("a recorded forward pass ends in a whole matrix, not in some columns of one")
         self._result = logits.columns.value
@@ -47,7 +50,7 @@ class Program:
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
         self._last_batch: tuple[ForwardBatch | None, tuple[int, ...]] = (None, ())
 
-    def run(self, batch: ForwardBatch, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+    def run(self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
 
         Raises ValueError for ids, slots and spans that do not fit; then nothing is written."""
@@ -55,13 +58,13 @@ class Program:
         if batch.kv is not kv:
             cache = _C.KvCache([kv_view(layer) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
-        cos, sin = (table.data_ptr() for table in angles) if angles else (0, 0)
+        tables = [(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles]
         last, arrays = self._last_batch
         if batch is not last:
             arrays = _arrays(batch)
             self._last_batch = batch, arrays
         logits = torch.empty(len(batch.logit_rows), self._result.columns)
-        self._program.run(cache, *arrays, cos, sin, logits.data_ptr())
+        self._program.run(cache, *arrays, tables, logits.data_ptr())
         return logits
 
     def set_profiling(self, on: bool) -> None:

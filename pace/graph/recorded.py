@@ -17,7 +17,7 @@ from torch import Tensor
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value, address
 from pace.graph.symbols import HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
-from pace.ops.checks import check_vector
+from pace.ops.checks import check_head_weights, check_vector
 from pace.ops.native_linear import ACTIVATION_CODES
 from pace.ops.weight import PackedWeight
 
@@ -52,11 +52,13 @@ class NormParameters:
     kind: str
     """"rms" or "layer"."""
     weight: Tensor | None
+    """`[K]`; of a norm of heads `[D]`, or `[H, D]`."""
     bias: Tensor | None
     eps: float
 
     def lower(self) -> _C.Norm:
-        return _C.Norm(self.kind, address(self.weight), address(self.bias), self.eps)
+        stride = self.weight.shape[1] if self.weight is not None and self.weight.ndim == 2 else 0
+        return _C.Norm(self.kind, address(self.weight), address(self.bias), self.eps, stride)
 
 
 @dataclass(eq=False)
@@ -211,7 +213,7 @@ def softcap_(x: Rows, cap: float) -> None:
 class NormHeads(Instruction):
     """Each head of `heads` is normalised in place."""
 
-    operations = ("head_rms_norm_",)
+    operations = ("head_rms_norm_", "head_layer_norm_")
     operator = "norm"
     changed = "heads"
     heads: Heads
@@ -226,12 +228,21 @@ def head_rms_norm_(x: HeadRows, weight: Tensor, eps: float) -> None:
     x.recording.append(NormHeads(x.heads, NormParameters("rms", weight, None, eps)))
 
 
+def head_layer_norm_(x: HeadRows, weight: Tensor, eps: float) -> None:
+    check_head_weights(weight, x.heads.count, x.heads.head_dim)
+    x.recording.append(NormHeads(x.heads, NormParameters("layer", weight, None, eps)))
+
+
 @dataclass(frozen=True)
 class Rotation:
-    """By the step's angles: `half` pairs of each head."""
+    """By a table of the step's angles: `half` pairs of each head."""
 
+    table: int
     half: int
     interleaved: bool
+
+    def lower(self) -> _C.Rotation:
+        return _C.Rotation(self.table, self.half, self.interleaved)
 
 
 @dataclass(eq=False)
@@ -245,13 +256,13 @@ class RotateHeads(Instruction):
     rotation: Rotation
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        program.rotate_heads(places.heads(self.heads), self.rotation.half, self.rotation.interleaved)
+        program.rotate_heads(places.heads(self.heads), self.rotation.lower())
 
 
 def rotary_(x: HeadRows, cos: SymbolicAngles, sin: SymbolicAngles, interleaved: bool) -> None:
     if 2 * cos.half > x.heads.head_dim:
         raise ValueError(f"cos and sin rotate {2 * cos.half} elements of a head, but x has heads of {x.heads.head_dim}")
-    x.recording.append(RotateHeads(x.heads, Rotation(cos.half, interleaved)))
+    x.recording.append(RotateHeads(x.heads, Rotation(cos.table, cos.half, interleaved)))
 
 
 @dataclass(eq=False)
@@ -285,6 +296,8 @@ class Preparation:
     query_norm: NormParameters | None = None
     key_norm: NormParameters | None = None
     rotation: Rotation | None = None
+    norm_last: bool = False
+    """Rotates first, then normalises."""
 
     def lower(self, places: Places) -> _C.Preparation:
         return _C.Preparation(
@@ -292,8 +305,8 @@ class Preparation:
             places.heads(self.v),
             self.query_norm and self.query_norm.lower(),
             self.key_norm and self.key_norm.lower(),
-            self.rotation.half if self.rotation else 0,
-            self.rotation.interleaved if self.rotation else False,
+            self.rotation and self.rotation.lower(),
+            self.norm_last,
         )
 
     def operators(self) -> Iterator[str]:

@@ -92,9 +92,10 @@ class SymbolicBatch:
 
 @dataclass(frozen=True)
 class SymbolicAngles:
-    """Cosines or sines `[T, half]` of the step."""
+    """Cosines or sines `[T, half]` of the step, of one of its tables."""
 
     half: int
+    table: int = 0
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,13 @@ def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype = to
     return tensor.data_ptr()
 
 
+def check_head_weights(tensor: Tensor, heads: int, head_dim: int) -> int:
+    """The address of contiguous float32 `[heads, head_dim]`."""
+    if tensor.dtype != torch.float32 or tensor.shape != (heads, head_dim) or not tensor.is_contiguous():
+        raise ValueError(f"weight must be contiguous float32 [{heads}, {head_dim}]; got {describe(tensor)}")
+    return tensor.data_ptr()
+
+
 def check_order(order: Tensor, k: int, layout: torch.dtype | WeightLayout | None) -> None:
     """Raises unless `order` is a permutation that a quantised weight with k columns may have."""
     if not isinstance(layout, WeightLayout):

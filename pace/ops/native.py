@@ -7,7 +7,7 @@ shapes and dtypes and make one call, which releases the GIL and shares its work 
 from pace.ops.native_attention import attention, rotary_, store_kv
 from pace.ops.native_elementwise import scale_, softcap_
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
-from pace.ops.native_norm import head_rms_norm_, layer_norm, rms_norm
+from pace.ops.native_norm import head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_quantize import quantize
 from pace.ops.native_sampling import (
     apply_mask_,
@@ -28,6 +28,7 @@ __all__ = [
     "attention",
     "embedding",
     "empty_weight",
+    "head_layer_norm_",
     "head_rms_norm_",
     "layer_norm",
     "linear",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.ops.checks import check_heads, check_rows, check_vector
+from pace.ops.checks import check_head_weights, check_heads, check_rows, check_vector
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -27,7 +27,14 @@ def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     """`rms_norm` of every head of `x [T, H, D]` with one `weight [D]`, in place; x may be a strided view."""
     tokens, heads, head_dim = check_heads("x", x)
     weight_address = check_vector("weight", weight, head_dim)
-    _C.head_rms_norm(x.data_ptr(), tokens, heads, head_dim, x.stride(0), x.stride(1), weight_address, eps)
+    _C.head_norm(False, x.data_ptr(), tokens, heads, head_dim, x.stride(0), x.stride(1), weight_address, 0, eps)
+
+
+def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """`layer_norm` of every head of `x [T, H, D]` with `weight [H, D]`, in place; x may be a strided view."""
+    tokens, heads, head_dim = check_heads("x", x)
+    weight_address = check_head_weights(weight, heads, head_dim)
+    _C.head_norm(True, x.data_ptr(), tokens, heads, head_dim, x.stride(0), x.stride(1), weight_address, head_dim, eps)
 
 
 def _norm(layer: bool, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

@@ -187,6 +187,11 @@ def head_rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     x.copy_(rms_norm(x, weight, eps))
 
 
+def head_layer_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """`layer_norm` of every head of `x [T, H, D]` with `weight [H, D]`, in place; x may be a strided view."""
+    x.copy_(layer_norm(x, None, None, eps) * weight.to(x.dtype))
+
+
 # --------------------------------------------------------------------------------------------------------------
 # attention
 

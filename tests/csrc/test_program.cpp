@@ -58,7 +58,7 @@ struct Layer {
         const HeadsOf q = {heads, 0, kHeads, kHeadDim, kHeadDim};
         const HeadsOf k = {heads, kHeads * kHeadDim, kKvHeads, kHeadDim, kHeadDim};
         const HeadsOf v = {heads, (kHeads + kKvHeads) * kHeadDim, kKvHeads, kHeadDim, kHeadDim};
-        const Preparation preparation = {k, v, none, none, kHalf, false};
+        const Preparation preparation = {k, v, none, none, {0, kHalf, false}, false};
         program.embedding(x, embedding.get(), nullptr, Program::Ids::Tokens, 0);
         program.linear(heads, whole(x), norm, qkv.get(), nullptr, nullptr, Activation::None, nullptr);
         program.attention(mixed, q, &preparation, 0, 0.35f, kNoWindow, 0);
@@ -89,7 +89,8 @@ struct Layer {
         for (int64_t p = 0; p < kTokens; p += count) {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
-            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &cos[p * kHalf], &sin[p * kHalf], &slots[p],
+            const Angles angles = {&cos[p * kHalf], &sin[p * kHalf]};
+            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, &slots[p],
                          rows.data(), 1, query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
         }
         return logits;

@@ -98,7 +98,7 @@ struct Routed {
     Routed() {
         const Value doubled = {0, kWidth, true}, result = {1, kWidth, true};
         program.record<AddOp>("double", true, [=](AddOp& op, const Program::Frame& frame) {
-            const float* const x = frame.step.cos;  // this program rotates nothing
+            const float* const x = frame.step.angles->cos;  // this program rotates nothing
             op = {x, x, kWidth, kWidth, frame.step.tokens, kWidth, frame.at(doubled), 0, 0};
         });
         program.record<RoutedOp>("routed", false, [=, this](RoutedOp& op, const Program::Frame& frame) {
@@ -117,7 +117,8 @@ struct Routed {
         for (int64_t r = 0; r < rows; ++r) all[r] = r;
         Step step = {};
         step.tokens = step.logit_rows = rows;
-        step.cos = x.data();
+        const Angles angles = {x.data(), nullptr};
+        step.angles = &angles;
         step.rows = all.data();
         step.logits = y.data();
         program.run(step);

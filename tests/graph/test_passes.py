@@ -25,7 +25,7 @@ from pace.graph.symbols import Add
 from pace.ops.weight import PackedWeight
 
 RMS = NormParameters("rms", torch.ones(8), None, 1e-5)
-TURN = Rotation(2, False)
+TURN = Rotation(0, 2, False)
 
 
 def weight(n=8, k=8):
@@ -75,15 +75,18 @@ def attention(value, layer=0):
     return [StoreKv(k, v, layer=0), Attention(Value(8), q, layer, 1.0, None, None)]
 
 
+@pytest.mark.parametrize("norm_last", [False, True])
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("rotates", [False, True])
-def test_what_happens_to_heads_becomes_part_of_attention(norms, rotates):
+def test_what_happens_to_heads_becomes_part_of_attention(norms, rotates, norm_last):
     value = Value(16)
     q, k, v = heads_of(value)
-    before = [NormHeads(q, RMS), NormHeads(k, RMS)] * norms + [RotateHeads(q, TURN), RotateHeads(k, TURN)] * rotates
-    (fused,) = fuse_heads([*before, *attention(value)])
+    steps = [[NormHeads(q, RMS), NormHeads(k, RMS)] * norms, [RotateHeads(q, TURN), RotateHeads(k, TURN)] * rotates]
+    first, second = reversed(steps) if norm_last else steps
+    (fused,) = fuse_heads([*first, *second, *attention(value)])
+    norm = RMS if norms else None
     assert fused.preparation == Preparation(
-        k, v, norms and RMS or None, norms and RMS or None, rotates and TURN or None
+        k, v, norm, norm, TURN if rotates else None, norm_last and norms and rotates
     )
     assert fused.q == q and list(fused.reads()) == [q, k, v]
 
@@ -92,9 +95,10 @@ def test_heads_in_another_order_stay_as_they_are():
     value, other = Value(16), Value(16)
     q, k, _ = heads_of(value)
     for before in (
-        [RotateHeads(q, TURN), NormHeads(q, RMS), RotateHeads(k, TURN)],  # rotated before the norm
+        [RotateHeads(q, TURN), NormHeads(q, RMS), RotateHeads(k, TURN)],  # one norm between the rotations
         [RotateHeads(q, TURN)],  # the keys are not
-        [RotateHeads(q, TURN), RotateHeads(k, Rotation(2, True))],  # in two ways
+        [RotateHeads(q, TURN), RotateHeads(k, Rotation(0, 2, True))],  # in two ways
+        [RotateHeads(q, TURN), RotateHeads(k, Rotation(1, 2, False))],  # by two tables
         [NormHeads(q, RMS), NormHeads(q, RMS)],  # twice
     ):
         instructions = [*before, *attention(value)]

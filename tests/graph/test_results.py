@@ -57,7 +57,7 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_each_run_has_a_result_of_its_own(ending: str, optimise: bool) -> None:
     model = Ending(ENDINGS[ending])
-    program = Program(model, LAYERS, 0, optimise=optimise)
-    results = [program.run(batch(token), None) for token in (3, 7, 11)]
+    program = Program(model, LAYERS, (), optimise=optimise)
+    results = [program.run(batch(token), ()) for token in (3, 7, 11)]
     for token, result in zip((3, 7, 11), results):
         assert torch.equal(result, model.compute(native, batch(token), None))

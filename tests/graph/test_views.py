@@ -66,9 +66,9 @@ class Model:
         """A norm, heads in place and products read columns of one matrix; queries are turned in a part of each head."""
         narrow = ops.linear(x, self.narrow)
         latent, turned = ops.rms_norm(narrow[:, :RANK], self.narrow_norm, 1e-6), narrow[:, RANK:-HIDDEN]
-        ops.rotary_(turned.unflatten(1, (KV_HEADS, TURNED)), *angles, True)
+        ops.rotary_(turned.unflatten(1, (KV_HEADS, TURNED)), *angles[0], True)
         q = ops.linear(narrow[:, -HIDDEN:], self.queries).unflatten(1, (HEADS, HEAD_DIM))
-        ops.rotary_(q[:, :, PLAIN:], *angles, True)
+        ops.rotary_(q[:, :, PLAIN:], *angles[0], True)
         k = ops.linear(latent, self.keys) + ops.linear(turned, self.turned_keys)
         v = ops.linear(latent, self.values)
         k, v = (part.unflatten(1, (KV_HEADS, HEAD_DIM)) for part in (k, v))
@@ -84,8 +84,8 @@ class Model:
         k, v = both[:, :, HEAD_DIM:], both[:, :, :HEAD_DIM]
         ops.head_rms_norm_(q, self.query_norm, 1e-6)
         ops.head_rms_norm_(k, self.key_norm, 1e-6)
-        ops.rotary_(q, *angles, False)
-        ops.rotary_(k, *angles, False)
+        ops.rotary_(q, *angles[1], False)
+        ops.rotary_(k, *angles[1], False)
         ops.store_kv(k, v, kv, batch.slots)
         x = ops.linear(ops.attention(q, kv, batch.spans, 0.2, window=150, softcap=5.0), self.out, residual=x)
         x = x + ops.linear(ops.linear_glu(x[:, 8:], self.gate_up, "silu"), self.down)
@@ -94,8 +94,9 @@ class Model:
 
 
 def angles_of(batch):
-    angle = batch.positions[:, None] / torch.logspace(0, 2, HALF)
-    return angle.cos(), angle.sin()
+    """Two tables."""
+    angles = (batch.positions[:, None] / torch.logspace(0, last, HALF) for last in (2, 1))
+    return tuple((angle.cos(), angle.sin()) for angle in angles)
 
 
 class OneByOne:
@@ -113,7 +114,7 @@ class Recorded(OneByOne):
 
     def __init__(self, model: Model, optimise: bool):
         super().__init__(model)
-        self.program = Program(model, model.kv_spec.layers, HALF, optimise)
+        self.program = Program(model, model.kv_spec.layers, (HALF, HALF), optimise)
 
     def forward(self, batch):
         return self.program.run(batch, angles_of(batch))
@@ -157,7 +158,9 @@ def test_on_every_table(isa):
 
 def test_what_may_be_fused_is_and_the_rest_is_not():
     layers = Model(torch.float32).kv_spec.layers
-    plain, fused = (Program(Model(torch.float32), layers, HALF, optimise).instructions for optimise in (False, True))
+    plain, fused = (
+        Program(Model(torch.float32), layers, (HALF, HALF), optimise).instructions for optimise in (False, True)
+    )
     count = lambda instructions, kind: sum(isinstance(instruction, kind) for instruction in instructions)
     assert count(plain, Norm) == 2 and count(fused, Norm) == 0
     assert sum(i.norm is not None for i in fused if isinstance(i, Linear)) == 3
@@ -170,4 +173,4 @@ def test_columns_cannot_be_the_result():
     model = Model(torch.float32)
     model.compute = lambda ops, batch, angles: ops.embedding(batch.tokens, model.table)[batch.logit_rows][:, 1:]
     with pytest.raises(NotImplementedError, match="ends in a whole matrix"):
-        Program(model, model.kv_spec.layers, HALF)
+        Program(model, model.kv_spec.layers, (HALF, HALF))

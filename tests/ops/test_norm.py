@@ -67,6 +67,19 @@ def test_head_rms_norm_works_in_place_on_a_view():
     assert ((got - expected).abs() <= 30 * EPS * expected.abs()).all()
 
 
+def test_head_layer_norm_works_in_place_on_a_view_with_weights_for_each_head():
+    fused = torch.randn(7, 6, 40, generator=torch.Generator().manual_seed(2))
+    weight = torch.randn(3, 40)
+    got, expected = fused.clone(), fused.clone().double()
+    native.head_layer_norm_(got[:, 2:5], weight, 1e-6)
+    reference.head_layer_norm_(expected[:, 2:5], weight.double(), 1e-6)
+    assert torch.equal(got[:, :2], fused[:, :2]) and torch.equal(got[:, 5:], fused[:, 5:])
+    each = [native.layer_norm(fused[:, 2 + h].contiguous(), weight[h], None, 1e-6) for h in range(3)]
+    assert torch.equal(got[:, 2:5], torch.stack(each, 1))
+    # As test_layer_norm, where elements, their mean and deviation are of the size of 1.
+    assert ((got - expected).abs() <= 60 * EPS * (1 + fused[:, :6].abs().amax()) * weight.abs().max()).all()
+
+
 def test_a_row_does_not_depend_on_the_others_or_the_threads():
     x, weight, bias = inputs(300, 200)
     before = _C.get_num_threads()
@@ -94,6 +107,8 @@ def test_wrong_arguments_are_refused():
         ("x must", lambda: native.rms_norm(x.T, torch.randn(4), 1e-6)),
         ("x must", lambda: native.rms_norm(x.half(), w, 1e-6)),
         ("x must", lambda: native.head_rms_norm_(x, w, 1e-6)),
+        ("weight must", lambda: native.head_layer_norm_(torch.randn(4, 2, 8), torch.randn(8), 1e-6)),
+        ("weight must", lambda: native.head_layer_norm_(torch.randn(4, 2, 8), torch.randn(8, 2).T, 1e-6)),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

@@ -167,7 +167,7 @@ def test_a_program():
     spans = Spans(one, one[1:], torch.zeros(1, 1, dtype=torch.int32))
     batch = ForwardBatch(ids, torch.arange(7), torch.arange(7), spans, torch.arange(7), torch.tensor([1, 6]), [])
     model = Model()
-    assert torch.equal(Program(model, (), 0).run(batch, None), model.compute(native, batch, None))
+    assert torch.equal(Program(model, (), ()).run(batch, ()), model.compute(native, batch, ()))
 '''
 
 

@@ -9,11 +9,13 @@
 namespace pace {
 
 // What is done to the heads of new tokens between the product that makes them and attention: query and key heads are
-// normalised (where the norms are not None) and rotated (where half > 0), keys and values are stored.
+// normalised (where the norms are not None) and rotated (where half > 0), or the other way round; keys and values are
+// stored.
 struct HeadsArgs {
     HeadsView q, k, v;  // queries and keys of key_dim elements, values of value_dim; v is only read
     int64_t query_heads;
     Norm query_norm, key_norm;
+    bool norm_last;          // rotated first
     const float *cos, *sin;  // [tokens][half]
     int64_t half;
     bool interleaved;

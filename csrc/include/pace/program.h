@@ -21,6 +21,11 @@
 
 namespace pace {
 
+// Cosines and sines of a step, [T][half] each.
+struct Angles {
+    const float *cos, *sin;
+};
+
 // What one step gives to a program; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
     const KvView* cache;         // of every layer
@@ -28,7 +33,7 @@ struct Step {
     int64_t logit_rows;          // R
     const int64_t* ids;          // [T]
     const int64_t* positions;    // [T]
-    const float *cos, *sin;      // [T][half], where the program rotates
+    const Angles* angles;        // of every table of the program's rotations
     const int64_t* slots;        // [T]
     const int64_t* rows;         // [R], ascending
     int64_t spans;               // S
@@ -60,12 +65,19 @@ struct HeadsOf {
     int64_t column, count, head_dim, stride;
 };
 
+// By a table of the step's angles: `half` pairs of each head; 0 = no rotation.
+struct Rotation {
+    int table;
+    int64_t half;
+    bool interleaved;
+};
+
 // What attention does before it looks at the cache: prepares queries and keys, and stores keys and values.
 struct Preparation {
     HeadsOf k, v;
     Norm query_norm, key_norm;  // each may be None
-    int64_t half;               // pairs that the step's angles rotate; 0 = no rotation
-    bool interleaved;
+    Rotation rotation;
+    bool norm_last;  // the norms come after the rotation
 };
 
 // Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads
@@ -87,8 +99,8 @@ class Program {
     void norm(Value out, Columns x, const Norm& norm);
     void linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
                 Activation activation, const Value* residual);
-    void norm_heads(HeadsOf heads, const Norm& norm);                  // in place; an rms norm
-    void rotate_heads(HeadsOf heads, int64_t half, bool interleaved);  // in place
+    void norm_heads(HeadsOf heads, const Norm& norm);               // in place
+    void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
                    float softcap);

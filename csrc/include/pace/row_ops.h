@@ -19,6 +19,7 @@ struct Norm {
     const float* weight;  // [k]; may be null for Layer
     const float* bias;    // [k], Layer only; or null
     float eps;
+    int64_t head_stride = 0;  // of norms of heads: floats from the weights of a head to those of the next; 0: the same
 
     explicit operator bool() const { return kind != Kind::None; }
 };
@@ -39,13 +40,15 @@ struct NormOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// csrc/ops/norm.cpp. rms_norm of every head of x [tokens][heads][head_dim] with one weight, in place.
+// csrc/ops/norm.cpp. x [k] = norm(x), where x is head number `head`.
+void norm_head(const Norm& norm, int64_t head, float* x, int64_t k);
+
+// csrc/ops/norm.cpp. The norm of every head of x [tokens][heads][head_dim], in place.
 struct HeadNormOp {
     static constexpr int kPhases = 1;
     HeadsView x;
     int64_t tokens, heads, head_dim;
-    const float* weight;  // [head_dim]
-    float eps;
+    Norm norm;
 
     void prepare(int threads);
     int64_t chunks(int) const { return chunk_count; }

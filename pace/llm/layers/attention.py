@@ -30,9 +30,10 @@ class Attention(Layer):
         key_norm: HeadNorm | NoHeadNorm | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        norm_last: bool = False,
     ):
         """`scale`: of the scores, `cache.key_dim ** -0.5` unless given; `softcap`: scores become
-        `softcap * tanh(score / softcap)`."""
+        `softcap * tanh(score / softcap)`; `norm_last`: heads are rotated before they are normalised."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -42,6 +43,7 @@ class Attention(Layer):
         self.key_norm = key_norm or NoHeadNorm()
         self.scale = cache.key_dim**-0.5 if scale is None else scale
         self.softcap = softcap
+        self.norm_last = norm_last
 
     @property
     def readers(self) -> list[Linear]:
@@ -57,13 +59,19 @@ class Attention(Layer):
         residual: Tensor | None = None,
     ) -> Tensor:
         q, k, v = self._heads(self.qkv(ops, x))
-        self.query_norm(ops, q)
-        self.key_norm(ops, k)
+        if not self.norm_last:
+            self._normalise(ops, q, k)
         self.rotary.rotate_(ops, q, angles)
         self.rotary.rotate_(ops, k, angles)
+        if self.norm_last:
+            self._normalise(ops, q, k)
         ops.store_kv(k, v, kv, batch.slots)
         context = ops.attention(q, kv, batch.spans, self.scale, self.cache.window, self.softcap)
         return self.output(ops, context, residual=residual)
+
+    def _normalise(self, ops: ModuleType, q: Tensor, k: Tensor) -> None:
+        self.query_norm(ops, q)
+        self.key_norm(ops, k)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views `[T, H, D]` into the columns of `qkv`."""

@@ -3,11 +3,13 @@ none."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
+from pace.llm.layers.slot import Source
 
 
 class RMSNorm(Layer):
@@ -46,6 +48,21 @@ class HeadNorm(RMSNorm):
 
     def __call__(self, ops: ModuleType, x: Tensor) -> None:
         ops.head_rms_norm_(x, self.weight.values, self.eps)
+
+
+class HeadLayerNorm(Layer):
+    """The layer norm of every head of `x [T, H, D]`, each with weights of its own and without biases, in place."""
+
+    def __init__(self, tensors: Sequence[str], num_heads: int, head_dim: int, eps: float):
+        """`tensors`: the name of one `[H, D]`, or the names of one `[D]` for each head."""
+        lengths = dict.fromkeys(tensors, num_heads * head_dim // len(tensors))
+        shape = {tensors[0]: Source((num_heads, head_dim))} if len(tensors) == 1 else {}
+        self.weight = Vectors(lengths, shape)
+        self.head_dim = head_dim
+        self.eps = eps
+
+    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+        ops.head_layer_norm_(x, self.weight.values.view(-1, self.head_dim), self.eps)
 
 
 class NoHeadNorm(Layer):

@@ -1,6 +1,6 @@
 """Rotary position embedding: the frequencies of every scaling kind, and the cosines and sines of a step.
 
-The tables are computed once per step, from positions alone, and shared by all layers. The frequencies of `dynamic` and
+The tables are computed once per step, from positions alone, and shared by all layers that rotate alike. The frequencies of `dynamic` and
 `longrope` depend on how long the sequence is: a token looks at its own `rope_lengths` entry,
 `max(prompt length, position + 1)`, so its angle never depends on the chunk or the batch it came in.
 
@@ -16,8 +16,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-Angles = tuple[Tensor, Tensor] | None
-"""Cosines and sines `[T, R / 2]` in float32; None where a model does not rotate."""
+Angles = tuple[tuple[Tensor, Tensor], ...]
+"""Cosines and sines `[T, R / 2]` in float32 of each of a model's tables; none where it does not rotate."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,15 @@ class RopeConfig:
 class Rotary:
     """Angles for a step, and their application to heads. Holds no weights of a checkpoint."""
 
-    def __init__(self, config: RopeConfig):
+    def __init__(self, config: RopeConfig, table: int = 0):
+        """`table`: which of the model's rotations it is."""
         self.config = config
+        self.table = table
         self.half = -(-config.dim // 2)
         self.frequencies = FREQUENCIES[config.kind](config)
         self._grow_tables(1)
 
-    def angles(self, positions: Tensor, rope_lengths: Tensor) -> Angles:
+    def angles(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[T, R / 2]`, float32, of int64 `[T]` positions and lengths.
 
         **Numerics**: angle = float32(position) * float32 frequency, rounded to float32 as transformers does; its cosine
@@ -80,7 +82,7 @@ class Rotary:
         cos, sin = self._compute(torch.arange(count), torch.arange(count))
         self._tables = cos.numpy(), sin.numpy()
 
-    def _look_up(self, positions: Tensor) -> Angles:
+    def _look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         rows = positions.numpy()  # numpy takes a row or two in a tenth of torch's time
         cos, sin = self._tables
         return torch.from_numpy(cos.take(rows, 0)), torch.from_numpy(sin.take(rows, 0))
@@ -92,20 +94,12 @@ class Rotary:
 
     def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
         """Rotates the heads of `x [T, H, D]` in place."""
-        cos, sin = angles
+        cos, sin = angles[self.table]
         ops.rotary_(x, cos, sin, self.config.interleaved)
 
 
 class NoRotary:
-    """For models that learn their positions."""
-
-    half = 0
-
-    def regime(self, length: int) -> int:
-        return 0
-
-    def angles(self, positions: Tensor, rope_lengths: Tensor) -> Angles:
-        return None
+    """For layers that know no positions, or learn them."""
 
     def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
         pass

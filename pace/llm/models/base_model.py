@@ -22,7 +22,6 @@ from pace.llm.layers import (
     LayerNorm,
     LMHead,
     NoNorm,
-    NoRotary,
     RMSNorm,
     Rotary,
     Slot,
@@ -64,7 +63,8 @@ class BaseModelForCausalLM(Layer):
     """How the names of such checkpoints begin whose tensors are left out: of what makes vectors of images and sound."""
 
     embedding: Embedding
-    rotary: Rotary | NoRotary
+    rotaries: tuple[Rotary, ...] = ()
+    """The rotations of its layers: number i makes table i of a step's angles. None where positions are learned."""
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | NoNorm
     lm_head: LMHead | TiedLMHead
@@ -104,7 +104,8 @@ class BaseModelForCausalLM(Layer):
         """Sequences whose prompts have lengths of the same regime have the same angles, position by position: the keys
         and values of what they begin with alike are the same. See `RopeConfig` for the kinds that look at the
         length."""
-        return self.rotary.regime(length)
+        # No regime falls as lengths grow: where sums are the same, all regimes are.
+        return sum(rotary.regime(length) for rotary in self.rotaries)
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -116,8 +117,8 @@ class BaseModelForCausalLM(Layer):
         return self.compute(self.ops, batch, self.angles(batch))
 
     def angles(self, batch: ForwardBatch) -> Angles:
-        """Of every token of the step; plain torch, the same for all layers."""
-        return self.rotary.angles(batch.positions, batch.rope_lengths)
+        """Of every token of the step, by each of `rotaries`; plain torch."""
+        return tuple(rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries)
 
     def compute(self, ops: ModuleType, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` without its preparation: `ops`, views, sums and the choice of rows only, so that it can be recorded
@@ -129,11 +130,24 @@ class BaseModelForCausalLM(Layer):
 
     def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
         """`[T, hidden]`: what the first layer reads."""
-        return self.embedding(ops, batch.tokens)
+        x = self.embedding(ops, batch.tokens)
+        if self.embedding_scale != 1.0:
+            ops.scale_(x, self.embedding_scale)
+        return x
 
     def head(self, ops: ModuleType, x: Tensor) -> Tensor:
         """Logits of the last layer's output `x [R, hidden]`."""
-        return self.lm_head(ops, self.final_norm(ops, x))
+        logits = self.lm_head(ops, self.final_norm(ops, x))
+        if self.config.logits_scale != 1.0:
+            ops.scale_(logits, self.config.logits_scale)
+        if self.config.logits_softcap is not None:
+            ops.softcap_(logits, self.config.logits_softcap)
+        return logits
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by."""
+        return self.config.embedding_scale
 
     def make_head(self, k: int, bias: bool = False) -> LMHead | TiedLMHead:
         """The LM head over `k` elements, tied or not as the config says; for initialisers, after `self.embedding`."""

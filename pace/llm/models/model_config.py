@@ -225,6 +225,9 @@ class ModelConfig:
     }
     """Fields implemented for these values alone; a subclass lists its own in `only_here`."""
     only_here: ClassVar[dict[str, tuple]] = {}
+    without_effect: ClassVar[dict[str, tuple]] = {}
+    """Fields that `transformers` ignores for this architecture though they name something, and the values by which they
+    ask for nothing else than what is done."""
     beside_text: ClassVar[frozenset[str]] = frozenset()
     """Fields about images and sound, of families whose checkpoints may take these, too. Of such a checkpoint the text
     part is read: what stands in `text_config`, if there is one."""
@@ -237,7 +240,7 @@ class ModelConfig:
         NotImplementedError (a field that asks for something that is not implemented); the message names the field."""
         if not isinstance(raw, dict):
             raise ValueError(f"config.json must hold an object; got {type(raw).__name__}")
-        fields = cls.with_one_spelling(cls.text_part(raw))
+        fields = cls.with_effect(cls.with_one_spelling(cls.text_part(raw)))
         cls.refuse(fields)
         # The second name is that of early checkpoints of compressed-tensors.
         method = read_quant_method(fields.get("quantization_config") or fields.get("compression_config"))
@@ -271,6 +274,19 @@ class ModelConfig:
                 )
             fields[field] = value
         return fields
+
+    @classmethod
+    def with_effect(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """All but those `without_effect`."""
+        for name in sorted(cls.without_effect.keys() & fields.keys()):
+            if not any(same(fields[name], value) for value in cls.without_effect[name]):
+                logger.warning(
+                    "config.json: %s = %s is ignored, as transformers does for %s",
+                    name,
+                    shown(fields[name]),
+                    cls.__name__.removesuffix("Config"),
+                )
+        return {name: value for name, value in fields.items() if name not in cls.without_effect}
 
     @classmethod
     def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -325,6 +341,21 @@ class ModelConfig:
     def max_length(self) -> int:
         """Tokens of the longest sequence that the config allows."""
         return self.max_position_embeddings
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by."""
+        return 1.0
+
+    @property
+    def logits_scale(self) -> float:
+        """What logits are multiplied by."""
+        return 1.0
+
+    @property
+    def logits_softcap(self) -> float | None:
+        """Logits become `softcap * tanh(logit / softcap)`; None: they stay as they are."""
+        return None
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Values of this class's fields that follow from others, or from several entries of config.json."""

@@ -51,6 +51,8 @@ HARMLESS = {"finetuned", "max_position_embeddings", "original_max_position_embed
 REFUSED = {"mrope_section", "mrope_interleaved", "full_attention", "sliding_attention", "short_mscale", "long_mscale"}
 """Fields that would change the result."""
 
+KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
+
 KIND_NAMES = {"su": "longrope"}
 """Old names of kinds."""
 
@@ -64,6 +66,8 @@ def read_rope(
     original_max_positions: int | None = None,
     partial: bool = False,
     default_partial: float = 1.0,
+    default_theta: float = 10000.0,
+    interleaved: bool = False,
 ) -> RopeConfig:
     """The rotary embedding that `fields` (a config.json) asks for.
 
@@ -73,7 +77,7 @@ def read_rope(
     Raises ValueError or NotImplementedError that name the field."""
     source = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     reader = RopeReader(source, fields.get(source))
-    theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), 10000.0), 1e-3, 1e30)
+    theta = reader.number("rope_theta", first_given(fields.get("rope_theta"), default_theta), 1e-3, 1e30)
     top_factor = first_given(fields.get("partial_rotary_factor"), default_partial)
     factor = reader.number("partial_rotary_factor", top_factor, 0.0, 1.0)
     if factor != 1.0 and not partial:
@@ -99,8 +103,34 @@ def read_rope(
         "dim": dim,
         "max_positions": max_positions,
         "original_max_positions": original,
+        "interleaved": interleaved,
     }
     return RopeConfig(**common, **SPECIFIC[kind](reader, common))
+
+
+def fields_of_layers(
+    fields: dict[str, Any], kind: str, theta_name: str = "rope_theta", scaled: bool = True
+) -> dict[str, Any]:
+    """What a config.json says of the rotation in layers of one kind of attention, where kinds differ, as `read_rope`
+    takes it.
+
+    In transformers 5, `rope_parameters` holds an object for each kind. In transformers 4 the base has a name for each,
+    and `rope_scaling` is of the `scaled` kind alone. Raises ValueError for what is no object, NotImplementedError for
+    one that is not by kind."""
+    by_kind, scaling = fields.get("rope_parameters") or {}, scaled and fields.get("rope_scaling") or {}
+    for name, value in (("rope_parameters", by_kind), ("rope_scaling", scaling)):
+        if not isinstance(value, dict):
+            raise ValueError(f"config.json: {name} must be an object or null; got {shown(value)}")
+    if other := sorted(str(name) for name in by_kind if name not in KINDS_OF_LAYERS):
+        raise NotImplementedError(
+            f"config.json: rope_parameters.{other[0]} is not implemented for this architecture, whose layers rotate in"
+            f" several ways; implemented: {', '.join(KINDS_OF_LAYERS)}"
+        )
+    own = by_kind.get(kind) or {}
+    if not isinstance(own, dict):
+        raise ValueError(f"config.json: rope_parameters.{kind} must be an object or null; got {shown(own)}")
+    source = "rope_scaling" if scaling else "rope_parameters"
+    return {source: own | scaling, "rope_theta": fields.get(theta_name)}
 
 
 def check_even(rope: RopeConfig, head_dim: int) -> RopeConfig:

@@ -20,7 +20,7 @@ class ProgramRunner(ModelRunner):
     def __init__(self, model: BaseModelForCausalLM, optimise: bool = True):
         """Records the forward pass; without `optimise`, operation by operation (`Program`)."""
         super().__init__(model)
-        self.program = Program(model, model.kv_spec.layers, model.rotary.half, optimise)
+        self.program = Program(model, model.kv_spec.layers, [rotary.half for rotary in model.rotaries], optimise)
         self.num_steps = 0
 
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -63,7 +63,7 @@ class ToyForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, dtype: torch.dtype, ops: ModuleType):
         super().__init__(CONFIG, dtype, ops)
-        self.rotary = Rotary(RopeConfig("default", 100.0, 8, CONFIG.max_position_embeddings))
+        self.rotaries = (Rotary(RopeConfig("default", 100.0, 8, CONFIG.max_position_embeddings)),)
         self.embedding = Embedding(self.embedding_name, CONFIG.vocab_size, HIDDEN)
         names = [f"model.layers.{index}" for index in range(5)]
         self.layers = [
@@ -96,7 +96,7 @@ class ToyForCausalLM(BaseModelForCausalLM):
             Linear({f"{name}.o": HIDDEN}, heads * cache.value_dim),
             heads,
             cache,
-            self.rotary,
+            self.rotaries[0],
             *(HeadNorm(f"{name}.{part}_norm", cache.key_dim, 1e-5) for part in "qk" if head_norm),
             scale=scale,
             softcap=softcap,

@@ -103,10 +103,10 @@ class ChatGLMForConditionalGeneration(BaseModelForCausalLM):
 
     def __init__(self, config: ChatGLMConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotary = Rotary(config.rope)
+        self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
         self.layers = [
-            chatglm_layer(config, f"transformer.encoder.layers.{i}", self.rotary)
+            chatglm_layer(config, f"transformer.encoder.layers.{i}", self.rotaries[0])
             for i in range(config.num_hidden_layers)
         ]
         self.final_norm = RMSNorm("transformer.encoder.final_layernorm", config.hidden_size, config.rms_norm_eps)

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from pace.batch import ForwardBatch
 from pace.llm.layers import Block, RMSNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.qwen2 import check_layer_types, layer_types
@@ -75,6 +72,10 @@ class Gemma2Config(LlamaConfig):
     def attention_softcap(self) -> float | None:
         return self.attn_logit_softcapping
 
+    @property
+    def logits_softcap(self) -> float | None:
+        return self.final_logit_softcapping
+
     def window(self, layer: int) -> int | None:
         slides = self.layer_types[layer] == "sliding_attention" if self.layer_types else layer % 2 == 0
         return self.sliding_window if slides else None
@@ -100,14 +101,3 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
     def embedding_scale(self) -> float:
         """sqrt(hidden_size), rounded to the weights' dtype, as `transformers` does."""
         return torch.tensor(self.config.hidden_size**0.5).to(self.dtype).item()
-
-    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
-        x = super().embed(ops, batch)
-        ops.scale_(x, self.embedding_scale)
-        return x
-
-    def head(self, ops: ModuleType, x: Tensor) -> Tensor:
-        logits = super().head(ops, x)
-        if self.config.final_logit_softcapping is not None:
-            ops.softcap_(logits, self.config.final_logit_softcapping)
-        return logits

@@ -80,7 +80,6 @@ class GPT2LMHeadModel(BaseModelForCausalLM):
     def __init__(self, config: GPT2Config, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
         hidden = config.hidden_size
-        self.rotary = NoRotary()
         self.embedding = Embedding(self.embedding_name, config.vocab_size, hidden)
         self.positions = Embedding("transformer.wpe", config.max_position_embeddings, hidden)
         self.layers = [gpt2_layer(config, f"transformer.h.{i}", i) for i in range(config.num_hidden_layers)]

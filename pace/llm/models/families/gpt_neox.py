@@ -78,10 +78,10 @@ class GPTNeoXForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, config: GPTNeoXConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotary = Rotary(config.rope)
+        self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
         self.layers = [
-            gpt_neox_layer(config, f"gpt_neox.layers.{i}", self.rotary) for i in range(config.num_hidden_layers)
+            gpt_neox_layer(config, f"gpt_neox.layers.{i}", self.rotaries[0]) for i in range(config.num_hidden_layers)
         ]
         self.final_norm = LayerNorm("gpt_neox.final_layer_norm", config.hidden_size, config.layer_norm_eps)
         self.lm_head = self.make_head(config.hidden_size)

@@ -80,9 +80,11 @@ class GPTJForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, config: GPTJConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotary = Rotary(config.rope)
+        self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
-        self.layers = [gptj_layer(config, f"transformer.h.{i}", self.rotary) for i in range(config.num_hidden_layers)]
+        self.layers = [
+            gptj_layer(config, f"transformer.h.{i}", self.rotaries[0]) for i in range(config.num_hidden_layers)
+        ]
         self.final_norm = LayerNorm("transformer.ln_f", config.hidden_size, config.layer_norm_epsilon)
         self.lm_head = self.make_head(config.hidden_size, bias=True)
 

@@ -15,9 +15,11 @@ from pace.llm.layers import (
     Embedding,
     GatedLinear,
     GatedMLP,
+    HeadLayerNorm,
     HeadNorm,
     Linear,
     NoHeadNorm,
+    NoRotary,
     RMSNorm,
     RopeConfig,
     Rotary,
@@ -110,11 +112,14 @@ class LlamaForCausalLM(BaseModelForCausalLM):
     """The tensors that hold the rows of queries, keys and values: three, or one that holds them all."""
     gate_up_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
     head_norm: ClassVar[bool] = False
-    """Whether query and key heads are normalised before they are rotated."""
+    """Whether query and key heads are normalised."""
+    head_norm_names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
+    norm_last: ClassVar[bool] = False
+    """Whether that is done after they are rotated."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotary = Rotary(config.rope)
+        self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [self.make_layer(f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
         self.final_norm = self.make_norm("model.norm")
@@ -145,12 +150,21 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             Linear({f"{name}.o_proj": hidden}, heads * dim, config.output_bias),
             heads,
             Positions(kv_heads, dim, dim, config.window(index)),
-            self.rotary,
-            HeadNorm(f"{name}.q_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
-            HeadNorm(f"{name}.k_norm", dim, config.rms_norm_eps) if self.head_norm else NoHeadNorm(),
+            self.rotary(index),
+            self.make_head_norm(f"{name}.{self.head_norm_names[0]}", heads),
+            self.make_head_norm(f"{name}.{self.head_norm_names[1]}", kv_heads),
             config.attention_scale,
             config.attention_softcap,
+            self.norm_last,
         )
+
+    def make_head_norm(self, name: str, num_heads: int) -> HeadNorm | HeadLayerNorm | NoHeadNorm:
+        """Of query heads, or of key heads."""
+        return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps) if self.head_norm else NoHeadNorm()
+
+    def rotary(self, layer: int) -> Rotary | NoRotary:
+        """What rotates the heads of a layer."""
+        return self.rotaries[0]
 
     def make_mlp(self, name: str) -> GatedMLP:
         config = self.config

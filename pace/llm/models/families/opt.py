@@ -70,7 +70,6 @@ class OPTForCausalLM(BaseModelForCausalLM):
     def __init__(self, config: OPTConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
         hidden, narrow = config.hidden_size, config.word_embed_proj_dim
-        self.rotary = NoRotary()
         self.embedding = Embedding(self.embedding_name, config.vocab_size, narrow)
         self.positions = Embedding(
             "model.decoder.embed_positions", config.max_position_embeddings + POSITION_OFFSET, hidden

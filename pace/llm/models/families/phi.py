@@ -42,9 +42,11 @@ class PhiForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, config: PhiConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotary = Rotary(config.rope)
+        self.rotaries = (Rotary(config.rope),)
         self.embedding = Embedding(self.embedding_name, config.vocab_size, config.hidden_size)
-        self.layers = [phi_layer(config, f"model.layers.{i}", self.rotary) for i in range(config.num_hidden_layers)]
+        self.layers = [
+            phi_layer(config, f"model.layers.{i}", self.rotaries[0]) for i in range(config.num_hidden_layers)
+        ]
         self.final_norm = LayerNorm("model.final_layernorm", config.hidden_size, config.layer_norm_eps)
         self.lm_head = self.make_head(config.hidden_size, bias=True)
 
