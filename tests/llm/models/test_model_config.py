@@ -48,9 +48,11 @@ def test_gpt_neox_has_names_of_its_own_for_the_rotation():
 
 
 def test_starcoder2_rotates_all_of_a_head(caplog):
-    fields = {"partial_rotary_factor": 0.5, "norm_type": "layer_norm"}
+    config_of("Starcoder2ForCausalLM", norm_type="layer_norm", mlp_type="default")
+    assert not caplog.records
+    fields = {"partial_rotary_factor": 0.5, "norm_type": "rms"}
     assert config_of("Starcoder2ForCausalLM", **fields).rope.dim == 128
-    assert "partial_rotary_factor is ignored" in caplog.text and "norm_type" in caplog.text
+    assert "partial_rotary_factor is ignored" in caplog.text and "norm_type = 'rms' is ignored" in caplog.text
     assert len(caplog.records) == 2
     with pytest.raises(NotImplementedError, match="partial_rotary_factor with rope_type = 'linear'"):
         config_of("Starcoder2ForCausalLM", **fields, rope_scaling={"type": "linear", "factor": 2.0})

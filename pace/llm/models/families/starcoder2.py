@@ -31,7 +31,12 @@ class Starcoder2Config(LlamaConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(50256)
     eos_token_id: int | tuple[int, ...] | None = token_ids(50256)
 
-    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (True, False), "mlp_bias": (True, False)}
+    without_effect: ClassVar[dict[str, tuple]] = {
+        "attention_bias": (True,),
+        "mlp_bias": (True,),
+        "norm_type": ("layer_norm",),
+        "mlp_type": ("default",),
+    }
 
     @property
     def qkv_bias(self) -> bool:
