@@ -274,6 +274,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("stablelm", "default", {}),
     ("stablelm", "bias-theta", rope({"rope_type": "default", "rope_theta": 500.0}, use_qkv_bias=True)),
     ("stablelm", "parallel", {"use_parallel_residual": True, "num_key_value_heads": 4}),
+    ("stablelm", "2-12b", {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False}),
     ("stablelm", "partial", rope({"rope_type": "default", "partial_rotary_factor": 0.5}, tie_word_embeddings=True)),
     ("stablelm", "yarn", rope({**YARN, "partial_rotary_factor": 0.75}, layer_norm_eps=0.1)),
     ("gpt_neox", "default", {}),

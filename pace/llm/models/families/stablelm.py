@@ -1,12 +1,12 @@
-"""StableLM 3B and StableLM 2: Llama with LayerNorm, a quarter of each head rotated, and both branches on one norm in the
-12B."""
+"""StableLM 3B and StableLM 2: Llama with LayerNorm and a quarter of each head rotated. In the 12B both branches read one
+norm, and each query and key head is normalised with weights of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import Block, LayerNorm, RopeConfig
+from pace.llm.layers import Block, HeadLayerNorm, LayerNorm, NoHeadNorm, RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
@@ -35,13 +35,13 @@ class StableLmConfig(LlamaConfig):
     layer_norm_eps: float = number(1e-5, 0.0, 1.0)
     use_qkv_bias: bool = flag(False)
     use_parallel_residual: bool = flag(False)
+    qk_layernorm: bool = flag(False)
     bos_token_id: int | tuple[int, ...] | None = token_ids(0)
     eos_token_id: int | tuple[int, ...] | None = token_ids(0)
 
     only_here: ClassVar[dict[str, tuple]] = {
         "attention_bias": (False,),
         "mlp_bias": (False,),
-        "qk_layernorm": (False,),
     }
     output_bias: ClassVar[bool] = False
 
@@ -65,9 +65,16 @@ class StableLmConfig(LlamaConfig):
 
 class StableLmForCausalLM(LlamaForCausalLM):
     Config = StableLmConfig
+    head_norm_names = ("q_layernorm", "k_layernorm")
 
     def make_norm(self, name: str) -> LayerNorm:
         return LayerNorm(name, self.config.hidden_size, self.config.layer_norm_eps)
+
+    def make_head_norm(self, name: str, num_heads: int) -> HeadLayerNorm | NoHeadNorm:
+        if not self.config.qk_layernorm:
+            return NoHeadNorm()
+        tensors = [f"{name}.norms.{head}.weight" for head in range(num_heads)]
+        return HeadLayerNorm(tensors, num_heads, self.config.head_dim, self.config.layer_norm_eps)
 
     def make_layer(self, name: str, index: int) -> Block:
         if not self.config.use_parallel_residual:

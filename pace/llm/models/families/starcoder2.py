@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from pace.llm.layers import LayerNorm, Linear, PlainMLP
+from pace.llm.layers import LayerNorm, Linear, PlainMLP, RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, activation, count, flag, number, token_ids
+from pace.llm.models.rope_config import read_rope
+
+logger = logging.getLogger("pace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,12 @@ class Starcoder2Config(LlamaConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(50256)
     eos_token_id: int | tuple[int, ...] | None = token_ids(50256)
 
-    only_here: ClassVar[dict[str, tuple]] = {"attention_bias": (True, False), "mlp_bias": (True, False)}
+    without_effect: ClassVar[dict[str, tuple]] = {
+        "attention_bias": (True,),
+        "mlp_bias": (True,),
+        "norm_type": ("layer_norm",),
+        "mlp_type": ("default",),
+    }
 
     @property
     def qkv_bias(self) -> bool:
@@ -36,6 +45,17 @@ class Starcoder2Config(LlamaConfig):
     @property
     def output_bias(self) -> bool:
         return self.use_bias
+
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        rope = read_rope(fields, head_dim, self.max_position_embeddings, partial=True)
+        if rope.dim == head_dim:
+            return rope
+        if rope.kind != "default":
+            raise NotImplementedError(
+                f"config.json: partial_rotary_factor with rope_type = {rope.kind!r} is not implemented for Starcoder2"
+            )
+        logger.warning("config.json: partial_rotary_factor is ignored, as transformers does: all of a head is rotated")
+        return replace(rope, dim=head_dim)
 
     def window(self, layer: int) -> int | None:
         return self.sliding_window
