@@ -66,13 +66,12 @@ class SmolLM3Config(LlamaConfig):
     def effective_window(self) -> int | None:
         return self.sliding_window if self.use_sliding_window else None
 
-    def rotates(self, layer: int) -> bool:
-        if self.no_rope_layers is not None:
-            return self.no_rope_layers[layer] == 1
-        return (layer + 1) % self.no_rope_layer_interval != 0
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        rotate = tuple(int((layer + 1) % self.no_rope_layer_interval != 0) for layer in range(self.num_hidden_layers))
+        return super().derived(fields) | {"no_rope_layers": self.no_rope_layers or rotate}
 
     def window(self, layer: int) -> int | None:
-        slides = self.layer_types[layer] == SLIDING if self.layer_types else not self.rotates(layer)
+        slides = self.layer_types[layer] == SLIDING if self.layer_types else not self.no_rope_layers[layer]
         return self.effective_window if slides else None
 
 
@@ -80,4 +79,4 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
     Config = SmolLM3Config
 
     def rotary(self, layer: int) -> Rotary | NoRotary:
-        return self.rotaries[0] if self.config.rotates(layer) else NoRotary()
+        return self.rotaries[0] if self.config.no_rope_layers[layer] else NoRotary()
