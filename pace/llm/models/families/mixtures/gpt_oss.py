@@ -17,8 +17,8 @@ from pace.llm.layers import (
 )
 from pace.llm.layers.experts import fused, stacked
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.families.qwen2 import check_layer_types, layer_types
-from pace.llm.models.mixtures import MixtureConfig
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number
 from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS, ClampedSwiglu, Router

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from pace.llm.layers import FeedForward, GatedLinear, GatedMLP, Linear, MixtureOfExperts, RouterLinear, expert_stacks
 from pace.llm.models.families.llama import parts
+from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.mixtures import MixtureConfig
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, flag
 from pace.ops.experts import MAX_EXPERTS, Router
 
