@@ -21,8 +21,13 @@ from pace.llm.models.families.llama_like.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.llama_like.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
 from pace.llm.models.families.llama_like.smollm3 import SmolLM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
+from pace.llm.models.families.mixtures.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.families.mixtures.glm4_moe import Glm4MoeForCausalLM
 from pace.llm.models.families.mixtures.gpt_oss import GptOssForCausalLM
+from pace.llm.models.families.mixtures.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
+from pace.llm.models.families.mixtures.hunyuan_moe import HunYuanMoEV1ForCausalLM
 from pace.llm.models.families.mixtures.mixtral import MixtralForCausalLM
+from pace.llm.models.families.mixtures.olmoe import OlmoeForCausalLM
 from pace.llm.models.families.mixtures.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.mixtures.qwen3_moe import Qwen3MoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
@@ -54,6 +59,12 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MiniCPMForCausalLM": MiniCPMForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "Ernie4_5_MoeForCausalLM": Ernie4_5_MoeForCausalLM,
+    "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
+    "GraniteMoeForCausalLM": GraniteMoeForCausalLM,
+    "GraniteMoeSharedForCausalLM": GraniteMoeSharedForCausalLM,
+    "HunYuanMoEV1ForCausalLM": HunYuanMoEV1ForCausalLM,
+    "OlmoeForCausalLM": OlmoeForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Olmo2ForCausalLM": Olmo2ForCausalLM,
     "Olmo3ForCausalLM": Olmo3ForCausalLM,

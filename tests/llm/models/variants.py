@@ -354,5 +354,8 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
                 is_around_one = ("norm" in name or "ln_" in name) and "gemma" not in model_type  # which adds 1
                 parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pace.llm.layers import GatedLinear, GatedMLP, Linear
 from pace.llm.models.model_config import ModelConfig, count
 from pace.ops.experts import MAX_EXPERTS, Router
 
@@ -26,3 +27,11 @@ class MixtureConfig(ModelConfig):
     def router(self) -> Router:
         """How a token chooses. Raises ValueError for fields that do not fit together."""
         raise NotImplementedError
+
+
+def shared_mlp(name: str, hidden: int, inner: int, activation: str) -> GatedMLP | None:
+    """The MLP that all tokens go through beside the experts; None of no size."""
+    if inner == 0:
+        return None
+    gate_up = GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden)
+    return GatedMLP(gate_up, Linear({f"{name}.down_proj": hidden}, inner), activation)
