@@ -80,7 +80,7 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "Starcoder2ForCausalLM": Starcoder2ForCausalLM,
 }
 
-OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1"}
+OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1", "hunyuanv1moe": "hunyuanmoev1"}
 """Stems of a model_type that are not those of the class."""
 
 

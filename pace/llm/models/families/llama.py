@@ -66,9 +66,11 @@ class LlamaConfig(ModelConfig):
         "use_qk_norm": (False, None),
     }
     also_read: ClassVar[frozenset[str]] = frozenset(ROPE_FIELDS)
+    floors_head_dim: ClassVar[bool] = False
+    """Whether heads that are not given may be too narrow to fill a row together, as `transformers` has it."""
 
     def check(self) -> None:
-        if self.head_dim is None:
+        if self.head_dim is None and not self.floors_head_dim:
             check_divides(self, "num_attention_heads", "hidden_size")
         if self.num_key_value_heads is not None:
             check_divides(self, "num_key_value_heads", "num_attention_heads")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pace.llm.layers import GatedLinear, GatedMLP, Linear
-from pace.llm.models.model_config import ModelConfig, count
+from pace.llm.models.model_config import count
 from pace.ops.experts import MAX_EXPERTS, Router
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureConfig(ModelConfig):
-    """A config with experts; a family adds it to the config of the family that it is otherwise like."""
+class MixtureConfig:
+    """Fields of a config with experts, added to the config of the family that it is otherwise like."""
 
     num_experts: int = count(8, MAX_EXPERTS)
     num_experts_per_tok: int = count(2, MAX_EXPERTS)

@@ -40,9 +40,13 @@ class Ernie45MoeConfig(MixtureConfig, Ernie45Config):
     def router(self) -> Router:
         return Router(self.num_experts, self.num_experts_per_tok, normalise=True, least_sum=self.moe_norm_min)
 
-    def has_experts(self, layer: int) -> bool:
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         last = self.num_hidden_layers - 1 if self.moe_layer_end_index == -1 else self.moe_layer_end_index
-        return self.moe_layer_start_index <= layer <= last and (layer + 1) % self.moe_layer_interval == 0
+        return super().derived(fields) | {"moe_layer_end_index": last}
+
+    def has_experts(self, layer: int) -> bool:
+        first, last = self.moe_layer_start_index, self.moe_layer_end_index
+        return first <= layer <= last and (layer + 1) % self.moe_layer_interval == 0
 
 
 class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):

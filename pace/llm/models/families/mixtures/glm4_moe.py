@@ -52,6 +52,7 @@ class Glm4MoeConfig(MixtureConfig, LlamaConfig):
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"num_nextn_predict_layers", "num_mtp_layers"}
     output_bias: ClassVar[bool] = False
+    floors_head_dim: ClassVar[bool] = True
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
