@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, Source, Vectors, expert_stacks
 from pace.llm.models.families.llama_like.ernie4_5 import Ernie4_5ForCausalLM, Ernie45Config
