@@ -7,7 +7,7 @@ from pace.llm.layers.block import Block
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
 from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
-from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm
+from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm, WholeNorm
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary
 from pace.llm.layers.slot import Rows, Slot, Source
 
@@ -35,4 +35,5 @@ __all__ = [
     "Source",
     "TiedLMHead",
     "WeightPlan",
+    "WholeNorm",
 ]

@@ -11,6 +11,15 @@ from pace.llm.models.families.gpt2 import GPT2LMHeadModel
 from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
+from pace.llm.models.families.llama_like.cohere import Cohere2ForCausalLM, CohereForCausalLM
+from pace.llm.models.families.llama_like.ernie4_5 import Ernie4_5ForCausalLM
+from pace.llm.models.families.llama_like.gemma3 import Gemma3ForConditionalGeneration
+from pace.llm.models.families.llama_like.glm import Glm4ForCausalLM, GlmForCausalLM
+from pace.llm.models.families.llama_like.granite import GraniteForCausalLM
+from pace.llm.models.families.llama_like.hunyuan import HunYuanDenseV1ForCausalLM
+from pace.llm.models.families.llama_like.minicpm import MiniCPMForCausalLM
+from pace.llm.models.families.llama_like.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.llama_like.smollm3 import SmolLM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
 from pace.llm.models.families.phi import PhiForCausalLM
@@ -24,20 +33,36 @@ from pace.naming import shown
 
 MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "ChatGLMForConditionalGeneration": ChatGLMForConditionalGeneration,
+    "Cohere2ForCausalLM": Cohere2ForCausalLM,
+    "CohereForCausalLM": CohereForCausalLM,
+    "Ernie4_5ForCausalLM": Ernie4_5ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
+    "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
+    "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
+    "Glm4ForCausalLM": Glm4ForCausalLM,
+    "GlmForCausalLM": GlmForCausalLM,
     "GPT2LMHeadModel": GPT2LMHeadModel,
     "GPTJForCausalLM": GPTJForCausalLM,
     "GPTNeoXForCausalLM": GPTNeoXForCausalLM,
+    "GraniteForCausalLM": GraniteForCausalLM,
+    "HunYuanDenseV1ForCausalLM": HunYuanDenseV1ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MiniCPMForCausalLM": MiniCPMForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "Olmo2ForCausalLM": Olmo2ForCausalLM,
+    "Olmo3ForCausalLM": Olmo3ForCausalLM,
     "OPTForCausalLM": OPTForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "PhiForCausalLM": PhiForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
     "StableLmForCausalLM": StableLmForCausalLM,
     "Starcoder2ForCausalLM": Starcoder2ForCausalLM,
 }
+
+OTHER_STEMS = {"hunyuanv1dense": "hunyuandensev1"}
+"""Stems of a model_type that are not those of the class."""
 
 
 def read_config(raw: Any) -> tuple[type[BaseModelForCausalLM], ModelConfig]:
@@ -74,4 +99,5 @@ def _stem(name: str) -> str:
     stem = name.lower()
     for suffix in ("forcausallm", "forconditionalgeneration", "lmheadmodel", "model", "_text"):
         stem = stem.removesuffix(suffix)
-    return stem.replace("_", "")
+    stem = stem.replace("_", "")
+    return OTHER_STEMS.get(stem, stem)

@@ -135,5 +135,73 @@ class ChatGLM(Reference):
         return torch.cat([turned.flatten(-2), rest], dim=-1)
 
 
-MODELS: dict[str, type[Reference]] = {"chatglm": ChatGLM}
+class MiniCPM(Reference):
+    """MiniCPM 1 and 2, as their `modeling_minicpm.py` computes; angles in float32."""
+
+    def __init__(self, fields: dict[str, Any]):
+        super().__init__(
+            {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "dtype": "float32"}
+            | {"tie_word_embeddings": True, "rope_theta": 10000.0, "rms_norm_eps": 1e-6}
+            | fields
+        )
+        config = self.config
+        hidden, inner, dim = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.hidden_size // config.num_attention_heads,
+        )
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self.model.layers = nn.ModuleList(nn.Module() for _ in range(config.num_hidden_layers))
+        self.model.norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        for layer in self.model.layers:
+            layer.self_attn, layer.mlp = nn.Module(), nn.Module()
+            for name, heads in (
+                ("q", config.num_attention_heads),
+                ("k", config.num_key_value_heads),
+                ("v", config.num_key_value_heads),
+            ):
+                setattr(layer.self_attn, f"{name}_proj", nn.Linear(hidden, heads * dim, bias=False))
+            layer.self_attn.o_proj = nn.Linear(hidden, hidden, bias=False)
+            layer.mlp.gate_proj, layer.mlp.up_proj = (nn.Linear(hidden, inner, bias=False) for _ in range(2))
+            layer.mlp.down_proj = nn.Linear(inner, hidden, bias=False)
+            layer.input_layernorm = nn.RMSNorm(hidden, config.rms_norm_eps)
+            layer.post_attention_layernorm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        config = self.config
+        branch = config.scale_depth / config.num_hidden_layers**0.5
+        x = self.model.embed_tokens(ids) * config.scale_emb
+        for layer in self.model.layers:
+            x = x + self._attend(layer.self_attn, layer.input_layernorm(x)) * branch
+            mlp, y = layer.mlp, layer.post_attention_layernorm(x)
+            x = x + mlp.down_proj(functional.silu(mlp.gate_proj(y)) * mlp.up_proj(y)) * branch
+        x = self.model.norm(x) / (config.hidden_size / config.dim_model_base)
+        return functional.linear(x, self.model.embed_tokens.weight) if config.tie_word_embeddings else self.lm_head(x)
+
+    def _attend(self, layer: nn.Module, x: Tensor) -> Tensor:
+        config = self.config
+        dim, group = (
+            config.hidden_size // config.num_attention_heads,
+            config.num_attention_heads // config.num_key_value_heads,
+        )
+        q, k, v = (
+            project(x).unflatten(-1, (-1, dim)).transpose(0, 1)
+            for project in (layer.q_proj, layer.k_proj, layer.v_proj)
+        )
+        frequencies = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2) / dim)
+        angles = torch.outer(torch.arange(len(x)).float(), frequencies).repeat(1, 2)
+
+        def rotated(heads: Tensor) -> Tensor:
+            first, second = heads.float().chunk(2, dim=-1)
+            return (heads.float() * angles.cos() + torch.cat([-second, first], -1) * angles.sin()).to(x.dtype)
+
+        k, v = (part.repeat_interleave(group, dim=0) for part in (rotated(k), v))
+        context = functional.scaled_dot_product_attention(rotated(q), k, v, is_causal=True)
+        return layer.o_proj(context.transpose(0, 1).flatten(1))
+
+
+MODELS: dict[str, type[Reference]] = {"chatglm": ChatGLM, "minicpm": MiniCPM}
 """By model_type."""

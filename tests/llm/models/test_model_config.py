@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import re
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace.llm.layers.rotary import RopeConfig
-from pace.llm.models.model_config import MAX_HEAD_DIM, read_activation
+from pace.llm.models.model_config import MAX_HEAD_DIM
 from pace.llm.models.model_list import MODEL_LIST, read_config
 from pace.llm.models.rope_config import USED
 from pace.ops import native_attention, reference
@@ -102,34 +101,6 @@ def test_what_chatglm_is_not_is_refused_by_name(field, value):
 
 # ----------------------------------------------------------------------------------------------------------- what is
 # read
-
-
-@pytest.mark.parametrize("architecture", [name for name in MODEL_LIST if not name.startswith("ChatGLM")])
-def test_defaults_are_those_of_transformers(architecture):
-    transformers = pytest.importorskip("transformers")
-    theirs = getattr(transformers, re.sub("ForCausalLM|LMHeadModel", "Config", architecture))()
-    ours = config_of(architecture)
-    for field in dataclasses.fields(ours):
-        value, expected = getattr(ours, field.name), getattr(theirs, field.name, None)
-        if field.name == "rope":
-            assert value.theta == theirs.rope_parameters["rope_theta"] and value.kind == "default"
-        elif field.name == "layer_types":
-            slides = [ours.window(i) is not None for i in range(ours.num_hidden_layers)]
-            assert slides == [kind == "sliding_attention" for kind in expected]
-        elif field.name == "n_inner":
-            assert value == 4 * theirs.n_embd
-        elif field.name == "sliding_window" and hasattr(ours, "effective_window"):
-            assert ours.effective_window is expected is None
-        elif field.name == "hidden_act" and hasattr(ours, "hidden_activation"):
-            assert value == ours.hidden_activation
-        elif field.name in ("hidden_act", "activation_function", "hidden_activation"):
-            assert value == read_activation(expected)
-        elif field.name == "head_dim" and expected is None:
-            assert value == theirs.hidden_size // theirs.num_attention_heads
-        elif field.name in ("rms_norm_eps", "attention_bias", "mlp_bias") and not hasattr(theirs, field.name):
-            pass
-        else:
-            assert value == expected, field.name
 
 
 def test_llama_3_1():

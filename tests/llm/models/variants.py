@@ -31,6 +31,31 @@ BASE = {
         "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 7,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 10,
+    },
+    "gemma3": {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7},
+    "smollm3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "pad_token_id": 0},
+    "granite": {
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "olmo2": {"num_key_value_heads": 2},
+    "olmo3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 7},
+    "glm": {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0},
+    "glm4": {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0},
+    "ernie4_5": {"num_key_value_heads": 2, "head_dim": 12},
+    "hunyuan_v1_dense": {"num_key_value_heads": 2, "head_dim": 12},
+    "cohere": {"num_key_value_heads": 2},
+    "cohere2": {"num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 7},
+    "minicpm": {"num_key_value_heads": 2, "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 8},
     "starcoder2": {"num_key_value_heads": 2},
     "stablelm": {"num_key_value_heads": 2},
     "gpt_neox": {},
@@ -43,6 +68,19 @@ BASE = {
     },
 }
 """What differs from `SIZES`, by model_type."""
+
+VISION = {
+    "gemma3": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    }
+}
+"""The `vision_config` of those whose checkpoints see images, too, and have a `text_config`; by model_type."""
 
 SIZES = {
     "vocab_size": 99,
@@ -72,6 +110,12 @@ def longrope(pairs: int, **more: Any) -> dict[str, Any]:
 
 def rope(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10000.0, **parameters}, **more}
+
+
+def by_kind(full: dict[str, Any], sliding: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Rotations that differ by the kind of layer."""
+    kinds = {"full_attention": full, "sliding_attention": sliding}
+    return {"rope_parameters": {kind: {"rope_type": "default", **values} for kind, values in kinds.items()}, **more}
 
 
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -170,6 +214,57 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
+    ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
+    ("gemma3_text", "default", {}),
+    ("gemma3_text", "linear", by_kind({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4})),
+    ("gemma3_text", "theta", by_kind({"rope_theta": 300.0}, {"rope_theta": 40.0}, tie_word_embeddings=False)),
+    ("gemma3_text", "caps", {"final_logit_softcapping": 4.0, "attn_logit_softcapping": 3.0, "attention_bias": True}),
+    ("gemma3_text", "pattern", {"sliding_window_pattern": 3, "num_hidden_layers": 4, "head_dim": 20}),
+    ("gemma3_text", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
+    ("gemma3", "default", {}),
+    ("smollm3", "default", {}),
+    ("smollm3", "no_rope_layers", {"no_rope_layers": [0, 1, 1, 0], "tie_word_embeddings": False}),
+    ("smollm3", "interval", {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
+    ("smollm3", "window", {"use_sliding_window": True, "sliding_window": 7, "no_rope_layer_interval": 2}),
+    ("smollm3", "window-unused", {"sliding_window": 7}),
+    ("smollm3", "yarn", rope(YARN)),
+    ("granite", "default", {}),
+    ("granite", "tied-bias", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    ("granite", "theta", rope({"rope_type": "default", "rope_theta": 500.0}, residual_multiplier=1.0)),
+    ("olmo2", "default", {}),
+    ("olmo2", "mha-bias", {"num_key_value_heads": None, "attention_bias": True, "clip_qkv": 0.1}),
+    ("olmo2", "tied-theta", rope({"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=True)),
+    ("olmo3", "default", {}),
+    ("olmo3", "yarn", by_kind({**YARN, "rope_theta": 5e5}, {"rope_theta": 5e5})),
+    ("olmo3", "theta", by_kind({"rope_theta": 300.0}, {"rope_theta": 40.0})),
+    ("olmo3", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
+    ("glm", "default", {}),
+    ("glm", "no-bias", {"attention_bias": False, "num_key_value_heads": 4}),
+    ("glm", "partial-tied", rope({"rope_type": "default", "partial_rotary_factor": 1.0}, tie_word_embeddings=True)),
+    ("glm4", "default", {}),
+    ("glm4", "no-bias", {"attention_bias": False, "head_dim": 16}),
+    ("ernie4_5", "default", {}),
+    ("ernie4_5", "bias-untied", {"use_bias": True, "tie_word_embeddings": False, "head_dim": None}),
+    ("hunyuan_v1_dense", "default", {}),
+    ("hunyuan_v1_dense", "alpha", rope({"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0})),
+    ("hunyuan_v1_dense", "bias-tied", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("cohere", "default", {}),
+    ("cohere", "qk_norm", {"use_qk_norm": True, "logit_scale": 0.8}),
+    (
+        "cohere",
+        "bias-untied",
+        {"attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": None, "logit_scale": 1.5},
+    ),
+    ("cohere2", "default", {}),
+    ("cohere2", "pattern", {"sliding_window_pattern": 2, "logit_scale": 0.8, "attention_bias": True}),
+    ("cohere2", "all-full", {"layer_types": ["full_attention"] * 4, "logit_scale": 0.8}),
+    (
+        "cohere2",
+        "theta",
+        rope({"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=False, logit_scale=0.8),
+    ),
+    ("minicpm", "default", {}),
+    ("minicpm", "untied-theta", {"tie_word_embeddings": False, "rope_theta": 500.0}),
     ("starcoder2", "default", {}),
     ("starcoder2", "window", {"sliding_window": 7, "norm_epsilon": 0.1}),
     ("starcoder2", "no-bias", {"use_bias": False}),
@@ -214,6 +309,8 @@ def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
         return references.MODELS[model_type](fields)
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if model_type in VISION:
+        fields = {"text_config": fields, "vision_config": VISION[model_type]}
     config = AutoConfig.for_model(
         model_type, **{name: value for name, value in fields.items() if not name.startswith("_")}
     )
@@ -251,7 +348,7 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
                 spread = 1.0 if is_embedding else 1.5 / inputs**0.5
                 parameter.normal_(0.0, spread)
             else:
-                is_around_one = ("norm" in name or "ln_" in name) and model_type != "gemma2"  # which adds 1
+                is_around_one = ("norm" in name or "ln_" in name) and "gemma" not in model_type  # which adds 1
                 parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
     model.save_pretrained(folder)

@@ -17,6 +17,7 @@ from pace.llm.layers import (
     GatedMLP,
     HeadLayerNorm,
     HeadNorm,
+    LayerNorm,
     Linear,
     NoHeadNorm,
     NoRotary,
@@ -80,6 +81,11 @@ class LlamaConfig(ModelConfig):
         return read_rope(fields, head_dim, self.max_position_embeddings)
 
     @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotations of the layers, each once."""
+        return (self.rope,)
+
+    @property
     def max_length(self) -> int:
         return longest_sequence(self.rope)
 
@@ -90,6 +96,11 @@ class LlamaConfig(ModelConfig):
     @property
     def output_bias(self) -> bool:
         return self.attention_bias
+
+    @property
+    def branch_scale(self) -> float:
+        """What the output of a branch is multiplied by before it is added."""
+        return 1.0
 
     @property
     def attention_scale(self) -> float | None:
@@ -119,7 +130,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotaries = (Rotary(config.rope),)
+        self.rotaries = tuple(Rotary(rope, table) for table, rope in enumerate(config.ropes))
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [self.make_layer(f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
         self.final_norm = self.make_norm("model.norm")
@@ -131,9 +142,10 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             self.make_attention(f"{name}.self_attn", index),
             self.make_norm(f"{name}.post_attention_layernorm"),
             self.make_mlp(f"{name}.mlp"),
+            branch_scale=self.config.branch_scale,
         )
 
-    def make_norm(self, name: str) -> RMSNorm:
+    def make_norm(self, name: str) -> RMSNorm | LayerNorm:
         return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps)
 
     def make_attention(self, name: str, index: int) -> Attention:
