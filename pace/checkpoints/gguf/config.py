@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pace.checkpoints.gguf.families import LAYER_NORMS, PARALLEL, of_family
 from pace.checkpoints.gguf.file import Metadata
-from pace.checkpoints.gguf.names import ARCHITECTURES
+from pace.checkpoints.gguf.names import ARCHITECTURES, hub_name
 
 CONFIG_KEYS = {
     "context_length": "max_position_embeddings",
@@ -39,6 +40,8 @@ REFUSED_KEYS = {
 value."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    PARALLEL,
     "attention.key_length",
     "attention.value_length",
     "attention.sliding_window",
@@ -93,13 +96,11 @@ def read_config(
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that there is no such thing
             fields[field] = value
-    fields["rms_norm_eps"] = _shortest(
-        metadata.required(
-            key("attention.layer_norm_rms_epsilon"), metadata.number(key("attention.layer_norm_rms_epsilon"))
-        )
-    )
+    epsilon = key(f"attention.layer_norm_{'' if architecture in LAYER_NORMS else 'rms_'}epsilon")
+    epsilon_field = LAYER_NORMS.get(architecture, "rms_norm_eps")
+    fields[epsilon_field] = _shortest(metadata.required(epsilon, metadata.number(epsilon)))
     fields["head_dim"] = _head_dim(metadata, key, fields)
-    embedding = shapes.get("model.embed_tokens.weight")
+    embedding = shapes.get(hub_name("token_embd.weight", architecture))
     if embedding is None or len(embedding) != 2:
         raise ValueError(
             f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's"
@@ -112,7 +113,7 @@ def read_config(
         fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
     fields |= _window(metadata, key, architecture, fields)
     fields |= _rope(metadata, key, fields, factors)
-    fields |= special_tokens(metadata)
+    fields = of_family(architecture, fields, metadata, shapes) | special_tokens(metadata)
     unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
     unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | REFUSED_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
     # The reader of config.json says that it ignores fields that it does not know.

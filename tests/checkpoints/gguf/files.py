@@ -19,13 +19,26 @@ from torch import Tensor
 from benchmarks.comparison.gguf_writer import permute, rope_factors
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}
+ARCHITECTURES |= {"starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2"}
+ARCHITECTURES |= {"chatglm": "chatglm"}
 """By model_type."""
-OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OUTER = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "gpt_neox.embed_in": "token_embd", "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output",
+    "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
+    "transformer.embedding.word_embeddings": "token_embd", "transformer.encoder.final_layernorm": "output_norm",
+    "transformer.output_layer": "output",
+}  # fmt: skip
 INNER = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
+    "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
+    "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+    "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
 }  # fmt: skip
 
 HALVES = {
@@ -51,10 +64,11 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
     rope = add_config(writer, config)
     add(writer)
-    held = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        kind = Kind[(types if isinstance(types, str) else types(name)) if tensor.ndim == 2 else "F32"]
-        data, held[name] = stored(tensor.float(), kind, seed=len(held))
+    held, state = {}, load_file(folder / "model.safetensors")
+    for name, tensor in rearranged(state, config).items():
+        is_matrix = tensor.ndim == 2 and "norm" not in name
+        kind = Kind[(types if isinstance(types, str) else types(name)) if is_matrix else "F32"]
+        data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
         if part and architecture == "llama":
             data = (
@@ -71,7 +85,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()  # no progress: it would be written on stderr
     writer.close()
-    return held
+    return rearranged(held, config, back=True)
 
 
 def file_name(name: str) -> str:
@@ -79,8 +93,43 @@ def file_name(name: str) -> str:
     part, _, end = name.rpartition(".")
     if part in OUTER:
         return f"{OUTER[part]}.{end}"
-    _, _, index, inner = part.split(".", 3)
+    _, index, inner = re.fullmatch(r"(.*?)\.(\d+)\.(.*)", part).groups()
     return f"blk.{index}.{INNER[inner]}.{end}"
+
+
+def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = False) -> dict[str, Tensor]:
+    """Tensors as the converter arranges their elements: GPT-2's matrices are turned, GPT-NeoX's queries come before its
+    keys and values, and StableLM's norms of heads are stacked. With `back`, the Hub's again."""
+    family = config["model_type"]
+    if family == "gpt2":
+        turned = r".*\.(c_attn|c_proj|c_fc)\.weight"
+        return {name: tensor.t() if re.fullmatch(turned, name) else tensor for name, tensor in state.items()}
+    if family == "gpt_neox":
+        heads = config["num_attention_heads"]
+        parts = (3, heads) if back else (heads, 3)
+        return {
+            name: tensor.unflatten(0, (*parts, -1)).transpose(0, 1).flatten(0, 2)
+            if "query_key_value" in name
+            else tensor
+            for name, tensor in state.items()
+        }
+    if family != "stablelm":
+        return state
+    found: dict[str, Any] = {}
+    for name, tensor in state.items():
+        if back and "layernorm.weight" in name and "self_attn" in name:
+            stem = name.removesuffix("weight")
+            found |= {f"{stem}norms.{head}.weight": row for head, row in enumerate(tensor)}
+        elif norm := re.fullmatch(r"(.*_layernorm)\.norms\.(\d+)\.weight", name):
+            found.setdefault(f"{norm[1]}.weight", {})[int(norm[2])] = tensor
+        else:
+            found[name] = tensor
+    stacks = {
+        name: torch.stack([rows[head] for head in sorted(rows)])
+        for name, rows in found.items()
+        if isinstance(rows, dict)
+    }
+    return found | stacks
 
 
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
@@ -114,6 +163,9 @@ def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.ndarray]:
     """The keys of a config.json; returns the tensors that belong to its rotary embedding."""
+    if config["model_type"] in ("gpt2", "chatglm"):
+        {"gpt2": add_gpt2, "chatglm": add_chatglm}[config["model_type"]](writer, config)
+        return {}
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
@@ -128,7 +180,12 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
+    if config["model_type"] in LAYER_NORMS:
+        writer.add_layer_norm_eps(config[LAYER_NORMS[config["model_type"]]])
+    else:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
+    if "use_parallel_residual" in config:
+        writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_rope_dimension_count(dim)
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if config.get("sliding_window") and config["model_type"] in ("mistral", "phi3"):
@@ -154,6 +211,31 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     return {}
+
+
+LAYER_NORMS = {"starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "gpt_neox": "layer_norm_eps"}
+
+
+def add_gpt2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_block_count(config["n_layer"])
+    writer.add_feed_forward_length(config["n_inner"] or 4 * config["n_embd"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def add_chatglm(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["seq_length"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_layers"])
+    writer.add_feed_forward_length(config["ffn_hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["multi_query_group_num"])
+    writer.add_layer_norm_rms_eps(config["layernorm_epsilon"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"] // 2)
+    writer.add_rope_freq_base(10000.0 * config["rope_ratio"])
+    writer.add_add_bos_token(False)
 
 
 # -------------------------------------------------------------------------------------------------------------
