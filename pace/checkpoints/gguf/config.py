@@ -11,6 +11,7 @@ import numpy as np
 
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.names import ARCHITECTURES
+from pace.checkpoints.gguf.particulars import BIASES, FULL_EVERY, particulars, rotations, windows
 
 CONFIG_KEYS = {
     "context_length": "max_position_embeddings",
@@ -23,7 +24,7 @@ PER_LAYER_KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
 }
 """One number, or one for each layer."""
-REFUSED_KEYS = {
+MATH_KEYS = {
     "expert_count": "num_experts",
     "logit_scale": "logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -34,18 +35,24 @@ REFUSED_KEYS = {
     "attention.clamp_kqv": "clip_qkv",
     "attention.causal": "is_causal",
     "attention.max_alibi_bias": "alibi",
+    "rope.dimension_sections": "use_mrope",
 }
-"""Keys that would change the mathematics, and the field of config.json that is refused, or harmless, for the same
-value."""
+"""Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
+an architecture has no such thing."""
+OWN_KEYS = {"granite": {"logit_scale": "logits_scaling"}}
+"""Where an architecture's fields differ from `MATH_KEYS`."""
 READ_KEYS = {
+    "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
     "attention.key_length",
     "attention.value_length",
     "attention.sliding_window",
+    "attention.sliding_window_pattern",
     "rope.dimension_count",
 }
 READ_KEYS |= {
     "rope.freq_base",
+    "rope.freq_base_swa",
     "rope.scale_linear",
     *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
 }
@@ -88,16 +95,14 @@ def read_config(
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     for field in ("intermediate_size", "num_attention_heads"):
         metadata.required(key(next(name for name, other in PER_LAYER_KEYS.items() if other == field)), fields[field])
-    for name, field in REFUSED_KEYS.items():
+    for name, field in (MATH_KEYS | OWN_KEYS.get(architecture, {})).items():
         value = metadata.get(key(name))
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that there is no such thing
-            fields[field] = value
-    fields["rms_norm_eps"] = _shortest(
-        metadata.required(
-            key("attention.layer_norm_rms_epsilon"), metadata.number(key("attention.layer_norm_rms_epsilon"))
-        )
-    )
+            fields[field] = _shortest(value) if type(value) is float else value
+    kind = "layer_norm_eps" if architecture in ("command-r", "cohere2") else "rms_norm_eps"
+    name = key({"layer_norm_eps": "attention.layer_norm_epsilon"}.get(kind, "attention.layer_norm_rms_epsilon"))
+    fields[kind] = _shortest(metadata.required(name, metadata.number(name)))
     fields["head_dim"] = _head_dim(metadata, key, fields)
     embedding = shapes.get("model.embed_tokens.weight")
     if embedding is None or len(embedding) != 2:
@@ -106,15 +111,21 @@ def read_config(
         )
     fields["vocab_size"] = embedding[0]
     fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
-    if architecture in ("llama", "qwen3"):  # the others have biases always, or never
-        fields["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
-    if architecture == "llama":
+    if architecture in BIASES:
+        fields[BIASES[architecture]] = "model.layers.0.self_attn.q_proj.bias" in shapes
+    if architecture == "command-r":
+        fields["use_qk_norm"] = "model.layers.0.self_attn.q_norm.weight" in shapes
+    if architecture in ("llama", "smollm3", "granite"):
         fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
-    fields |= _window(metadata, key, architecture, fields)
-    fields |= _rope(metadata, key, fields, factors)
-    fields |= special_tokens(metadata)
+    rope = _rope(metadata, key, fields, factors)
+    if architecture in FULL_EVERY:
+        fields |= windows(metadata, key, architecture, fields["num_hidden_layers"])
+        rope = rotations(metadata, key, architecture, rope)
+    else:
+        fields |= _window(metadata, key, architecture, fields)
+    fields |= rope | particulars(metadata, key, architecture, fields) | special_tokens(metadata)
     unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
-    unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | REFUSED_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
+    unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | MATH_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
     # The reader of config.json says that it ignores fields that it does not know.
     return fields | {key(name): True for name in unknown}
 
