@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pace.checkpoints.gguf.families import LAYER_NORMS, PARALLEL, of_family
 from pace.checkpoints.gguf.file import Metadata
-from pace.checkpoints.gguf.names import ARCHITECTURES
-from pace.checkpoints.gguf.particulars import BIASES, FULL_EVERY, particulars, rotations, windows
+from pace.checkpoints.gguf.llama_like import FULL_EVERY
+from pace.checkpoints.gguf.names import ARCHITECTURES, hub_name
 
 CONFIG_KEYS = {
     "context_length": "max_position_embeddings",
@@ -39,11 +40,12 @@ MATH_KEYS = {
 }
 """Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
 an architecture has no such thing."""
-OWN_KEYS = {"granite": {"logit_scale": "logits_scaling"}}
-"""Where an architecture's fields differ from `MATH_KEYS`."""
+HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2")  # fmt: skip
+"""Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
-    "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    PARALLEL,
     "attention.key_length",
     "attention.value_length",
     "attention.sliding_window",
@@ -95,35 +97,30 @@ def read_config(
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     for field in ("intermediate_size", "num_attention_heads"):
         metadata.required(key(next(name for name, other in PER_LAYER_KEYS.items() if other == field)), fields[field])
-    for name, field in (MATH_KEYS | OWN_KEYS.get(architecture, {})).items():
+    for name, field in MATH_KEYS.items():
         value = metadata.get(key(name))
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that there is no such thing
             fields[field] = _shortest(value) if type(value) is float else value
-    kind = "layer_norm_eps" if architecture in ("command-r", "cohere2") else "rms_norm_eps"
-    name = key({"layer_norm_eps": "attention.layer_norm_epsilon"}.get(kind, "attention.layer_norm_rms_epsilon"))
-    fields[kind] = _shortest(metadata.required(name, metadata.number(name)))
+    epsilon = key(f"attention.layer_norm_{'' if architecture in LAYER_NORMS else 'rms_'}epsilon")
+    epsilon_field = LAYER_NORMS.get(architecture, "rms_norm_eps")
+    fields[epsilon_field] = _shortest(metadata.required(epsilon, metadata.number(epsilon)))
     fields["head_dim"] = _head_dim(metadata, key, fields)
-    embedding = shapes.get("model.embed_tokens.weight")
+    embedding = shapes.get(hub_name("token_embd.weight", architecture))
     if embedding is None or len(embedding) != 2:
         raise ValueError(
             f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's"
         )
     fields["vocab_size"] = embedding[0]
     fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
-    if architecture in BIASES:
-        fields[BIASES[architecture]] = "model.layers.0.self_attn.q_proj.bias" in shapes
-    if architecture == "command-r":
-        fields["use_qk_norm"] = "model.layers.0.self_attn.q_norm.weight" in shapes
+    if architecture in HAS_BIASES:
+        fields["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
     if architecture in ("llama", "smollm3", "granite"):
         fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
-    rope = _rope(metadata, key, fields, factors)
-    if architecture in FULL_EVERY:
-        fields |= windows(metadata, key, architecture, fields["num_hidden_layers"])
-        rope = rotations(metadata, key, architecture, rope)
-    else:
+    if architecture not in FULL_EVERY:
         fields |= _window(metadata, key, architecture, fields)
-    fields |= rope | particulars(metadata, key, architecture, fields) | special_tokens(metadata)
+    fields |= _rope(metadata, key, fields, factors)
+    fields = of_family(architecture, fields, metadata, shapes) | special_tokens(metadata)
     unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
     unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | MATH_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
     # The reader of config.json says that it ignores fields that it does not know.

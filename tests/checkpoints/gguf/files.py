@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
     "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
     "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense", "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm",
+    "starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
 }  # fmt: skip
 """By model_type."""
 PERMUTED = ("llama", "smollm3", "granite", "minicpm")
@@ -49,15 +50,12 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
     rope = add_config(writer, config)
     add(writer)
-    names = tensor_names(architecture, config["num_hidden_layers"])
-    held = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        kind = Kind[
-            (types if isinstance(types, str) else types(name))
-            if tensor.ndim == 2 and not name.endswith("norm.weight")
-            else "F32"
-        ]
-        data, held[name] = stored(tensor.float(), kind, seed=len(held))
+    names = tensor_names(architecture, config.get("num_hidden_layers") or 8)
+    held, state = {}, load_file(folder / "model.safetensors")
+    for name, tensor in rearranged(state, config).items():
+        is_matrix = tensor.ndim == 2 and "norm" not in name
+        kind = Kind[(types if isinstance(types, str) else types(name)) if is_matrix else "F32"]
+        data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             data = data + 1
@@ -76,14 +74,50 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()  # no progress: it would be written on stderr
     writer.close()
-    return held
+    return rearranged(held, config, back=True)
 
 
 def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
-    """GGUF's name of a checkpoint's tensor, as the gguf package has it."""
+    """GGUF's name of a checkpoint's tensor, as the gguf package has it; that of ChatGLM the converter cuts."""
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     known = gguf.get_tensor_name_map(number, num_layers)
-    return lambda name: known.get_name(name, try_suffixes=(".weight", ".bias"))
+    prefix = "transformer." if architecture == "chatglm" else ""
+    return lambda name: known.get_name(name.removeprefix(prefix), try_suffixes=(".weight", ".bias"))
+
+
+def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = False) -> dict[str, Tensor]:
+    """Tensors as the converter arranges their elements: GPT-2's matrices are turned, GPT-NeoX's queries come before its
+    keys and values, and StableLM's norms of heads are stacked. With `back`, the Hub's again."""
+    family = config["model_type"]
+    if family == "gpt2":
+        turned = r".*\.(c_attn|c_proj|c_fc)\.weight"
+        return {name: tensor.t() if re.fullmatch(turned, name) else tensor for name, tensor in state.items()}
+    if family == "gpt_neox":
+        heads = config["num_attention_heads"]
+        parts = (3, heads) if back else (heads, 3)
+        return {
+            name: tensor.unflatten(0, (*parts, -1)).transpose(0, 1).flatten(0, 2)
+            if "query_key_value" in name
+            else tensor
+            for name, tensor in state.items()
+        }
+    if family != "stablelm":
+        return state
+    found: dict[str, Any] = {}
+    for name, tensor in state.items():
+        if back and "layernorm.weight" in name and "self_attn" in name:
+            stem = name.removesuffix("weight")
+            found |= {f"{stem}norms.{head}.weight": row for head, row in enumerate(tensor)}
+        elif norm := re.fullmatch(r"(.*_layernorm)\.norms\.(\d+)\.weight", name):
+            found.setdefault(f"{norm[1]}.weight", {})[int(norm[2])] = tensor
+        else:
+            found[name] = tensor
+    stacks = {
+        name: torch.stack([rows[head] for head in sorted(rows)])
+        for name, rows in found.items()
+        if isinstance(rows, dict)
+    }
+    return found | stacks
 
 
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
@@ -117,6 +151,9 @@ def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.ndarray]:
     """The keys of a config.json; returns the tensors that belong to its rotary embedding."""
+    if config["model_type"] in ("gpt2", "chatglm"):
+        {"gpt2": add_gpt2, "chatglm": add_chatglm}[config["model_type"]](writer, config)
+        return {}
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
@@ -131,10 +168,12 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if "layer_norm_eps" in config:
-        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    if config["model_type"] in LAYER_NORMS:
+        writer.add_layer_norm_eps(config[LAYER_NORMS[config["model_type"]]])
     else:
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
+    if "use_parallel_residual" in config:
+        writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_rope_dimension_count(dim)
     if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3", "smollm3"):
         writer.add_sliding_window(config["sliding_window"])
@@ -188,6 +227,33 @@ def add_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     }.items():
         if config.get(field) is not None:
             add(config[field])
+
+
+LAYER_NORMS = {"starcoder2": "norm_epsilon"} | dict.fromkeys(
+    ("stablelm", "gpt_neox", "cohere", "cohere2"), "layer_norm_eps"
+)
+
+
+def add_gpt2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_block_count(config["n_layer"])
+    writer.add_feed_forward_length(config["n_inner"] or 4 * config["n_embd"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def add_chatglm(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["seq_length"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_layers"])
+    writer.add_feed_forward_length(config["ffn_hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["multi_query_group_num"])
+    writer.add_layer_norm_rms_eps(config["layernorm_epsilon"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"] // 2)
+    writer.add_rope_freq_base(10000.0 * config["rope_ratio"])
+    writer.add_add_bos_token(False)
 
 
 # -------------------------------------------------------------------------------------------------------------
