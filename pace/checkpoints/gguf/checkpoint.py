@@ -11,6 +11,7 @@ llama.cpp.
 
 from __future__ import annotations
 
+import re
 from math import prod
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from pace.checkpoints.gguf.blocks import BlockType
 from pace.checkpoints.gguf.config import read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
-from pace.checkpoints.gguf.names import ARCHITECTURES, PERMUTED, RAISED_NORMS, ROPE_FACTORS, hub_name
+from pace.checkpoints.gguf.names import ARCHITECTURES, OF_ONE_ROW, PERMUTED, RAISED_NORMS, ROPE_FACTORS, hub_name
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
 from pace.checkpoints.reader import row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
@@ -67,10 +68,19 @@ class GgufCheckpoint:
             if architecture in PERMUTED
             else {}
         )
-        self.tensors = {name: self._info(name) for name in self._sources if self._sources[name] not in ROPE_FACTORS}
+        unused = [name for name, source in self._sources.items() if source in ROPE_FACTORS or self._is_beyond(source)]
+        self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
+
+    def _is_beyond(self, source: str) -> bool:
+        """Whether a tensor belongs to a layer behind the last, which predicts further tokens."""
+        found = re.match(r"blk\.(\d+)\.", source)
+        num_further = self.metadata.integer(f"{self.architecture}.nextn_predict_layers", 0)
+        return bool(found and num_further and int(found[1]) >= self.config["num_hidden_layers"])
 
     def _tensor(self, name: str) -> GgufTensor:
-        return self._files[name].tensors[self._sources[name]]
+        tensor = self._files[name].tensors[self._sources[name]]
+        is_row = len(tensor.shape) == 1 and name.endswith(OF_ONE_ROW)
+        return tensor._replace(shape=(1, *tensor.shape)) if is_row else tensor
 
     def _is_raised(self, name: str) -> bool:
         return self.architecture in RAISED_NORMS and name.endswith("norm.weight")

@@ -12,6 +12,7 @@ import numpy as np
 from pace.checkpoints.gguf.families import LAYER_NORMS, PARALLEL, of_family
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.llama_like import FULL_EVERY
+from pace.checkpoints.gguf.mixtures import MIXTURE_KEYS, has_experts
 from pace.checkpoints.gguf.names import ARCHITECTURES, hub_name
 
 CONFIG_KEYS = {
@@ -40,7 +41,7 @@ MATH_KEYS = {
 }
 """Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
 an architecture has no such thing."""
-HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2")  # fmt: skip
+HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe")  # fmt: skip
 """Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
@@ -61,7 +62,7 @@ READ_KEYS |= {
 READ_KEYS |= {
     *(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))
 }
-HARMLESS_KEYS = {"vocab_size", "expert_used_count", "tensor_data_layout", "leading_dense_block_count"}
+HARMLESS_KEYS = {"vocab_size", "tensor_data_layout"}
 
 END_TOKENS = {
     "<|eot_id|>",
@@ -91,6 +92,7 @@ def read_config(
     fields: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
     for name, field in CONFIG_KEYS.items():
         fields[field] = metadata.required(key(name), metadata.integer(key(name)))
+    fields["num_hidden_layers"] -= metadata.integer(key("nextn_predict_layers"), 0)  # which predict further tokens
     for name, field in PER_LAYER_KEYS.items():
         fields[field] = _same_for_all(metadata, key(name))
     if fields["num_key_value_heads"] is None:
@@ -117,12 +119,12 @@ def read_config(
         fields["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
     if architecture in ("llama", "smollm3", "granite"):
         fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
-    if architecture not in FULL_EVERY:
+    if architecture not in (*FULL_EVERY, "gpt-oss") and not has_experts(metadata, "llama"):
         fields |= _window(metadata, key, architecture, fields)
     fields |= _rope(metadata, key, fields, factors)
     fields = of_family(architecture, fields, metadata, shapes) | special_tokens(metadata)
     unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
-    unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | MATH_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
+    unknown -= MIXTURE_KEYS | CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | MATH_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
     # The reader of config.json says that it ignores fields that it does not know.
     return fields | {key(name): True for name in unknown}
 

@@ -1,5 +1,5 @@
 """What the metadata of a family stand for: fields of a config.json that differ from a Llama's. Here for those with layer
-norms and for the `chatglm` code; others are in llama_like.py."""
+norms and for the `chatglm` code; others are in llama_like.py and mixtures.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from pace.checkpoints.gguf.file import Metadata
 from pace.checkpoints.gguf.llama_like import LLAMA_LIKE
+from pace.checkpoints.gguf.mixtures import MIXTURES
 
 LAYER_NORMS = {
     "gpt2": "layer_norm_epsilon",
@@ -82,4 +83,5 @@ FAMILIES: dict[str, Callable[[Fields, Metadata, Collection[str]], Fields]] = {
     "stablelm": _stablelm,
     "chatglm": _chatglm,
     **LLAMA_LIKE,
+    **MIXTURES,
 }

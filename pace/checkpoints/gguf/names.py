@@ -30,8 +30,16 @@ ARCHITECTURES = {
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "chatglm": "ChatGLMForConditionalGeneration",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
+    "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+    "glm4moe": "Glm4MoeForCausalLM",
 }
-PERMUTED = ("llama", "smollm3", "granite", "minicpm")
+PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 """Architectures whose queries and keys have their rows permuted."""
 RAISED_NORMS = ("gemma2", "gemma3")
 """Architectures whose norms have weights that are 1 above the Hub's."""
@@ -66,6 +74,10 @@ LLAMA = Names(
         "ffn_gate": "mlp.gate_proj",
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
     },
 )
 GEMMA = LLAMA.but(
@@ -74,7 +86,35 @@ GEMMA = LLAMA.but(
     post_ffw_norm="post_feedforward_layernorm",
 )
 PHI3 = LLAMA.but(ffn_up="mlp.gate_up_proj")
+
+
+def with_shared(name: str) -> Names:
+    """Of a mixture with an MLP beside the experts, below `mlp.{name}`."""
+    parts = {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
+    return LLAMA.but(ffn_gate_inp_shexp="mlp.shared_expert_gate", **parts)
+
+
 NAMES = {
+    "qwen2moe": with_shared("shared_expert"),
+    "hunyuan-moe": with_shared("shared_mlp").but(
+        attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm", ffn_gate_inp="mlp.gate.wg"
+    ),
+    "ernie4_5-moe": with_shared("shared_experts").but(exp_probs_b="mlp.moe_statics.e_score_correction_bias"),
+    "glm4moe": with_shared("shared_experts").but(
+        post_attention_norm="post_attention_layernorm", exp_probs_b="mlp.gate.e_score_correction_bias"
+    ),
+    "gpt-oss": LLAMA.but(
+        post_attention_norm="post_attention_layernorm", attn_sinks="self_attn.sinks", ffn_gate_inp="mlp.router"
+    ),
+    "granitemoe": LLAMA.but(
+        ffn_gate_inp="block_sparse_moe.router.layer",
+        ffn_gate_exps="block_sparse_moe.gate_proj",
+        ffn_up_exps="block_sparse_moe.up_proj",
+        ffn_down_exps="block_sparse_moe.output_linear",
+        ffn_gate_shexp="shared_mlp.gate_proj",
+        ffn_up_shexp="shared_mlp.up_proj",
+        ffn_down_shexp="shared_mlp.output_linear",
+    ),
     "phi3": PHI3,
     "gemma2": GEMMA,
     "gemma3": GEMMA,
@@ -130,6 +170,10 @@ NAMES = {
     ),
 }
 """By architecture, where they are not those of a Llama."""
+WHOLE_NAMES = ("exp_probs_b", "attn_sinks")
+"""Tensors whose name on the Hub has no end."""
+OF_ONE_ROW = ("mlp.shared_expert_gate.weight", "mlp.moe_statics.e_score_correction_bias")
+"""Vectors that are a matrix of one row on the Hub: ends of names."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that the config takes up."""
 
@@ -141,5 +185,8 @@ def hub_name(source: str, architecture: str) -> str:
     if part in names.outer:
         return f"{names.outer[part]}.{end}"
     if (found := re.fullmatch(r"blk\.(\d+)\.(\w+)", part)) and found[2] in names.inner:
-        return f"{names.layers}.{found[1]}.{names.inner[found[2]]}.{end}"
+        name = f"{names.layers}.{found[1]}.{names.inner[found[2]]}"
+        return name if found[2] in WHOLE_NAMES else f"{name}.{end}"
+    if found := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)", part):  # before experts were stacked
+        return f"{names.layers}.{found[1]}.mlp.experts.{found[3]}.{found[2]}_proj.{end}"
     return source

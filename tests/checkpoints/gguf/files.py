@@ -17,15 +17,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_writer import permute, rope_factors
+from tests.checkpoints.gguf import mixture_files
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
     "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
     "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense", "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm",
     "starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
+    **mixture_files.ARCHITECTURES,
 }  # fmt: skip
 """By model_type."""
-PERMUTED = ("llama", "smollm3", "granite", "minicpm")
+PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 
 HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
@@ -53,7 +55,7 @@ def write_gguf(
     names = tensor_names(architecture, config.get("num_hidden_layers") or 8)
     held, state = {}, load_file(folder / "model.safetensors")
     for name, tensor in rearranged(state, config).items():
-        is_matrix = tensor.ndim == 2 and "norm" not in name
+        is_matrix = tensor.ndim >= 2 and "norm" not in name and not name.endswith(("bias", "ffn_gate_inp.weight"))
         kind = Kind[(types if isinstance(types, str) else types(name)) if is_matrix else "F32"]
         data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
@@ -82,7 +84,11 @@ def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     known = gguf.get_tensor_name_map(number, num_layers)
     prefix = "transformer." if architecture == "chatglm" else ""
-    return lambda name: known.get_name(name.removeprefix(prefix), try_suffixes=(".weight", ".bias"))
+    return lambda name: (
+        name
+        if name.startswith("blk.")
+        else known.get_name(name.removeprefix(prefix), try_suffixes=(".weight", ".bias"))
+    )
 
 
 def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = False) -> dict[str, Tensor]:
@@ -101,6 +107,8 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
             else tensor
             for name, tensor in state.items()
         }
+    if family in mixture_files.ARCHITECTURES and not back:
+        return mixture_files.arranged(state)
     if family != "stablelm":
         return state
     found: dict[str, Any] = {}
@@ -180,6 +188,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     if config["model_type"] == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     add_factors(writer, config)
+    if config["model_type"] in mixture_files.ARCHITECTURES:
+        mixture_files.add_keys(writer, config)
     if "full_attention" in rope:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]

@@ -36,6 +36,10 @@ HELD = [
     "stablelm-default", "stablelm-bias-theta", "stablelm-parallel", "stablelm-2-12b", "stablelm-partial", "stablelm-yarn",
     "gpt_neox-default", "gpt_neox-sequential", "gpt_neox-partial-tied", "gpt_neox-all-linear", "gpt2-default",
     "gpt2-n_inner-untied", "chatglm-default", "chatglm-no-bias", "chatglm-linear-bias",
+    "mixtral-default", "mixtral-window", "qwen2_moe-default", "qwen2_moe-normalised", "qwen3_moe-default", "qwen3_moe-normalised",
+    "qwen3_moe-bias-all", "olmoe-default", "olmoe-normalised", "granitemoe-default", "granitemoe-tied-bias", "granitemoeshared-default",
+    "gpt_oss-default", "hunyuan_v1_moe-default", "hunyuan_v1_moe-lists", "ernie4_5_moe-default",
+    "glm4_moe-default", "glm4_moe-groups", "glm4_moe-all",
 ]  # fmt: skip
 """The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
 ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
