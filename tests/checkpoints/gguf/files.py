@@ -132,7 +132,9 @@ def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tenso
     """How a file holds a tensor, and what it then holds: of a type that cannot be written, random blocks of about the
     same spread."""
     if kind in HALVES:
-        data = random_blocks(values.shape, kind, float(values.std()), seed)
+        *stack, k = values.shape
+        blocks = random_blocks((math.prod(stack), k), kind, float(values.std()), seed)
+        data = blocks.reshape(*stack, -1)
     elif kind == Kind.BF16:
         data = values.bfloat16().view(torch.uint8).numpy()
     else:

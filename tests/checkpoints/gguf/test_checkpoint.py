@@ -19,7 +19,7 @@ from pace.llm import LLMModel, SamplingConfig  # noqa: E402
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config  # noqa: E402
 from pace.llm.models.model_utils import load_model  # noqa: E402
 from pace.ops.weight_layout import QuantizedRows, WeightLayout  # noqa: E402
-from tests.checkpoints.gguf import mixture_files
+from tests.checkpoints.gguf import mixture_files  # noqa: E402
 from tests.checkpoints.gguf.files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
 from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402
