@@ -139,7 +139,7 @@ def evaluate(
     Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and
     for models that do not share their vocabulary."""
     models = [model] if reference is None else [model, reference]
-    context = read_context(context, min(m._open.engine.max_length for m in models))
+    context = read_context(context, min(m.max_seq_len for m in models))
     rows = encode(texts, model.tokenizer, model.config.vocab_size)
     if reference is not None:
         _check_comparable(model, reference, texts, rows)
@@ -158,7 +158,7 @@ def evaluate(
 
 def is_quantized(model: LLMModel) -> bool:
     """Whether any matrix is, from its checkpoint or by request."""
-    return any(matrix.plan.layouts for matrix in model._open.engine.model.model.matrices())
+    return any(matrix.plan.layouts for matrix in model.generator.engine.model.model.matrices())
 
 
 def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class PaceEngine(BaseEngine):
         plain = PlainManner(self._tokenizer, format or detect_format(""))
         manner = plain if self._prompts is None else self._prompts.template
         self._planner = TurnPlanner(manner, parser is not None, constrain_tool_calls)
-        self._reader = PromptReader(self._tokenizer, self._model._engine.model.vocab_size)
+        self._reader = PromptReader(self._tokenizer, self._model.config.vocab_size)
         self._markers = [] if parser else self._planner.markers
         self._shows_reasoning = show_reasoning_in_stream
         self._slots = Slots(max_concurrency)
@@ -206,7 +206,7 @@ class PaceEngine(BaseEngine):
         time."""
         if self._is_closed:
             raise ValueError("this engine is closed; make another")
-        generator = self._model._open
+        generator = self._model.generator
         wanted = hyper.merged(self._defaults, hyper.read(hyperparams))
         prompt = self.build_prompt(messages, functions)
         tokens = self._reader.read(prompt)
@@ -231,7 +231,7 @@ class PaceEngine(BaseEngine):
     def _end_tokens(self) -> list[int]:
         """Those of the checkpoint, and the tokenizer's own."""
         own = self._tokenizer.eos_token_id
-        return [*(self._model._open.defaults.eos_token_id or ()), *([] if own is None else [own])]
+        return [*(self._model.generator.defaults.eos_token_id or ()), *([] if own is None else [own])]
 
     def _read_tokenizer(self, cls: Any, options: Mapping[str, Any] | None, token: str | bool | None) -> Any:
         if cls is None and not options:
@@ -255,9 +255,9 @@ class PaceEngine(BaseEngine):
             return None
 
     def _context_size(self, asked: int | None) -> int:
-        most = self._model._engine.max_length
+        most = self._model.max_seq_len
         if asked is not None and asked > most:
-            why = self._model._engine.explain_length_limit(asked)
+            why = self._model.generator.engine.explain_length_limit(asked)
             logger.warning("max_context_size is %d here, and %d was asked for: %s", most, asked, why)
         return most if asked is None else min(asked, most)
 
