@@ -80,6 +80,10 @@ class PaceEngine(BaseEngine):
             raise TypeError("this model is open: token and model_load_kwargs came too late")
         if max_concurrency is not None and (not isinstance(max_concurrency, int) or max_concurrency < 1):
             raise ValueError(f"max_concurrency must be an int of at least 1, or None; got {max_concurrency!r}")
+        if max_context_size is not None and (not isinstance(max_context_size, int) or max_context_size < 2):
+            raise ValueError(f"max_context_size must be an int of at least 2, or None; got {max_context_size!r}")
+        if prompt_pipeline is not None and not callable(prompt_pipeline):
+            raise TypeError(f"prompt_pipeline must be a PromptPipeline or a function; got {prompt_pipeline!r:.60}")
         check_device(device)
         format = None if parser in ("auto", None) else format_named(parser)
         self._defaults = hyper.read(hyperparams)
@@ -111,7 +115,10 @@ class PaceEngine(BaseEngine):
         self, messages: list[ChatMessage], functions: list[AIFunction] | None = None, **hyperparams: Any
     ) -> int:
         """Number of tokens of the prompt that these are. Where the messages alone have more than the context holds, it is
-        theirs, without what the chat template adds: kani asks once for each message that it may leave out."""
+        theirs, without what the chat template adds: kani asks once for each message that it may leave out. Without
+        messages it is what the functions add to one."""
+        if not messages and self._makes_own_prompts:
+            return self._num_tokens_of(functions)
         if self._makes_own_prompts and (num_tokens := self._reader.are_too_long(messages, self.max_context_size)):
             return num_tokens
         return len(self._reader.read(self.build_prompt(messages, functions)))
@@ -186,10 +193,14 @@ class PaceEngine(BaseEngine):
     @deprecated("Use Kani.prompt_token_len instead")
     def function_token_reserve(self, functions: list[AIFunction]) -> int:
         """Number of tokens by which these functions make a prompt longer."""
-        asked = [ChatMessage.user("")]
-        return self.prompt_len(asked, functions) - self.prompt_len(asked)
+        return self._num_tokens_of(functions)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _num_tokens_of(self, functions: list[AIFunction] | None) -> int:
+        """By how many these functions make a prompt longer."""
+        asked = [ChatMessage.user("")]
+        return self.prompt_len(asked, functions) - self.prompt_len(asked) if functions else 0
 
     @property
     def _makes_own_prompts(self) -> bool:
