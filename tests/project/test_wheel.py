@@ -91,6 +91,14 @@ def test_it_needs_no_library_but_the_systems_own(wheel, tmp_path):
     assert set(re.findall(r"NEEDED.*\[(.*)\]", shown)) <= SYSTEM
 
 
+def test_auditwheel_says_the_same_of_it(wheel):
+    pytest.importorskip("auditwheel")
+    command = [sys.executable, "-m", "auditwheel", "show", wheel]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    platform = wheel.stem.rpartition("-")[2]
+    assert f'consistent with the following platform tag: "{platform}"' in " ".join(shown.split())
+
+
 def test_a_source_archive_has_what_a_wheel_is_built_from(tmp_path):
     """`python -m build` makes the one of the other."""
     pytest.importorskip("setuptools")
