@@ -42,6 +42,12 @@ def test_a_text_of_several_lines(command, tmp_path, lines):
     assert json.loads((tmp_path / "talk.json").read_text())[0]["content"] == "What is\n  7 + 8?"
 
 
+@pytest.mark.parametrize("line", ["/usr/bin/env is what?", "// a comment", "/", " /help"])
+def test_a_path_is_no_command(command, tmp_path, line):
+    code, out, err = command("chat", "--max-new-tokens", "3", stdin=f"{line}\n/save {tmp_path}/talk.json\n")
+    assert code == 0 and out and json.loads((tmp_path / "talk.json").read_text())[0]["content"] == line.strip()
+
+
 def test_what_stands_between_quotes_is_no_command(command):
     assert command("chat", stdin='"""What is the capital of Spain?"""\n') == (0, MADRID, "")
     code, out, err = command("chat", stdin='"""/help"""\n')
