@@ -114,7 +114,7 @@ class Program {
     void gate(Columns x, Columns gate);  // in place
     void route(Value out, Columns logits, const Router& router);
     void experts(Value out, const Mixture& mixture, const Value* residual);
-    void norm_heads(HeadsOf heads, const Norm& norm);               // in place
+    void norm_heads(HeadsOf heads, const Norm& norm);            // in place
     void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
