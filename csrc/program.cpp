@@ -234,7 +234,7 @@ void Program::heads_linear(Value out, HeadsOf x, const ExpertStack& weights) {
 }
 
 void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
-                        float scale, int64_t window, float softcap) {
+                        float scale, int64_t window, float softcap, const float* sinks) {
     const std::optional<Preparation> before = preparation ? std::optional(*preparation) : std::nullopt;
     const std::optional<HeadsOf> latent = latent_q ? std::optional(*latent_q) : std::nullopt;
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
@@ -242,7 +242,7 @@ void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Pre
         const KvView& kv = step.cache[layer];
         const HeadsView queries = frame.at(q);
         op.q = queries.data;
-        op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out)};
+        op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out), sinks};
         if (latent) {
             const HeadsView of_latents = frame.at(*latent);
             op.args.latent_q = of_latents.data;

@@ -185,6 +185,7 @@ def attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: int,
     query_start: int,
     kv_len: int,
     block_table: int,
@@ -289,6 +290,7 @@ class Program:
         scale: float,
         window: int,
         softcap: float,
+        sinks: int,
     ) -> None: ...
     def run(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from pace.bench import shapes
 from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
@@ -39,12 +40,7 @@ def shape_config(shape: str) -> dict[str, Any]:
     name, layers = re.fullmatch(r"(.+?)(?:-(\d+)-layers?)?", shape).groups()
     if name not in SHAPES:
         raise ValueError(f"no shape is called {name!r}; there are {', '.join(SHAPES)} (pace bench --list)")
-    config = SHAPES[name]
-    if layers is None:
-        return config
-    if not 1 <= int(layers) <= config.get("num_hidden_layers", 0):
-        raise ValueError(f"{name} has 1 to {config.get('num_hidden_layers', 0)} layers; got {layers}")
-    return config | {"num_hidden_layers": int(layers)}
+    return shapes.shape_config(name, layers and int(layers))
 
 
 def write_checkpoint(config: dict, folder: Path) -> None:

@@ -3,7 +3,7 @@
 //
 // SHAPES      a state is kPartialOut + Dp floats: max, sum of 2^(score - max), and the unnormalised sum of values (attention.h)
 // DEFINITION  merge of (m, s, o) and (m', s', o'), M = max(m, m'):  (M, s 2^(m - M) + s' 2^(m' - M), o 2^(m - M) + o' 2^(m' - M))
-//             out[d] = o[d] / s
+//             out[d] = o[d] / s, after the merge with (sink, 1, 0) where heads have sinks
 // NUMERICS    A partition is computed from nothing, wherever and by whichever thread; merging in order makes the bits of a row
 //             those of one pass over all of its partitions.
 
@@ -92,7 +92,13 @@ static void write_row(const AttentionArgs& args, const QueryRows& rows, int row,
     const int64_t token = rows.first_token + (rows.first_row + row) / group;
     const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
     float* out = args.out + (token * args.query_heads + head) * value_dim;
-    const F32 scale = broadcast(1.0f / total[1]);
+    float weight = 1.0f / total[1];
+    if (args.sinks) {
+        const float sink = args.sinks[head] * kLog2E, max = sink > total[0] ? sink : total[0];
+        const float keep = power_of_two_below_one(total[0] - max);
+        weight = keep / (total[1] * keep + power_of_two_below_one(sink - max));
+    }
+    const F32 scale = broadcast(weight);
     for (int64_t d = 0; d < value_dim; d += kLanes) {
         const int n = value_dim - d < kLanes ? int(value_dim - d) : kLanes;
         store_lanes(out + d, load_lanes(total + kPartialOut + d, n) * scale, n);

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from pace.batch import KVSpec
-from pace.llm.layers import Attention, Embedding, Layer, Linear
+from pace.llm.layers import Attention, Embedding, Layer, Linear, MixtureOfExperts
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native
 
@@ -35,6 +35,21 @@ class AttentionCosts(NamedTuple):
         return first * (first + 1) // 2 + (tokens - first) * first
 
 
+class ExpertCosts(NamedTuple):
+    """Of the experts of one layer."""
+
+    count: int
+    chosen: int
+    """By each token."""
+    bytes_each: int
+    flops_each: int
+    """Of one token."""
+
+    def read_bytes(self, tokens: int) -> int:
+        """That a step of so many tokens reads, each of which chooses as if by lot."""
+        return round(self.bytes_each * self.count * (1 - (1 - self.chosen / self.count) ** tokens))
+
+
 @dataclass(frozen=True)
 class Costs:
     """Of one model with weights in one dtype, or quantised as they are planned, and keys and values in another. All in
@@ -42,17 +57,18 @@ class Costs:
 
     weight_bytes: int
     """Resident, as the kernels store them."""
-    decode_weight_bytes: int
-    """That a step reads, whatever the number of its tokens: all but an embedding of its own, of which it reads single
-    rows."""
+    dense_weight_bytes: int
+    """That every step reads: all but experts, and an embedding of its own, of which single rows are read."""
     head_bytes: int
     """Of `decode_weight_bytes`, those of the LM head's matrix."""
     layer_flops_per_token: int
-    """Of the matrices of the layers."""
+    """Of the matrices of the layers; of experts, those that a token chooses."""
     head_flops: int
     """Of the LM head, for one row of logits."""
     attention: tuple[AttentionCosts, ...]
     """Of each layer that attends."""
+    experts: tuple[ExpertCosts, ...]
+    """Of each layer that has some."""
     code: str | None
     """In which most of the weights that a step reads are stored (a name of `pace.ops.weight_layout.CODES`); None for
     floats."""
@@ -61,6 +77,9 @@ class Costs:
     def of(cls, model: BaseModelForCausalLM, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Costs:
         """`model` need not be loaded. `kv_dtype` of keys and values; None for `dtype`."""
         parts = list(_walk(model))
+        mixtures = [part for part in parts if isinstance(part, MixtureOfExperts)]
+        experts = tuple(_expert_costs(mixture, dtype) for mixture in mixtures)
+        of_experts = {id(expert) for mixture in mixtures for expert in _experts(mixture)}
         matrices = [part for part in parts if isinstance(part, Linear)]
         gathered = [part for part in matrices if isinstance(part, Embedding)]
         head = model.lm_head
@@ -68,8 +87,10 @@ class Costs:
         weight_bytes = model.planned_nbytes(native, dtype)
         head_matrix = tied or head
         layer_flops = sum(
-            2 * sum(part.parts.values()) * part.k for part in matrices if part is not head and part not in gathered
-        )
+            2 * sum(part.parts.values()) * part.k
+            for part in matrices
+            if part is not head and part not in gathered and id(part) not in of_experts
+        ) + sum(layer.chosen * layer.flops_each for layer in experts)
         read: Counter[str | None] = Counter()
         for part in matrices:
             if part not in gathered or part is tied:
@@ -79,8 +100,9 @@ class Costs:
         attention = [part for part in parts if isinstance(part, Attention)]
         return cls(
             weight_bytes=weight_bytes,
-            decode_weight_bytes=weight_bytes
-            - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied),
+            dense_weight_bytes=weight_bytes
+            - sum(part.planned_nbytes(native, dtype) for part in gathered if part is not tied)
+            - sum(layer.count * layer.bytes_each for layer in experts),
             head_bytes=head_matrix.planned_nbytes(native, dtype),
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
@@ -92,6 +114,7 @@ class Costs:
                 )
                 for part in attention
             ),
+            experts=experts,
             code=read.most_common(1)[0][0],
         )
 
@@ -110,9 +133,18 @@ class Costs:
         """Of each layer that attends."""
         return tuple(layer.window for layer in self.attention)
 
+    @property
+    def decode_weight_bytes(self) -> int:
+        """That a step of one token reads."""
+        return self.step_weight_bytes(1)
+
+    def step_weight_bytes(self, tokens: int) -> int:
+        """That a step of so many tokens reads."""
+        return self.dense_weight_bytes + sum(layer.read_bytes(tokens) for layer in self.experts)
+
     def decode_bytes(self, batch: int, context: int) -> int:
         """Read by a step in which `batch` sequences of `context` tokens each get one more."""
-        return self.decode_weight_bytes + batch * self.kv_bytes(context)
+        return self.step_weight_bytes(batch) + batch * self.kv_bytes(context)
 
     def decode_flops(self, batch: int, context: int) -> int:
         """Of the same step."""
@@ -133,6 +165,20 @@ class Costs:
     def prefill_attention_flops(self, tokens: int) -> int:
         """Of one sequence from its start."""
         return sum(layer.flops_per_pair * layer.pairs(tokens) for layer in self.attention)
+
+
+def _experts(mixture: MixtureOfExperts) -> list[Linear]:
+    return [*mixture.gate_up.experts, *mixture.down.experts]
+
+
+def _expert_costs(mixture: MixtureOfExperts, dtype: torch.dtype) -> ExpertCosts:
+    products, count = (mixture.gate_up, mixture.down), mixture.router.num_experts
+    return ExpertCosts(
+        count,
+        mixture.router.top_k,
+        sum(product.planned_nbytes(native, dtype) for product in products) // count,
+        sum(2 * product.n * product.k for product in products),
+    )
 
 
 def _walk(layer: Layer) -> Iterator[Layer]:

@@ -17,9 +17,9 @@ from pace import _C
 from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, LayerBlocks
 from pace.bench import limits
 from pace.bench.result import Phase, Repeat, Result, Subject
-from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape
+from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
-from pace.graph.recorded import Attention, Linear
+from pace.graph.recorded import Attention, Experts, Linear
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
@@ -49,17 +49,21 @@ def load(
     num_threads: int | None = None,
     kv_cache_dtype: str = "auto",
     quantization: Any = None,
+    layers: int | None = None,
 ) -> Subject:
-    """A shape of `SHAPES` with random weights, or a checkpoint as `model_utils.load_model` finds it. Raises what that
-    raises, and ValueError for an unknown `kv_cache_dtype`."""
+    """A shape of `SHAPES` with random weights, or the first `layers` of its layers; or a checkpoint as
+    `model_utils.load_model` finds it. Raises what that raises, and ValueError for an unknown `kv_cache_dtype`, and for
+    layers that the shape lacks, or of a checkpoint."""
     kv_dtype = parse_kv_cache_dtype(kv_cache_dtype, parse_dtype(dtype))
     before, started = resident_bytes() / MIB, time.perf_counter()
     if model_or_shape in SHAPES:
         use_threads(num_threads)
-        model_class, config = read_config(SHAPES[model_or_shape])
+        model_class, config = read_config(shape_config(model_or_shape, layers))
         model = model_class(config, parse_dtype(dtype), select_ops(backend))
         model.quantize(read_quantization(quantization))
         model.load_weights(RandomWeights(model), _C.get_num_threads())
+    elif layers is not None:
+        raise ValueError(f"only shapes have `layers` to choose from; {model_or_shape} is none of `pace bench --list`")
     else:
         with hint_of_shape(model_or_shape):
             model = load_model(model_or_shape, dtype, backend, num_threads=num_threads, quantization=quantization)
@@ -69,6 +73,7 @@ def load(
         make_runner(model, backend), select_ops(backend), int(available_memory_bytes() * CACHE_SHARE)
     )
     name = model_or_shape if model_or_shape in SHAPES else Path(model_or_shape).name
+    name += "" if layers is None else f", {layers} layers"
     return Subject(name, model, engine, backend, seconds, resident_bytes(peak=True) / MIB, before, model.nbytes / MIB)
 
 
@@ -238,27 +243,35 @@ def _phases(
                 subject.engine.step()
                 steps += 1
             seconds = (time.perf_counter() - started) / steps
-            kv_bytes = batch * subject.costs.kv_bytes((depth or prompt) + generated // 2)
-            decode = Phase(seconds, _by_kind(program.instructions, program.timings(), steps, kv_bytes))
+            costs = subject.costs
+            kv_bytes = batch * costs.kv_bytes((depth or prompt) + generated // 2)
+            experts_bytes = costs.step_weight_bytes(batch) - costs.dense_weight_bytes
+            by_kind = _by_kind(program.instructions, program.timings(), steps, kv_bytes, experts_bytes)
+            decode = Phase(seconds, by_kind)
     finally:
         program.set_profiling(False)
     return prefill, decode
 
 
 def _by_kind(
-    instructions: list[Instruction], timings: list[tuple[str, int, float]], steps: int, kv_bytes: int = 0
+    instructions: list[Instruction],
+    timings: list[tuple[str, int, float]],
+    steps: int,
+    kv_bytes: int = 0,
+    experts_bytes: int = 0,
 ) -> dict[str, tuple[int, float, float]]:
-    """`kv_bytes`: of keys and values that a step reads."""
+    """`kv_bytes`, `experts_bytes`: of keys and values, and of experts, that a step reads."""
+    num_mixtures = sum(isinstance(instruction, Experts) for instruction in instructions)
     num_layers = sum(isinstance(instruction, Attention) for instruction in instructions)
     kinds: dict[str, tuple[int, float, float]] = {}
     for instruction, (name, _, seconds) in zip(instructions, timings, strict=True):
-        num_bytes = (
-            instruction.weight.nbytes
-            if isinstance(instruction, Linear)
-            else kv_bytes / num_layers
-            if isinstance(instruction, Attention)
-            else 0
-        )
+        num_bytes = 0
+        if isinstance(instruction, Linear):
+            num_bytes = instruction.weight.nbytes
+        elif isinstance(instruction, Attention):
+            num_bytes = kv_bytes / num_layers
+        elif isinstance(instruction, Experts):
+            num_bytes = experts_bytes / num_mixtures
         count, total, total_bytes = kinds.get(name, (0, 0.0, 0.0))
         kinds[name] = count + 1, total + seconds / steps, total_bytes + num_bytes
     return kinds

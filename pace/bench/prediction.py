@@ -102,7 +102,7 @@ def predict(costs: Costs, reached: Efficiency, limits: Limits, prompt: int, cont
     def products(weight_bytes: int, flops: int) -> float:
         return max(weight_bytes / (reached.weights * bandwidth), flops / (reached.products * peak))
 
-    layer_bytes = costs.decode_weight_bytes - costs.head_bytes
+    layer_bytes = costs.step_weight_bytes(STEP_TOKENS) - costs.head_bytes
     full_steps, rest = divmod(prompt, STEP_TOKENS)
     prefill = full_steps * products(layer_bytes, STEP_TOKENS * costs.layer_flops_per_token)
     if rest:
@@ -111,7 +111,7 @@ def predict(costs: Costs, reached: Efficiency, limits: Limits, prompt: int, cont
         reached.prefill_attention * peak
     )
 
-    decode = products(costs.decode_weight_bytes, batch * (costs.layer_flops_per_token + costs.head_flops))
+    decode = products(costs.step_weight_bytes(batch), batch * (costs.layer_flops_per_token + costs.head_flops))
     attention_flops = batch * costs.decode_attention_flops(context)
     decode += max(
         batch * costs.kv_bytes(context) / (reached.cache * bandwidth),

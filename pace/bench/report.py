@@ -100,7 +100,7 @@ def _roofline(axes, result: Result) -> None:
         label="limit: read bandwidth, fp32 FMA",
     )
     prefill_flops = costs.prefill_flops(result.prompt)
-    prefill_bytes = costs.decode_bytes(1, result.prompt)
+    prefill_bytes = costs.step_weight_bytes(result.prompt) + costs.kv_bytes(result.prompt)
     decode_bytes = costs.decode_bytes(result.batch, result.context)
     for label, flops, num_bytes, seconds, marker in (
         (

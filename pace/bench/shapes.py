@@ -49,6 +49,16 @@ _GEMMA2 = dict(
     hidden_activation="gelu_pytorch_tanh",
     max_position_embeddings=8192,
 )
+_QWEN3_MOE = _QWEN3 | dict(
+    architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", norm_topk_prob=True, max_position_embeddings=262144
+)
+_MIXTRAL = _LLAMA | dict(
+    architectures=["MixtralForCausalLM"],
+    model_type="mixtral",
+    vocab_size=32000,
+    rope_theta=1e6,
+    max_position_embeddings=32768,
+)
 
 
 def _scaled(factor: float) -> dict[str, Any]:
@@ -91,6 +101,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, 8, True),
     "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, 8, True),
     "qwen3-8b": _QWEN3 | _sizes(4096, 12288, 36, 32, 8, False),
+    "qwen3-30b-a3b": _QWEN3_MOE
+    | _sizes(2048, 6144, 48, 32, 4, False)
+    | dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
+    "mixtral-8x7b": _MIXTRAL | _sizes(4096, 14336, 32, 32, 8, False) | dict(num_local_experts=8, num_experts_per_tok=2),
+    "gpt-oss-20b": dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss")
+    | _sizes(2880, 2880, 24, 64, 8, False)
+    | dict(num_local_experts=32, num_experts_per_tok=4),
     "gemma-2-2b": _GEMMA2 | _sizes(2304, 9216, 26, 8, 4, True),
     "gemma-2-9b": _GEMMA2 | _sizes(3584, 14336, 42, 16, 8, True),
     "mistral-7b": _LLAMA
@@ -156,6 +173,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
     ),
 }
+
+
+def shape_config(name: str, layers: int | None = None) -> dict[str, Any]:
+    """The config.json of a shape, or of its first `layers` layers, with its embedding and head. Raises ValueError for
+    more layers than it has."""
+    config = SHAPES[name]
+    if layers is None:
+        return config
+    field = next(field for field in ("num_hidden_layers", "n_layer") if field in config)
+    if not 1 <= layers <= config[field]:
+        raise ValueError(f"{name} has 1 to {config[field]} layers; got {layers}")
+    return config | {field: layers}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pace.cli.arguments import add_backend_argument, add_kv_cache_dtype_argument
 from pace.cli.options_in_messages import option
 
 OPTIONS_HERE = ["list", "dtype", "quantization", "kv_cache_dtype", "prompt", "context", "generate", "batch", "repeats"]
-OPTIONS_HERE += ["num_threads", "backend", "profile"]
+OPTIONS_HERE += ["num_threads", "backend", "profile", "layers"]
 """That a load on a server does not take."""
 
 
@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action="store_true", help="the shapes that need no checkpoint")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32")
+    parser.add_argument(
+        "--layers", type=count, metavar="N", help="of a shape, the first N layers alone: a slice that fits the machine"
+    )
     add_quantization_argument(parser, None)
     add_kv_cache_dtype_argument(parser, "auto")
     parser.add_argument(
@@ -81,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.num_threads,
         arguments.kv_cache_dtype,
         arguments.quantization,
+        arguments.layers,
     )
     result = measure.measure(
         subject, arguments.prompt, arguments.generate, arguments.batch, arguments.repeats, arguments.context

@@ -449,6 +449,7 @@ class Attention(Instruction):
     scale: float
     window: int | None
     softcap: float | None
+    sinks: Tensor | None
     preparation: Preparation | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
@@ -460,6 +461,7 @@ class Attention(Instruction):
             self.scale,
             self.window or 0,
             self.softcap or 0.0,
+            address(self.sinks),
         )
 
     def operators(self, of_weight: Mapping[int, str]) -> Iterator[str]:
@@ -480,9 +482,12 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Rows:
     out = Value(q.heads.count * kv.value_dim)
-    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap))
+    if sinks is not None:
+        check_vector("sinks", sinks, q.heads.count)
+    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap, sinks))
 
 
 OPERATOR_OF = {name: kind.operator for kind in Instruction.__subclasses__() for name in kind.operations}

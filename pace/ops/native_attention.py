@@ -55,11 +55,17 @@ def store_kv(k: Tensor, v: Tensor, kv: LayerBlocks, slots: Tensor) -> None:
 
 
 def attention(
-    q: Tensor, kv: LayerBlocks, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
+    q: Tensor,
+    kv: LayerBlocks,
+    spans: Spans,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    `ForwardOps.attention` says what groups, window and softcap are, and what is never read.
+    `ForwardOps.attention` says what groups, window, softcap and sinks are, and what is never read.
 
     Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it
     came in, the other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own
@@ -89,6 +95,7 @@ def attention(
         scale,
         window or 0,
         softcap or 0.0,
+        0 if sinks is None else check_vector("sinks", sinks, heads),
         check_vector("query_start", spans.query_start, num_spans + 1, torch.int32),
         check_vector("kv_len", spans.kv_len, num_spans, torch.int32),
         table.data_ptr(),

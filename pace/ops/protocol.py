@@ -184,13 +184,14 @@ class ForwardOps(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
         blocks.
 
         Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and
         blocks that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become
-        `c tanh(score / c)`. What lies at or beyond `kv_len` is never read into a result, whatever it holds. q may be a
+        `c tanh(score / c)`. `sinks [Hq]` are one more score of each head, as they are, that takes weight and has no value. What lies at or beyond `kv_len` is never read into a result, whatever it holds. q may be a
         strided view with contiguous heads.
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache."""

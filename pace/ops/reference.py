@@ -242,11 +242,17 @@ def _scaled_to_127(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention(
-    q: Tensor, kv: KVBlocks, spans: Spans, scale: float, window: int | None = None, softcap: float | None = None
+    q: Tensor,
+    kv: KVBlocks,
+    spans: Spans,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    `ForwardOps.attention` says what groups, window and softcap are, and what is never read."""
+    `ForwardOps.attention` says what groups, window, softcap and sinks are, and what is never read."""
     num_tokens, num_heads, _ = q.shape
     out = torch.empty(num_tokens, num_heads, kv.value_dim, dtype=q.dtype)
     starts = spans.query_start.tolist()
@@ -263,7 +269,10 @@ def attention(
         hidden = key_position > query_position
         if window is not None:
             hidden |= key_position <= query_position - window
-        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -math.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.to(q.dtype)[:, None, None].expand(-1, end - begin, 1)], -1)
+        weights = scores.softmax(-1)[..., :kv_len]
         out[begin:end] = (weights @ values).transpose(0, 1)
     return out.flatten(1)
 

@@ -89,17 +89,17 @@ class GgufCheckpoint:
     def _info(self, name: str) -> TensorInfo:
         tensor = self._tensor(name)
         if isinstance(tensor.kind, BlockType):
-            return TensorInfo(tensor.kind.layout if len(tensor.shape) == 2 else torch.float32, tensor.shape)
+            return TensorInfo(tensor.kind.layout if len(tensor.shape) in (2, 3) else torch.float32, tensor.shape)
         return TensorInfo(tensor.kind, tensor.shape)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor | QuantizedRows:
-        """Rows [start, stop) of a tensor along its first dimension (all of them by default), in its stored dtype or as
-        `QuantizedRows`.
+        """Rows [start, stop) of a tensor (all of them by default), in its stored dtype or as `QuantizedRows`. Those of a
+        stack of matrices are counted through all of them.
 
         A view of the file where possible: not to be written to. Raises KeyError for a name not in `tensors`, ValueError
         for scales that are not finite."""
         tensor = self._tensor(name)
-        if len(tensor.shape) != 2:
+        if len(tensor.shape) not in (2, 3):
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
@@ -154,7 +154,7 @@ class GgufCheckpoint:
         shape = self.tensors[name].shape
         if len(shape) < 2 or shape[0] == 0:
             return [(0, shape[0] if shape else 1)]
-        return row_ranges(shape[0], prod(shape[1:]), piece_elements)
+        return row_ranges(prod(shape[:-1]), shape[-1], piece_elements)
 
     @property
     def total_bytes(self) -> int:
@@ -175,9 +175,10 @@ class GgufCheckpoint:
 
 def _read_bytes(dtype: torch.dtype | WeightLayout, shape: tuple[int, ...]) -> int:
     if isinstance(dtype, WeightLayout):
-        groups = dtype.num_groups(shape[1])
-        scales = groups + 2 * shape[1] // SUPER_BLOCK if dtype.in_super_blocks else 4 * groups
-        return shape[0] * (shape[1] + scales * (1 + dtype.has_mins))
+        *stack, k = shape
+        groups = dtype.num_groups(k)
+        scales = groups + 2 * k // SUPER_BLOCK if dtype.in_super_blocks else 4 * groups
+        return prod(stack) * (k + scales * (1 + dtype.has_mins))
     return prod(shape) * dtype.itemsize
 
 

@@ -55,15 +55,14 @@ class GgufTensor(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Of a row along the first dimension; of all of a vector."""
-        inner = self.shape[1:] if len(self.shape) > 1 else self.shape
-        if isinstance(self.kind, BlockType):
-            return prod(inner[:-1]) * self.kind.row_bytes(inner[-1])
-        return prod(inner) * self.kind.itemsize
+        """Of a row, which is all of a vector."""
+        k = prod(self.shape[-1:])
+        return self.kind.row_bytes(k) if isinstance(self.kind, BlockType) else k * self.kind.itemsize
 
     @property
     def num_rows(self) -> int:
-        return self.shape[0] if len(self.shape) > 1 else 1
+        """Those of all dimensions but the last."""
+        return prod(self.shape[:-1])
 
     @property
     def nbytes(self) -> int:

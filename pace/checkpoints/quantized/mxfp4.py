@@ -3,6 +3,8 @@ gpt-oss has them.
 
     weight_blocks uint8 [N, K / 32, 16]    two codes a byte, the first in the low bits; or `{module}_blocks`, or [N, K / 2]
     weight_scales uint8 [N, K / 32]        W[n, k] = E2M1(code[n, k]) * 2^(scale[n, k // 32] - 127)
+
+The matrices of all experts may be one tensor, [E, N, ...].
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ class MXFP4Matrix(StoredMatrix):
 
     def __init__(self, source: TensorSource, module: str, codes: str, scales: str):
         super().__init__(source, module, {"codes": codes, "scales": scales})
-        n, blocks = self.expect("scales", EXPONENTS, (-1, -1))
-        self.expect("codes", (torch.uint8,), (n, blocks, BLOCK // 2), (n, blocks * BLOCK // 2))
-        self.shape = (n, blocks * BLOCK)
+        *stack, blocks = self.expect("scales", EXPONENTS, (-1, -1), (-1, -1, -1))
+        self.expect("codes", (torch.uint8,), (*stack, blocks, BLOCK // 2), (*stack, blocks * BLOCK // 2))
+        self.shape = (*stack, blocks * BLOCK)
 
     def read(self, start: int, stop: int) -> QuantizedRows:
-        scales = self.finite("scales", power_of_two(self.stored("scales", start, stop)))
-        return QuantizedRows(self.dtype, self.stored("codes", start, stop).flatten(1), scales, paired_k=self.shape[1])
+        scales = self.finite("scales", power_of_two(self.rows("scales", start, stop)))
+        codes = self.rows("codes", start, stop).flatten(1)
+        return QuantizedRows(self.dtype, codes, scales, paired_k=self.shape[-1])

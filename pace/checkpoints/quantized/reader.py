@@ -84,7 +84,7 @@ class QuantizedCheckpoint:
         if name not in self._matrices:
             return self._reader.read(name, start, stop)
         matrix = self._matrices[name]
-        start, stop, _ = slice(start, stop).indices(matrix.shape[0])
+        start, stop, _ = slice(start, stop).indices(matrix.num_rows)
         return matrix.read(start, stop)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
@@ -92,7 +92,7 @@ class QuantizedCheckpoint:
         if name not in self._matrices:
             return self._reader.release(name, start, stop)
         matrix = self._matrices[name]
-        start, stop, _ = slice(start, stop).indices(matrix.shape[0])
+        start, stop, _ = slice(start, stop).indices(matrix.num_rows)
         matrix.release(start, stop)
 
     def row_ranges(self, name: str) -> list[tuple[int, int]]:
@@ -100,8 +100,8 @@ class QuantizedCheckpoint:
         bounded, a byte each."""
         if name not in self._matrices:
             return self._reader.row_ranges(name)
-        rows, k = self._matrices[name].shape
-        return row_ranges(rows, k * (1 if isinstance(self._matrices[name].dtype, WeightLayout) else 4))
+        matrix = self._matrices[name]
+        return row_ranges(matrix.num_rows, matrix.shape[-1] * (1 if isinstance(matrix.dtype, WeightLayout) else 4))
 
     @property
     def total_bytes(self) -> int:
@@ -111,8 +111,8 @@ class QuantizedCheckpoint:
     def _nbytes(self, name: str, info: TensorInfo) -> int:
         if not isinstance(info.dtype, WeightLayout):
             return info.nbytes
-        rows, k = info.shape
-        scales = 4 * rows * info.dtype.num_groups(k) * (1 + info.dtype.has_mins)
+        *stack, k = info.shape
+        scales = 4 * prod(stack) * info.dtype.num_groups(k) * (1 + info.dtype.has_mins)
         order = 0 if self.column_order(name) is None else 8 * k * len(self.row_ranges(name))
         return prod(info.shape) + scales + order
 

@@ -33,7 +33,7 @@ class TensorSource(Protocol):
 
 
 class StoredMatrix(ABC):
-    """The matrix `{module}.weight [N, K]` of a checkpoint, made of the tensors in `parts`.
+    """The matrix `{module}.weight [N, K]` of a checkpoint, or the matrices `[E, N, K]`, made of the tensors in `parts`.
 
     `dtype` says what `read` gives: a WeightLayout for QuantizedRows, or float32 for a Tensor, where no layout holds these
     values (groups that are no multiple of 16, or that cross rows). Immutable; threads may read different rows at
@@ -42,7 +42,8 @@ class StoredMatrix(ABC):
     by_rows: ClassVar[tuple[str, ...]] = ()
     """Roles of the parts whose first dimension is the matrix's rows; the others are small, or lie across."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
+    """Rows are those of all dimensions but the last, one after the other."""
     dtype: WeightLayout | torch.dtype
     order: Tensor | None = None
     """Of the `QuantizedRows`."""
@@ -76,8 +77,12 @@ class StoredMatrix(ABC):
     def release(self, start: int, stop: int) -> None:
         """Gives the memory back that `read(start, stop)` mapped."""
         for role, name in self.parts.items():
-            rows = (start, stop) if role in self.by_rows else ()
+            rows = self._matrices_of(start, stop) if role in self.by_rows else ()
             self.source.release_stored(name, *rows)
+
+    @property
+    def num_rows(self) -> int:
+        return math.prod(self.shape[:-1])
 
     # ------------------------------------------------------------------------------------------------------ for
     # subclasses
@@ -105,6 +110,21 @@ class StoredMatrix(ABC):
 
     def stored(self, role: str, start: int = 0, stop: int | None = None) -> Tensor:
         return self.source.read_stored(self.parts[role], start, stop)
+
+    def rows(self, role: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a part in `by_rows`, counted through all matrices."""
+        if len(self.shape) == 2:
+            return self.stored(role, start, stop)
+        first, last = self._matrices_of(start, stop)
+        before = first * self.shape[-2]
+        return self.stored(role, first, last).flatten(0, 1)[start - before : stop - before]
+
+    def _matrices_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Where rows [start, stop) are along the first dimension."""
+        if len(self.shape) == 2:
+            return start, stop
+        rows = max(1, self.shape[-2])
+        return start // rows, -(-stop // rows)
 
     def columns(self, role: str, start: int, stop: int) -> Tensor:
         """`[stop - start, H]`: columns [start, stop) of a part `[H, W]`, as rows."""

@@ -2,7 +2,7 @@
 `ops`."""
 
 from pace.llm.layers.attention import Attention
-from pace.llm.layers.base import Layer
+from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.block import Block, FeedForward
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
 from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear, expert_stacks
@@ -39,6 +39,7 @@ __all__ = [
     "Slot",
     "Source",
     "TiedLMHead",
+    "Vectors",
     "WeightPlan",
     "expert_stacks",
 ]

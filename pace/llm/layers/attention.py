@@ -7,7 +7,7 @@ from types import ModuleType
 from torch import Tensor
 
 from pace.batch import ForwardBatch, KVBlocks, Positions
-from pace.llm.layers.base import Layer
+from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, NoHeadNorm
 from pace.llm.layers.rotary import Angles, NoRotary, Rotary
@@ -31,9 +31,11 @@ class Attention(Layer):
         scale: float | None = None,
         softcap: float | None = None,
         norm_last: bool = False,
+        sinks: Vectors | None = None,
     ):
         """`scale`: of the scores, `cache.key_dim ** -0.5` unless given; `softcap`: scores become
-        `softcap * tanh(score / softcap)`; `norm_last`: heads are rotated before they are normalised."""
+        `softcap * tanh(score / softcap)`; `norm_last`: heads are rotated before they are normalised; `sinks`: of each
+        head, one more score, without a value."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -43,6 +45,7 @@ class Attention(Layer):
         self.key_norm = key_norm or NoHeadNorm()
         self.scale = cache.key_dim**-0.5 if scale is None else scale
         self.softcap = softcap
+        self.sinks = sinks or Vectors({})
         self.norm_last = norm_last
 
     @property
@@ -66,7 +69,7 @@ class Attention(Layer):
         if self.norm_last:
             self._normalise(ops, q, k)
         ops.store_kv(k, v, kv, batch.slots)
-        context = ops.attention(q, kv, batch.spans, self.scale, self.cache.window, self.softcap)
+        context = ops.attention(q, kv, batch.spans, self.scale, self.cache.window, self.softcap, self.sinks.values)
         return self.output(ops, context, residual=residual)
 
     def _normalise(self, ops: ModuleType, q: Tensor, k: Tensor) -> None:

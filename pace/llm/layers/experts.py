@@ -158,9 +158,17 @@ def stacked(name: str, tensors: tuple[str, ...], rows: int, count: int, k: int) 
     }
 
 
-def fused(tensor: str, rows: int, count: int, k: int, transposed: bool = False, interleaved: bool = False) -> Form:
+def fused(
+    tensor: str,
+    rows: int,
+    count: int,
+    k: int,
+    transposed: bool = False,
+    interleaved: bool = False,
+    quantised: bool = False,
+) -> Form:
     """One tensor: `{tensor} [E, rows, k]`, or `[E, k, rows]` where it is transposed, biases `{tensor}_bias [E, rows]`.
-    Interleaved are rows of gate and up in turns."""
+    Interleaved are rows of gate and up in turns. A quantised one has ".weight" behind its name."""
     shape = (count, k, rows) if transposed else (count, rows, k)
 
     def form(expert: int) -> Parts:
@@ -169,7 +177,8 @@ def fused(tensor: str, rows: int, count: int, k: int, transposed: bool = False, 
         if interleaved:
             taken = (Rows(first, rows // 2, 1, 2), Rows(first + 1, rows // 2, 1, 2))
         name, _, part = tensor.rpartition(".")
-        return {f"{name}.{expert}.{part}": Source(shape, taken, tensor, f"{tensor}_bias", transposed)}
+        matrix = f"{tensor}.weight" if quantised else tensor
+        return {f"{name}.{expert}.{part}": Source(shape, taken, matrix, f"{tensor}_bias", transposed)}
 
     return form
 

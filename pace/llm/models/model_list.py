@@ -6,6 +6,7 @@ from typing import Any
 
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
+from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
@@ -23,6 +24,7 @@ from pace.naming import shown
 MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "GPTJForCausalLM": GPTJForCausalLM,
+    "GptOssForCausalLM": GptOssForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,

@@ -5,6 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 MIXTURE_BASE: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 7,
+        "num_hidden_layers": 3,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    },
     "mixtral": {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_key_value_heads": 2,
@@ -23,6 +40,10 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
 }
 
 MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
+    ("gpt_oss", "default", {}),
+    ("gpt_oss", "limit", {"swiglu_limit": 0.2, "swiglu_alpha": 1.3, "sliding_window": 9}),
+    ("gpt_oss", "layer_types", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    ("gpt_oss", "no-bias", {"attention_bias": False, "num_experts_per_tok": 6}),
     ("mixtral", "default", {}),
     ("mixtral", "window", {"sliding_window": 7, "num_experts_per_tok": 1}),
     ("qwen2_moe", "default", {}),

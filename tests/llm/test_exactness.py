@@ -1,0 +1,134 @@
+"""A text's bits are its own: alone or among others, in any chunks, on any number of threads, after preemption, from kept
+keys and values, and with drafts. One model of each kind, in every kind of weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pace import _C
+from pace.llm import LLMModel, PromptLookupConfig, SamplingConfig
+from tests.llm.models.variants import save_tiny
+
+KINDS = {
+    "dense with windows": ("gemma2", {"sliding_window": 20}),
+    "experts": ("qwen3_moe", {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64}),
+    "experts and a shared one": (
+        "qwen2_moe",
+        {
+            "num_experts": 10,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
+    "experts, sinks, windows": ("gpt_oss", {"num_local_experts": 8, "sliding_window": 20}),
+}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 256}
+FORMATS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "mxfp4": {"quantization": "mxfp4"},
+}
+GREEDY = SamplingConfig(max_new_tokens=24, ignore_eos=True, logprobs=0)
+
+
+def prompts():
+    generator = torch.Generator().manual_seed(7)
+    shared = torch.randint(2, 99, (37,), generator=generator).tolist()
+    lengths = (1, 5, 64, 17, 90, 33)
+    own = [torch.randint(2, 99, (length,), generator=generator).tolist() for length in lengths]
+    repeated = (own[1] * 9)[:41]  # what prompt lookup finds drafts in
+    return [*own, repeated, shared + own[0], shared + own[1], shared + own[3]]
+
+
+def answers(model, rows):
+    return read(model.generate(rows, GREEDY))
+
+
+def read(output):
+    """The generated ids of each row, and their log-probabilities, which show the bits of logits."""
+    return [
+        (ids, [token.logprob for token in told])
+        for ids, told in zip(output.generated_token_ids, output.logprobs, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request, tmp_path_factory):
+    model_type, fields = KINDS[request.param]
+    folder = tmp_path_factory.mktemp("exact")
+    sizes = dict(SIZES)
+    if model_type == "qwen2_moe":
+        del sizes["head_dim"]
+    save_tiny(folder, model_type, sizes | fields)
+    return folder
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def case(request, folder):
+    """How to load the model, and what each prompt gives alone, without anything that is kept."""
+    options = {"progress": False, "num_threads": 2, **FORMATS[request.param]}
+    with LLMModel(folder, prefix_cache_bytes=0, **options) as model:
+        alone = [answers(model, [row])[0] for row in prompts()]
+    assert len({tuple(ids) for ids, _ in alone}) > 5  # the model says different things
+    return lambda **more: LLMModel(folder, **options | more), alone
+
+
+def test_among_others(case):
+    load, alone = case
+    with load(prefix_cache_bytes=0) as model:
+        assert answers(model, prompts()) == alone
+        assert answers(model, prompts()[::-1]) == alone[::-1]
+
+
+def test_in_chunks(case):
+    load, _ = case
+    row = prompts()[4]
+    with load(prefix_cache_bytes=0) as model:
+        with model.session() as session:
+            whole = session.append(row, logits="all")
+        for chunk in (1, 3, 16, 17):
+            with model.session() as session:
+                pieces = [session.append(row[i : i + chunk], logits="all") for i in range(0, len(row), chunk)]
+            assert torch.equal(torch.cat(pieces), whole), chunk
+
+
+def test_on_any_number_of_threads(case):
+    load, alone = case
+    before = _C.get_num_threads()
+    try:
+        with load(prefix_cache_bytes=0) as model:
+            for threads in (1, 3, 8):
+                _C.set_num_threads(threads)
+                assert answers(model, prompts()) == alone, threads
+    finally:
+        _C.set_num_threads(before)
+
+
+def test_after_preemption(case):
+    load, alone = case
+    with load() as model:
+        report = model.memory_report()
+    room = report.cache_budget // report.cache_tokens * 144  # for the longest, and few others
+    with load(kv_cache_bytes=room, prefix_cache_bytes=0) as model:
+        output = model.generate(prompts(), GREEDY)
+        assert read(output) == alone
+        assert output.metrics.num_preemptions > 0
+
+
+def test_from_a_kept_prefix(case):
+    load, alone = case
+    with load() as model:
+        for _ in range(2):
+            assert answers(model, prompts()) == alone
+        assert [answers(model, [row])[0] for row in prompts()] == alone
+
+
+def test_with_drafts(case):
+    load, alone = case
+    with load(spec_config=PromptLookupConfig()) as model:
+        assert answers(model, prompts()) == alone
+        assert [answers(model, [row])[0] for row in prompts()] == alone
