@@ -8,6 +8,10 @@ from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
+from pace.llm.models.families.latent.deepseek_v2 import DeepseekV2ForCausalLM
+from pace.llm.models.families.latent.deepseek_v3 import DeepseekV3ForCausalLM
+from pace.llm.models.families.latent.glm4_moe_lite import Glm4MoeLiteForCausalLM
+from pace.llm.models.families.latent.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtral import MixtralForCausalLM
@@ -22,10 +26,14 @@ from pace.llm.models.model_config import ModelConfig
 from pace.naming import shown
 
 MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
+    "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
+    "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
     "GPTJForCausalLM": GPTJForCausalLM,
     "GptOssForCausalLM": GptOssForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MiniCPM3ForCausalLM": MiniCPM3ForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "OPTForCausalLM": OPTForCausalLM,

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from pace.llm.models.model_list import read_config
-from tests.llm.models.mixture_variants import MIXTURE_BASE
-from tests.llm.models.variants import BASE, IDS, PROMPT, VARIANTS, save_tiny
+from tests.llm.models.variants import BASE, IDS, PROMPT, ROUTED, VARIANTS, save_tiny
 from tests.support import Runner, backend, backends, isas_of_floats, load_model, prefill
 
 pytest.importorskip("transformers")
@@ -117,7 +116,7 @@ def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
     def error(logits):
         rows = (logits - exact).square().mean(-1)
         # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both
-        return float(rows.median() if VARIANTS[variant][0] in MIXTURE_BASE else rows.mean()) ** 0.5
+        return float(rows.median() if VARIANTS[variant][0] in ROUTED else rows.mean()) ** 0.5
 
     from transformers import AutoModelForCausalLM
 
@@ -176,7 +175,7 @@ class TestKernelsOfEveryKind:
             _C.select_isa(isa)
             native = backend("native")
             logits = prefill(load_model(folder, dtype, native), ids)
-            if dtype != torch.float32 and VARIANTS[variant][0] in MIXTURE_BASE:
+            if dtype != torch.float32 and VARIANTS[variant][0] in ROUTED:
                 usual = (logits - expected).abs().amax(-1).median()
                 assert usual / expected.abs().max() < tolerance, isa
             else:

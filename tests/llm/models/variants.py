@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.llm.models.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.mixture_variants import MIXTURE_BASE, MIXTURES
 
 MAX_POSITIONS = 64
@@ -30,9 +31,13 @@ BASE = {
         "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
+    **LATENT_BASE,
     **MIXTURE_BASE,
 }
 """What differs from `SIZES`, by model_type."""
+
+ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
+"""The model_types with experts."""
 
 SIZES = {
     "vocab_size": 99,
@@ -160,6 +165,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
+    *LATENTS,
     *MIXTURES,
 ]
 
@@ -192,5 +198,9 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
                 is_around_one = ("norm" in name or "ln_" in name) and model_type != "gemma2"  # which adds 1
                 parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
+                buffer.copy_(buffer.bfloat16())
     model.save_pretrained(folder)
     return model
