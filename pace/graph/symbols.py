@@ -130,6 +130,8 @@ class Rows:
     def unflatten(self, dim: int, sizes: tuple[int, int]) -> HeadRows:
         """A view `[T, H, D]`."""
         columns = self.columns
+        if sizes[1] == -1:
+            sizes = sizes[0], columns.count // sizes[0]
         if dim != 1 or sizes[0] * sizes[1] != columns.count or not columns.value.per_token:
             raise NotImplementedError(
                 f"{columns.count} columns of all tokens can be cut into heads, and nothing else; not along {dim} into {sizes}"
@@ -160,6 +162,13 @@ class HeadRows:
             head_dim=max(0, last - first),
         )
         return HeadRows(self.recording, part)
+
+    def flatten(self, start_dim: int) -> Rows:
+        """A view `[T, H * D]` of heads that are neighbours."""
+        heads = self.heads
+        if start_dim != 1 or heads.stride != heads.head_dim:
+            raise NotImplementedError(f"recorded heads are one row where they are neighbours; got {heads}")
+        return Rows(self.recording, Columns(heads.value, heads.column, heads.count * heads.head_dim))
 
 
 def _slice_of_all_tokens(index: object, most: int) -> list[slice] | None:

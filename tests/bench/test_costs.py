@@ -109,8 +109,11 @@ def test_every_shape_is_a_config_that_pace_reads(name):
         "8b": 8.1,
         "gemma-2-2b": 2.61,
         "gemma-2-9b": 9.24,
+        "qwen3-30b-a3b": 30.5,
+        "mixtral-8x7b": 46.7,
+        "gpt-oss-20b": 20.9,
     }
-    elements = sum(torch.Size(slot.shape).numel() for [slot] in model.slots().values())
+    elements = sum(torch.Size(slot.shape).numel() for slot, *_ in model.slots().values())
     expected = billions[name if name in billions else name.split("-")[-1]]
     assert elements / 1e9 == pytest.approx(expected, rel=0.05)
 

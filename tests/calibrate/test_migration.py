@@ -16,9 +16,18 @@ from tests.support import prefill
 pytest.importorskip("transformers")
 
 PLACES = {"llama": 4, "mistral": 4, "qwen2": 4, "qwen3": 4, "phi3": 4, "opt": 4, "gptj": 2, "phi": 2, "gemma2": 4}
+PLACES |= {"starcoder2": 3, "stablelm": 4, "gpt_neox": 3, "gpt2": 3, "chatglm": 4}
 """In a layer: norms, values, and what an up-projection makes where the activation lets it through. GELU does not;
 parallel layers have one norm."""
-FEWER = {"opt-350m": 2, "opt-post-norm": 2, "opt-gelu": 3, "opt-no-affine": 2}
+FEWER = {
+    "opt-350m": 2,
+    "opt-post-norm": 2,
+    "opt-gelu": 3,
+    "opt-no-affine": 2,
+    "stablelm-parallel": 3,
+    "stablelm-2-12b": 3,
+    "gpt2-act": 4,
+}
 """Norms without weights, or whose output is the residual stream, too."""
 
 

@@ -28,6 +28,11 @@ ARCHITECTURES = [
     ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
     ("gptj", {}),
     ("phi", {}),
+    ("starcoder2", {"sliding_window": 7}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("gpt_neox", {}),
+    ("gpt2", {}),
+    ("chatglm", {}),
 ]
 KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-sharded", "bin-legacy")
 WEIGHTS = (".safetensors", ".bin")

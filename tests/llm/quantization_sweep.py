@@ -19,10 +19,9 @@ from safetensors.torch import load_file
 from pace.llm import LLMModel, PromptLookupConfig, QuantizationConfig, SamplingConfig
 from pace.quant import FORMATS
 from tests.llm import sweep
-from tests.llm.models.variants import save_tiny
+from tests.llm.models.variants import FAMILIES, save_tiny
 from tests.llm.test_quantization import dequantized
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi", "gemma2"]
 GROUPS = {
     "int8": [16, 48, 128, None],
     "int4": [16, 32, 48, 64, 128, None],
@@ -54,10 +53,15 @@ def random_fields(choose: random.Random, family: str) -> dict[str, Any]:
         return fields | {"ffn_dim": inner}
     if family == "gptj":
         return fields | {"n_inner": inner, "rotary_dim": choose.choice([4, 8])}
+    if family == "gpt2":
+        return fields | {"n_inner": inner}
     fields |= {
         "intermediate_size": inner,
         "num_key_value_heads": choose.choice([n for n in (1, 2, 3, 6) if heads % n == 0]),
     }
+    if family == "chatglm":
+        del fields["tie_word_embeddings"]
+        fields |= {"multi_query_group_num": fields.pop("num_key_value_heads"), "kv_channels": head_dim}
     if family == "llama":
         fields |= {"attention_bias": choose.random() < 0.5, "mlp_bias": choose.random() < 0.5}
     if family == "qwen3":

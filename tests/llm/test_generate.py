@@ -20,10 +20,10 @@ from pace.llm import BaseStreamer, CallbackStreamer, GenerateOutput, LLMModel, S
 from pace.llm.decoding.sampler import draw, uniform
 from pace.llm.models import model_utils
 from tests.llm.generators import check_idle
+from tests.llm.models.variants import FAMILIES, IN_TRANSFORMERS
 from tests.support import backends
 
 BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi", "gemma2"]
 GREEDY = SamplingConfig(max_new_tokens=20, ignore_eos=True)
 
 
@@ -72,7 +72,7 @@ def test_64_greedy_tokens_are_those_of_transformers(checkpoint, backend: str, fa
     assert out.texts == [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in out.generated_token_ids]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", IN_TRANSFORMERS)
 def test_sampled_text_is_that_of_transformers_drawing_with_our_numbers(
     checkpoint, backend: str, family: str, monkeypatch
 ) -> None:

@@ -9,7 +9,7 @@ from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
 from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
-from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm
+from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm, WholeNorm
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary
 from pace.llm.layers.slot import Rows, Slot, Source
 
@@ -43,6 +43,7 @@ __all__ = [
     "TiedLMHead",
     "Vectors",
     "WeightPlan",
+    "WholeNorm",
     "expert_stacks",
     "head_projections",
 ]

@@ -27,9 +27,9 @@ class LayerNorm(Layer):
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; without `affine`, no weight and no
     bias."""
 
-    def __init__(self, name: str, size: int, eps: float, affine: bool = True):
+    def __init__(self, name: str, size: int, eps: float, affine: bool = True, bias: bool = True):
         self.weight = Vectors({f"{name}.weight": size} if affine else {})
-        self.bias = Vectors({f"{name}.bias": size} if affine else {})
+        self.bias = Vectors({f"{name}.bias": size} if affine and bias else {})
         self.eps = eps
 
     def __call__(self, ops: ModuleType, x: Tensor) -> Tensor:
@@ -63,6 +63,13 @@ class HeadLayerNorm(Layer):
 
     def __call__(self, ops: ModuleType, x: Tensor) -> None:
         ops.head_layer_norm_(x, self.weight.values.view(-1, self.head_dim), self.eps)
+
+
+class WholeNorm(RMSNorm):
+    """The RMS norm of all heads of `x [T, H, D]` together, in place; the heads are neighbours."""
+
+    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+        ops.head_rms_norm_(x.flatten(1).unflatten(1, (1, -1)), self.weight.values, self.eps)
 
 
 class NoHeadNorm(Layer):

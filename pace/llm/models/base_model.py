@@ -59,7 +59,8 @@ class BaseModelForCausalLM(Layer):
     other_names: ClassVar[Mapping[str, str]] = {}
     """Regular expressions of names that some writers give to tensors, and what those are called here."""
     text_prefixes: ClassVar[Mapping[str, str]] = {}
-    """How names begin in checkpoints that take images or sound besides text, and how they begin here."""
+    """How names begin in checkpoints that call a part otherwise, or take images or sound besides text, and how they begin
+    here: `lm_head.` for the head, say."""
     other_parts: ClassVar[tuple[str, ...]] = ()
     """How the names of such checkpoints begin whose tensors are left out: of what makes vectors of images and sound."""
 

@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 from pace.llm.layers.rotary import FREQUENCIES, RopeConfig
+from pace.llm.models.layer_types import LAYER_TYPES
 from pace.llm.models.model_config import MAX_POSITIONS, read_number
 from pace.naming import shown
 
@@ -32,6 +33,7 @@ USED = {
     "default": set(),
     "linear": {"factor"},
     "dynamic": {"factor"},
+    "ntk_alpha": {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {
         "factor",
@@ -50,8 +52,6 @@ HARMLESS = {"finetuned", "max_position_embeddings", "original_max_position_embed
 """Fields that checkpoints carry there and that no formula here uses."""
 REFUSED = {"mrope_section", "mrope_interleaved", "full_attention", "sliding_attention", "short_mscale", "long_mscale"}
 """Fields that would change the result."""
-
-KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 
 KIND_NAMES = {"su": "longrope"}
 """Old names of kinds."""
@@ -105,7 +105,7 @@ def read_rope(
         "original_max_positions": original,
         "interleaved": interleaved,
     }
-    return RopeConfig(**common, **SPECIFIC[kind](reader, common))
+    return RopeConfig(**(common | SPECIFIC[kind](reader, common)))
 
 
 def fields_of_layers(
@@ -121,16 +121,25 @@ def fields_of_layers(
     for name, value in (("rope_parameters", by_kind), ("rope_scaling", scaling)):
         if not isinstance(value, dict):
             raise ValueError(f"config.json: {name} must be an object or null; got {shown(value)}")
-    if other := sorted(str(name) for name in by_kind if name not in KINDS_OF_LAYERS):
+    if other := sorted(str(name) for name in by_kind if name not in LAYER_TYPES):
         raise NotImplementedError(
             f"config.json: rope_parameters.{other[0]} is not implemented for this architecture, whose layers rotate in"
-            f" several ways; implemented: {', '.join(KINDS_OF_LAYERS)}"
+            f" several ways; implemented: {', '.join(LAYER_TYPES)}"
         )
     own = by_kind.get(kind) or {}
     if not isinstance(own, dict):
         raise ValueError(f"config.json: rope_parameters.{kind} must be an object or null; got {shown(own)}")
     source = "rope_scaling" if scaling else "rope_parameters"
     return {source: own | scaling, "rope_theta": fields.get(theta_name)}
+
+
+def check_even(rope: RopeConfig, head_dim: int) -> RopeConfig:
+    """Raises ValueError where an odd number of elements of a head would be rotated."""
+    if rope.dim % 2:
+        raise ValueError(
+            f"config.json: head_dim * partial_rotary_factor must be even; got {head_dim} and {rope.dim} of it"
+        )
+    return rope
 
 
 def longest_sequence(rope: RopeConfig) -> int:
@@ -160,6 +169,8 @@ class RopeReader:
         if not isinstance(given, str):
             raise ValueError(f"config.json: {self.source}.rope_type must be a string; got {shown(given)}")
         kind = kind_names.get(given, given)
+        if kind == "dynamic" and "ntk_alpha" in kinds and self.values.get("alpha"):
+            return "ntk_alpha"
         if kind not in kinds:
             raise NotImplementedError(
                 f"config.json: {self.source}.rope_type = {given!r} is not implemented for this architecture;"
@@ -217,6 +228,15 @@ def _dynamic(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
             f"config.json: {reader.source}.rope_type = 'dynamic' needs more than 2 rotated elements a head"
         )
     return {"factor": reader.number("factor", None, 1.0, 1e6)}
+
+
+def _ntk_alpha(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
+    """Hunyuan's form of dynamic: a base stretched by a fixed factor, for any length."""
+    dim = common["dim"]
+    if dim <= 2:
+        raise ValueError(f"config.json: {reader.source}.alpha needs more than 2 rotated elements a head")
+    alpha = reader.number("alpha", None, 1e-6, 1e9)
+    return {"kind": "default", "theta": common["theta"] * alpha ** (dim / (dim - 2))}
 
 
 def _llama3(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
@@ -279,6 +299,7 @@ SPECIFIC = {
     "default": lambda reader, common: {},
     "linear": _scaled,
     "dynamic": _dynamic,
+    "ntk_alpha": _ntk_alpha,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -24,8 +24,8 @@ from tests.llm import sweep
 from tests.llm.decoding.tokenizer_zoo import byte_level
 from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.generators import check_idle
+from tests.llm.models.variants import IN_TRANSFORMERS, save_tiny
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi", "gemma2"]
 VOCAB_SIZE = 120
 """Of `tiny_model`."""
 
@@ -186,7 +186,6 @@ def check_real_case(seed: int, model: Any, oracle: Any, vocab_size: int) -> str 
 def tiny_model(family: str) -> tuple[Any, Any]:
     """Ours and transformers', of the same random weights and `VOCAB_SIZE` tokens."""
     from pace.llm import LLMModel
-    from tests.llm.models.variants import save_tiny
 
     fields = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128} | (
         {"original_max_position_embeddings": 128} if family == "phi3" else {}
@@ -200,7 +199,7 @@ def check_case(seed: int) -> str | None:
     """Half on random logits, half on the architectures in turn."""
     if seed % 2:
         return check_fake_case(seed // 2)
-    family = FAMILIES[seed // 2 % len(FAMILIES)]
+    family = IN_TRANSFORMERS[seed // 2 % len(IN_TRANSFORMERS)]
     wrong = check_real_case(seed, *tiny_model(family), VOCAB_SIZE)
     return wrong and f"{family}: {wrong}"
 

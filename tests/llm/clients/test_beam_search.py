@@ -18,6 +18,7 @@ from tests.llm.clients import beam_oracle as oracle
 from tests.llm.clients.beams import BACKENDS, BEAMS, load, make_generator, rows_of
 from tests.llm.fake_model import OPS, FakeModel
 from tests.llm.generators import random_prompts
+from tests.llm.models.variants import IN_TRANSFORMERS
 
 # -- against transformers
 # -------------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", oracle.FAMILIES)
+@pytest.mark.parametrize("family", IN_TRANSFORMERS)
 def test_every_architecture(checkpoint, backend: str, family: str) -> None:
     folder, model, tokenizer = checkpoint(family)
     prompts = [

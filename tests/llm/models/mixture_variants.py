@@ -5,6 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 MIXTURE_BASE: dict[str, dict[str, Any]] = {
+    "ernie4_5_moe": {
+        "num_key_value_heads": 2,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_intermediate_size": 24,
+    },
+    "glm4_moe": {
+        "num_key_value_heads": 2,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.5,
+    },
+    "granitemoe": {
+        "num_key_value_heads": 2,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "granitemoeshared": {
+        "num_key_value_heads": 2,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 40,
+    },
+    "hunyuan_v1_moe": {"num_key_value_heads": 2, "num_experts": 6, "moe_topk": 2, "head_dim": 12},
+    "olmoe": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 3},
     "gpt_oss": {
         "num_key_value_heads": 2,
         "head_dim": 12,
@@ -40,6 +70,24 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
 }
 
 MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
+    ("ernie4_5_moe", "default", {}),
+    ("ernie4_5_moe", "layers", {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 2}),
+    (
+        "ernie4_5_moe",
+        "no-shared-untied",
+        {"moe_num_shared_experts": 0, "tie_word_embeddings": False, "moe_norm_min": 0.9},
+    ),
+    ("glm4_moe", "default", {}),
+    ("glm4_moe", "groups", {"n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True}),
+    ("glm4_moe", "all", {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 2, "head_dim": 12}),
+    ("granitemoe", "default", {}),
+    ("granitemoe", "tied-bias", {"tie_word_embeddings": True, "attention_bias": True}),
+    ("granitemoeshared", "default", {}),
+    ("granitemoeshared", "none", {"shared_intermediate_size": 0, "residual_multiplier": 0.3}),
+    ("hunyuan_v1_moe", "default", {}),
+    ("hunyuan_v1_moe", "lists", {"moe_topk": [3, 3], "attention_bias": True}),
+    ("olmoe", "default", {}),
+    ("olmoe", "normalised", {"norm_topk_prob": True, "num_key_value_heads": None}),
     ("gpt_oss", "default", {}),
     ("gpt_oss", "limit", {"swiglu_limit": 0.2, "swiglu_alpha": 1.3, "sliding_window": 9}),
     ("gpt_oss", "layer_types", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),

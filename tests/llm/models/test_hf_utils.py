@@ -326,7 +326,8 @@ def test_tokenizer(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "unheard-of"]
+    "model_type",
+    ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "gpt_neox", "stablelm", "unheard-of"],
 )
 @pytest.mark.parametrize("kind", ZOO)
 def test_the_tokenizer_is_the_one_that_transformers_finds_by_itself(tmp_path, kind, model_type):

@@ -6,6 +6,7 @@ The reference backend sums in whatever order torch likes, so there equality is a
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -13,7 +14,17 @@ import pytest
 import torch
 
 from pace.llm.models.model_list import read_config
-from tests.llm.models.variants import BASE, IDS, PROMPT, ROUTED, VARIANTS, save_tiny
+from tests.llm.models.variants import (
+    BASE,
+    IDS,
+    IN_TRANSFORMERS,
+    PROMPT,
+    ROUTED,
+    VARIANTS,
+    VISION,
+    load_oracle,
+    save_tiny,
+)
 from tests.support import Runner, backend, backends, isas_of_floats, load_model, prefill
 
 pytest.importorskip("transformers")
@@ -118,27 +129,54 @@ def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
         # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both
         return float(rows.median() if VARIANTS[variant][0] in ROUTED else rows.mean()) ** 0.5
 
-    from transformers import AutoModelForCausalLM
-
-    half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    half = load_oracle(folder, torch.bfloat16)
     assert error(ours) <= error(oracle(half, ids))
+
+
+def as_transformers_4(five):
+    four = {name: value for name, value in five.items() if name not in ("rope_parameters", "dtype")}
+    if "text_config" in four:
+        four["text_config"] = as_transformers_4(five["text_config"])
+    four["torch_dtype"] = five["dtype"]
+    rope = dict(five.get("rope_parameters") or {})
+    if "full_attention" in rope:
+        if "gemma3" in five["model_type"]:
+            four["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = dict(rope["full_attention"])
+    if rope:
+        four["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            four["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        rope["type"] = rope.pop("rope_type")
+        four["rope_scaling"] = None if rope["type"] == "default" else rope
+    return four
+
+
+@pytest.mark.parametrize("model_type", IN_TRANSFORMERS)
+def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type):
+    from transformers import AutoConfig
+
+    whole = AutoConfig.for_model(model_type).to_dict()
+    least = {"model_type": model_type, "text_config": {}} if model_type in VISION else {"model_type": model_type}
+    ours, theirs = read_config(least)[1], read_config(whole)[1]
+    if hasattr(ours, "layer_types"):  # may say the same in other fields
+        layers = range(ours.num_hidden_layers)
+        assert [ours.window(layer) for layer in layers] == [theirs.window(layer) for layer in layers]
+        windows = {name: getattr(theirs, name) for name in ("layer_types", "sliding_window")}
+        ours = dataclasses.replace(ours, **windows)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
 def test_both_spellings_of_the_config_are_one(tiny, variant):
     folder, _, _ = tiny(variant)
     five = json.loads((folder / "config.json").read_text())
-    four = {name: value for name, value in five.items() if name not in ("rope_parameters", "dtype")}
-    four["torch_dtype"] = five["dtype"]
-    if rope := dict(five.get("rope_parameters") or {}):
-        four["rope_theta"] = rope.pop("rope_theta")
-        if "partial_rotary_factor" in rope:
-            four["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
-        rope["type"] = rope.pop("rope_type")
-        four["rope_scaling"] = None if rope["type"] == "default" else rope
+    if IDS[variant] == "olmo3-theta":
+        pytest.skip("transformers 4 has one theta for all layers")
+    four = as_transformers_4(five)
     assert read_config(four) == read_config(five)
 
-    if "layer_types" in five and "layer_types" not in VARIANTS[variant][2]:
+    if "layer_types" in five and not {"layer_types", "sliding_window_pattern"} & VARIANTS[variant][2].keys():
         del four["layer_types"]  # transformers 4 derived them from max_window_layers
         layers = range(five["num_hidden_layers"])
         old, new = read_config(four)[1], read_config(five)[1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.llm.models import references
 from tests.llm.models.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.mixture_variants import MIXTURE_BASE, MIXTURES
 
@@ -33,11 +35,59 @@ BASE = {
     },
     **LATENT_BASE,
     **MIXTURE_BASE,
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 7,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 10,
+    },
+    "gemma3": {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7},
+    "smollm3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "pad_token_id": 0},
+    "granite": {
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "olmo2": {"num_key_value_heads": 2},
+    "olmo3": {"num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 7},
+    "glm": {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0},
+    "glm4": {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0},
+    "ernie4_5": {"num_key_value_heads": 2, "head_dim": 12},
+    "hunyuan_v1_dense": {"num_key_value_heads": 2, "head_dim": 12},
+    "cohere": {"num_key_value_heads": 2},
+    "cohere2": {"num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 7},
+    "minicpm": {"num_key_value_heads": 2, "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 8},
+    "starcoder2": {"num_key_value_heads": 2},
+    "stablelm": {"num_key_value_heads": 2},
+    "gpt_neox": {},
+    "gpt2": {"n_inner": 56},
+    "chatglm": {
+        "kv_channels": 8,
+        "multi_query_attention": True,
+        "multi_query_group_num": 2,
+        "add_qkv_bias": True,
+    },
 }
 """What differs from `SIZES`, by model_type."""
 
 ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
 """The model_types with experts."""
+
+VISION = {
+    "gemma3": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    }
+}
+"""The `vision_config` of those whose checkpoints see images, too, and have a `text_config`; by model_type."""
 
 SIZES = {
     "vocab_size": 99,
@@ -67,6 +117,12 @@ def longrope(pairs: int, **more: Any) -> dict[str, Any]:
 
 def rope(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10000.0, **parameters}, **more}
+
+
+def by_kind(full: dict[str, Any], sliding: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Rotations that differ by the kind of layer."""
+    kinds = {"full_attention": full, "sliding_attention": sliding}
+    return {"rope_parameters": {kind: {"rope_type": "default", **values} for kind, values in kinds.items()}, **more}
 
 
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -167,40 +223,147 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
     *LATENTS,
     *MIXTURES,
+    ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
+    ("gemma3_text", "default", {}),
+    ("gemma3_text", "linear", by_kind({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4})),
+    ("gemma3_text", "theta", by_kind({"rope_theta": 300.0}, {"rope_theta": 40.0}, tie_word_embeddings=False)),
+    ("gemma3_text", "caps", {"final_logit_softcapping": 4.0, "attn_logit_softcapping": 3.0, "attention_bias": True}),
+    ("gemma3_text", "pattern", {"sliding_window_pattern": 3, "num_hidden_layers": 4, "head_dim": 20}),
+    ("gemma3_text", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
+    ("gemma3", "default", {}),
+    ("smollm3", "default", {}),
+    ("smollm3", "no_rope_layers", {"no_rope_layers": [0, 1, 1, 0], "tie_word_embeddings": False}),
+    ("smollm3", "interval", {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
+    ("smollm3", "window", {"use_sliding_window": True, "sliding_window": 7, "no_rope_layer_interval": 2}),
+    ("smollm3", "window-unused", {"sliding_window": 7}),
+    ("smollm3", "yarn", rope(YARN)),
+    ("granite", "default", {}),
+    ("granite", "tied-bias", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    ("granite", "theta", rope({"rope_type": "default", "rope_theta": 500.0}, residual_multiplier=1.0)),
+    ("olmo2", "default", {}),
+    ("olmo2", "mha-bias", {"num_key_value_heads": None, "attention_bias": True, "clip_qkv": 0.1}),
+    ("olmo2", "tied-theta", rope({"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=True)),
+    ("olmo3", "default", {}),
+    ("olmo3", "yarn", by_kind({**YARN, "rope_theta": 5e5}, {"rope_theta": 5e5})),
+    ("olmo3", "theta", by_kind({"rope_theta": 300.0}, {"rope_theta": 40.0})),
+    ("olmo3", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
+    ("glm", "default", {}),
+    ("glm", "no-bias", {"attention_bias": False, "num_key_value_heads": 4}),
+    ("glm", "partial-tied", rope({"rope_type": "default", "partial_rotary_factor": 1.0}, tie_word_embeddings=True)),
+    ("glm4", "default", {}),
+    ("glm4", "no-bias", {"attention_bias": False, "head_dim": 16}),
+    ("ernie4_5", "default", {}),
+    ("ernie4_5", "bias-untied", {"use_bias": True, "tie_word_embeddings": False, "head_dim": None}),
+    ("hunyuan_v1_dense", "default", {}),
+    ("hunyuan_v1_dense", "alpha", rope({"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0})),
+    ("hunyuan_v1_dense", "bias-tied", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("cohere", "default", {}),
+    ("cohere", "qk_norm", {"use_qk_norm": True, "logit_scale": 0.8}),
+    (
+        "cohere",
+        "bias-untied",
+        {"attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": None, "logit_scale": 1.5},
+    ),
+    ("cohere2", "default", {}),
+    ("cohere2", "pattern", {"sliding_window_pattern": 2, "logit_scale": 0.8, "attention_bias": True}),
+    ("cohere2", "all-full", {"layer_types": ["full_attention"] * 4, "logit_scale": 0.8}),
+    (
+        "cohere2",
+        "theta",
+        rope({"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=False, logit_scale=0.8),
+    ),
+    ("minicpm", "default", {}),
+    ("minicpm", "untied-theta", {"tie_word_embeddings": False, "rope_theta": 500.0}),
+    ("starcoder2", "default", {}),
+    ("starcoder2", "window", {"sliding_window": 7, "norm_epsilon": 0.1}),
+    ("starcoder2", "no-bias", {"use_bias": False}),
+    ("starcoder2", "untied-act", {"tie_word_embeddings": False, "hidden_act": "gelu"}),
+    ("starcoder2", "head_dim-theta", rope({"rope_type": "default", "rope_theta": 500.0}, head_dim=20)),
+    ("starcoder2", "yarn", rope(YARN)),
+    ("stablelm", "default", {}),
+    ("stablelm", "bias-theta", rope({"rope_type": "default", "rope_theta": 500.0}, use_qkv_bias=True)),
+    ("stablelm", "parallel", {"use_parallel_residual": True, "num_key_value_heads": 4}),
+    ("stablelm", "2-12b", {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False}),
+    ("stablelm", "partial", rope({"rope_type": "default", "partial_rotary_factor": 0.5}, tie_word_embeddings=True)),
+    ("stablelm", "yarn", rope({**YARN, "partial_rotary_factor": 0.75}, layer_norm_eps=0.1)),
+    ("gpt_neox", "default", {}),
+    ("gpt_neox", "sequential", {"use_parallel_residual": False}),
+    ("gpt_neox", "no-bias", {"attention_bias": False, "hidden_act": "gelu_new"}),
+    (
+        "gpt_neox",
+        "partial-tied",
+        rope({"rope_type": "default", "partial_rotary_factor": 0.5}, tie_word_embeddings=True),
+    ),
+    ("gpt_neox", "all-linear", rope({"rope_type": "linear", "factor": 3.0, "partial_rotary_factor": 1.0})),
+    ("gpt2", "default", {}),
+    ("gpt2", "n_inner-untied", {"n_inner": None, "tie_word_embeddings": False}),
+    ("gpt2", "act", {"activation_function": "relu", "layer_norm_epsilon": 0.1}),
+    ("gpt2", "scale", {"scale_attn_weights": False}),
+    ("gpt2", "scale-by-layer", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
+    ("chatglm", "default", {}),
+    ("chatglm", "no-bias", {"add_qkv_bias": False, "multi_query_group_num": 1}),
+    ("chatglm", "linear-bias", {"add_bias_linear": True, "rope_ratio": 50, "layernorm_epsilon": 0.1}),
+    ("chatglm", "halves", {"original_rope": False, "kv_channels": 16, "multi_query_group_num": 4}),
 ]
+
+FAMILIES = tuple(BASE)
+IN_TRANSFORMERS = tuple(family for family in FAMILIES if family not in references.MODELS)
 
 IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
 
+def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
+    """transformers' model in float32; of families that it does not have, the one in `references`."""
+    if model_type in references.MODELS:
+        return references.MODELS[model_type](fields)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if model_type in VISION:
+        fields = {"text_config": fields, "vision_config": VISION[model_type]}
+    config = AutoConfig.for_model(
+        model_type, **{name: value for name, value in fields.items() if not name.startswith("_")}
+    )
+    for name, value in fields.items():
+        if name.startswith("_"):
+            setattr(config, name, value)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """The model that `save_tiny` saved."""
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    if model_type in references.MODELS:
+        return references.MODELS[model_type].from_pretrained(folder).to(dtype).eval()
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
-    """Makes the tiny model with transformers, saves it in float32, and returns it.
+    """Makes the tiny model with `make_oracle`, saves it in float32, and returns it.
 
     All weights are random, those of norms and biases too: a model that forgets one is found out. The numbers fit in
     bfloat16, so that the same checkpoint serves both dtypes."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(sum(map(ord, model_type)))
     sizes = {name: size for name, size in SIZES.items() if (name, model_type) not in {("intermediate_size", "opt")}}
-    if model_type == "gptj":
+    if model_type in ("gptj", "gpt2"):
         sizes.pop("intermediate_size")
-    special = {name: fields[name] for name in fields if name.startswith("_")}
-    plain = {name: fields[name] for name in fields if not name.startswith("_")}
-    config = AutoConfig.for_model(model_type, **{**sizes, **BASE[model_type], **plain})
-    for name, value in special.items():
-        setattr(config, name, value)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = make_oracle(model_type, sizes | BASE[model_type] | fields).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:
-                spread = 1.0 if "embed" in name or "wte" in name else 1.5 / parameter.shape[1] ** 0.5
+                is_embedding = any(part in name for part in ("embed", "wte", "wpe"))
+                inputs = parameter.shape[0 if model_type == "gpt2" else 1]  # GPT-2's matrices are transposed
+                spread = 1.0 if is_embedding else 1.5 / inputs**0.5
                 parameter.normal_(0.0, spread)
             else:
-                is_around_one = ("norm" in name or "ln_" in name) and model_type != "gemma2"  # which adds 1
+                is_around_one = ("norm" in name or "ln_" in name) and "gemma" not in model_type  # which adds 1
                 parameter.normal_(1.0 if is_around_one else 0.0, 0.3)
             parameter.copy_(parameter.bfloat16())
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)
                 buffer.copy_(buffer.bfloat16())
+
     model.save_pretrained(folder)
     return model

@@ -16,7 +16,7 @@ from pace.llm.runners import make_runner
 from pace.llm.runners.eager import EagerRunner
 from pace.llm.runners.program import ProgramRunner
 from pace.ops import native, reference
-from tests.llm.models.variants import PROMPT, save_tiny
+from tests.llm.models.variants import FAMILIES, PROMPT, save_tiny
 from tests.support import Runner, load_model
 
 pytest.importorskip("transformers")
@@ -65,7 +65,7 @@ def test_each_operator_alone_on_torch(operator, loaded):
     }
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gptj", "phi", "gemma2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_of_every_architecture_is_that_of_the_kernels(checkpoint, family):
     folder, prompt = checkpoint(family)[0], list(range(5, 25))
     greedy = SamplingConfig(max_new_tokens=32, ignore_eos=True)

@@ -11,7 +11,7 @@ import torch
 
 from pace.llm.layers import Block, RMSNorm
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.families.qwen2 import check_layer_types, layer_types
+from pace.llm.models.families.llama_like.windowed import WindowedConfig
 from pace.llm.models.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
@@ -27,7 +27,7 @@ logger = logging.getLogger("pace")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma2Config(LlamaConfig):
+class Gemma2Config(WindowedConfig):
     vocab_size: int = count(256000)
     hidden_size: int = count(2304)
     intermediate_size: int = count(9216)
@@ -40,8 +40,6 @@ class Gemma2Config(LlamaConfig):
     query_pre_attn_scalar: float = number(256.0, 1e-6, 1e9)
     attn_logit_softcapping: float | None = number(50.0, 1e-6, 1e9, optional=True)
     final_logit_softcapping: float | None = number(30.0, 1e-6, 1e9, optional=True)
-    sliding_window: int = count(4096, MAX_POSITIONS)
-    layer_types: tuple[str, ...] | None = layer_types()
     tie_word_embeddings: bool = flag(True)
     bos_token_id: int | tuple[int, ...] | None = token_ids(2)
     eos_token_id: int | tuple[int, ...] | None = token_ids(1)
@@ -50,10 +48,6 @@ class Gemma2Config(LlamaConfig):
     aliases: ClassVar[dict[str, str]] = {"sliding_window_size": "sliding_window"}
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"cache_implementation"}
-
-    def check(self) -> None:
-        super().check()
-        check_layer_types(self.layer_types, self.num_hidden_layers)
 
     def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
         if "hidden_act" in fields and self.hidden_act != self.hidden_activation:
@@ -76,9 +70,9 @@ class Gemma2Config(LlamaConfig):
     def logits_softcap(self) -> float | None:
         return self.final_logit_softcapping
 
-    def window(self, layer: int) -> int | None:
-        slides = self.layer_types[layer] == "sliding_attention" if self.layer_types else layer % 2 == 0
-        return self.sliding_window if slides else None
+    @property
+    def full_every(self) -> int:
+        return 2
 
 
 class Gemma2ForCausalLM(LlamaForCausalLM):

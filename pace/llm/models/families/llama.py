@@ -18,6 +18,7 @@ from pace.llm.layers import (
     GatedMLP,
     HeadLayerNorm,
     HeadNorm,
+    LayerNorm,
     Linear,
     NoHeadNorm,
     NoRotary,
@@ -65,9 +66,11 @@ class LlamaConfig(ModelConfig):
         "use_qk_norm": (False, None),
     }
     also_read: ClassVar[frozenset[str]] = frozenset(ROPE_FIELDS)
+    floors_head_dim: ClassVar[bool] = False
+    """Whether heads that are not given may be too narrow to fill a row together, as `transformers` has it."""
 
     def check(self) -> None:
-        if self.head_dim is None:
+        if self.head_dim is None and not self.floors_head_dim:
             check_divides(self, "num_attention_heads", "hidden_size")
         if self.num_key_value_heads is not None:
             check_divides(self, "num_key_value_heads", "num_attention_heads")
@@ -81,6 +84,11 @@ class LlamaConfig(ModelConfig):
         return read_rope(fields, head_dim, self.max_position_embeddings)
 
     @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotations of the layers, each once."""
+        return (self.rope,)
+
+    @property
     def max_length(self) -> int:
         return longest_sequence(self.rope)
 
@@ -91,6 +99,11 @@ class LlamaConfig(ModelConfig):
     @property
     def output_bias(self) -> bool:
         return self.attention_bias
+
+    @property
+    def branch_scale(self) -> float:
+        """What the output of a branch is multiplied by before it is added."""
+        return 1.0
 
     @property
     def attention_scale(self) -> float | None:
@@ -120,7 +133,7 @@ class LlamaForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotaries = (Rotary(config.rope),)
+        self.rotaries = tuple(Rotary(rope, table) for table, rope in enumerate(config.ropes))
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [self.make_layer(f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
         self.final_norm = self.make_norm("model.norm")
@@ -132,13 +145,14 @@ class LlamaForCausalLM(BaseModelForCausalLM):
             self.make_attention(f"{name}.self_attn", index),
             self.make_norm(f"{name}.post_attention_layernorm"),
             self.make_feed_forward(name, index),
+            branch_scale=self.config.branch_scale,
         )
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         """That of a layer."""
         return self.make_mlp(f"{name}.mlp")
 
-    def make_norm(self, name: str) -> RMSNorm:
+    def make_norm(self, name: str) -> RMSNorm | LayerNorm:
         return RMSNorm(name, self.config.hidden_size, self.config.rms_norm_eps)
 
     def make_attention(self, name: str, index: int) -> Attention:

@@ -14,7 +14,7 @@ from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, Plai
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.families.llama import LlamaConfig
 from pace.llm.models.model_config import MAX_LAYERS, activation, count, number
-from pace.llm.models.rope_config import read_rope
+from pace.llm.models.rope_config import check_even, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,7 @@ class PhiConfig(LlamaConfig):
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         rope = read_rope(fields, head_dim, self.max_position_embeddings, partial=True, default_partial=0.5)
-        if rope.dim % 2:
-            raise ValueError(
-                f"config.json: head_dim * partial_rotary_factor must be even; got {head_dim} and {rope.dim} of it"
-            )
-        return rope
+        return check_even(rope, head_dim)
 
 
 class PhiForCausalLM(BaseModelForCausalLM):

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.model_config import MAX_POSITIONS, count, declared, flag, token_ids
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-def layer_types() -> Any:
-    """A list with the kind of attention of each layer, or null."""
-
-    def read(value: Any) -> tuple[str, ...] | None:
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ValueError("a list of strings or null")
-        if other := sorted(set(value) - set(LAYER_TYPES)):
-            raise NotImplementedError(f"{other[0]!r} is not implemented; implemented: {', '.join(LAYER_TYPES)}")
-        return tuple(value)
-
-    return declared(None, read)
-
-
-def check_layer_types(types: tuple[str, ...] | None, num_layers: int) -> None:
-    """Raises ValueError where `layer_types` is given and does not name all layers."""
-    if types is not None and len(types) != num_layers:
-        raise ValueError(f"config.json: layer_types must name all {num_layers} layers; got {len(types)}")
+from pace.llm.models.layer_types import SLIDING, check_layer_types, layer_types
+from pace.llm.models.model_config import MAX_POSITIONS, count, flag, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +30,7 @@ class Qwen2Config(LlamaConfig):
     def check(self) -> None:
         super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers)
-        if "sliding_attention" in (self.layer_types or ()) and self.effective_window is None:
+        if SLIDING in (self.layer_types or ()) and self.effective_window is None:
             raise ValueError(
                 "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or sliding_window is null"
             )
@@ -63,7 +41,7 @@ class Qwen2Config(LlamaConfig):
 
     def window(self, layer: int) -> int | None:
         if self.layer_types is not None:
-            return self.effective_window if self.layer_types[layer] == "sliding_attention" else None
+            return self.effective_window if self.layer_types[layer] == SLIDING else None
         return self.effective_window if layer >= self.max_window_layers else None
 
 

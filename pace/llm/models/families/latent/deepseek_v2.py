@@ -4,21 +4,14 @@ experts that all tokens go through."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
-from pace.llm.layers import (
-    FeedForward,
-    GatedLinear,
-    GatedMLP,
-    Linear,
-    MixtureOfExperts,
-    RouterLinear,
-    Vectors,
-    expert_stacks,
-)
+import torch
+
+from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, Vectors, expert_stacks
 from pace.llm.models.families.latent.latent import LatentConfig, LatentForCausalLM
-from pace.llm.models.families.llama import parts
-from pace.llm.models.mixtures import MixtureConfig
+from pace.llm.models.families.mixtures.config import MixtureConfig, shared_mlp
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, number
 from pace.ops.experts import MAX_EXPERTS, Router
 
@@ -95,28 +88,27 @@ class DeepseekV2ForCausalLM(LatentForCausalLM):
     Config = DeepseekV2Config
     has_choice_bias: ClassVar[bool] = False
 
-    @property
-    def ignored_tensors(self) -> tuple[str, ...]:
-        first = self.config.num_hidden_layers
-        left_out = range(first, first + self.config.num_nextn_predict_layers)
-        return (*super().ignored_tensors, *(rf"model\.layers\.{layer}\..*" for layer in left_out))
+    def __init__(self, config: DeepseekConfig, dtype: torch.dtype, ops: ModuleType):
+        super().__init__(config, dtype, ops)
+        last = config.num_hidden_layers
+        left_out = range(last, last + config.num_nextn_predict_layers)
+        self.ignored_tensors = (*self.ignored_tensors, *(rf"model\.layers\.{layer}\..*" for layer in left_out))
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, hidden = self.config, self.config.hidden_size
+        config, mlp = self.config, f"{name}.mlp"
         if not config.has_experts(index):
             return super().make_feed_forward(name, index)
-        gate, shared = f"{name}.mlp.gate", f"{name}.mlp.shared_experts"
-        rows = [config.moe_intermediate_size * config.n_shared_experts] * 2
-        bias = Vectors({f"{gate}.e_score_correction_bias": config.num_experts} if self.has_choice_bias else {})
-        return MixtureOfExperts(
-            RouterLinear({gate: config.num_experts}, hidden),
-            config.router,
-            *expert_stacks(f"{name}.mlp.experts", config.num_experts, hidden, config.moe_intermediate_size),
+        count, hidden, inner, act = (
+            config.num_experts,
+            config.hidden_size,
+            config.moe_intermediate_size,
             config.hidden_act,
-            choice_bias=bias,
-            shared=GatedMLP(
-                GatedLinear(parts(shared, self.gate_up_names, rows), hidden, config.mlp_bias),
-                Linear({f"{shared}.down_proj": hidden}, rows[0], config.mlp_bias),
-                config.hidden_act,
-            ),
+        )
+        return MixtureOfExperts(
+            RouterLinear({f"{mlp}.gate": count}, hidden),
+            config.router,
+            *expert_stacks(f"{mlp}.experts", count, hidden, inner),
+            act,
+            choice_bias=Vectors({f"{mlp}.gate.e_score_correction_bias": count} if self.has_choice_bias else {}),
+            shared=shared_mlp(f"{mlp}.shared_experts", hidden, inner * config.n_shared_experts, act, config.mlp_bias),
         )

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from pace.llm.layers import Block
 from pace.llm.models.families.latent.latent import LatentConfig, LatentForCausalLM
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, check_divides, count, flag, number
 
@@ -64,11 +63,6 @@ class MiniCPM3Config(LatentConfig):
 
 class MiniCPM3ForCausalLM(LatentForCausalLM):
     Config = MiniCPM3Config
-
-    def make_layer(self, name: str, index: int) -> Block:
-        layer = super().make_layer(name, index)
-        layer.branch_scale = self.config.branch_scale
-        return layer
 
     @property
     def embedding_scale(self) -> float:

@@ -17,9 +17,9 @@ from pace.llm.layers import (
 )
 from pace.llm.layers.experts import fused, stacked
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.families.qwen2 import check_layer_types, layer_types
-from pace.llm.models.mixtures import MixtureConfig
-from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number
+from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, number, token_ids
 from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import MAX_EXPERTS, ClampedSwiglu, Router
 
@@ -50,6 +50,8 @@ class GptOssConfig(MixtureConfig, LlamaConfig):
     layer_types: tuple[str, ...] | None = layer_types()
     num_experts: int = count(128, MAX_EXPERTS)
     num_experts_per_tok: int = count(4, MAX_EXPERTS)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(None)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(None)
     swiglu_alpha: float = number(1.702, -1e6, 1e6)
     swiglu_limit: float = number(7.0, 1e-6, 1e9)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pace.llm.layers import MixtureOfExperts, RouterLinear, expert_stacks
-from pace.llm.models.families.qwen2_moe import Qwen2MoeForCausalLM, QwenMixtureConfig
+from pace.llm.models.families.mixtures.qwen2_moe import Qwen2MoeForCausalLM, QwenMixtureConfig
 from pace.llm.models.families.qwen3 import Qwen3Config
 from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, count
 from pace.ops.experts import MAX_EXPERTS

@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pace.llm.layers import FeedForward, GatedLinear, GatedMLP, Linear, MixtureOfExperts, RouterLinear, expert_stacks
-from pace.llm.models.families.llama import parts
+from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.models.families.mixtures.config import MixtureConfig, shared_mlp
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.mixtures import MixtureConfig
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, flag
 from pace.ops.experts import MAX_EXPERTS, Router
 
@@ -80,17 +79,12 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
 
     def make_experts(self, name: str) -> MixtureOfExperts:
         config = self.config
-        hidden, shared = config.hidden_size, f"{name}.shared_expert"
-        rows = [config.shared_expert_intermediate_size] * 2
+        hidden, shared = config.hidden_size, config.shared_expert_intermediate_size
         return MixtureOfExperts(
             RouterLinear({f"{name}.gate": config.num_experts}, hidden),
             config.router,
             *expert_stacks(f"{name}.experts", config.num_experts, hidden, config.moe_intermediate_size),
             config.hidden_act,
-            shared=GatedMLP(
-                GatedLinear(parts(shared, self.gate_up_names, rows), hidden),
-                Linear({f"{shared}.down_proj": hidden}, rows[0]),
-                config.hidden_act,
-            ),
+            shared=shared_mlp(f"{name}.shared_expert", hidden, shared, config.hidden_act),
             shared_gate=RouterLinear({f"{name}.shared_expert_gate": 1}, hidden),
         )

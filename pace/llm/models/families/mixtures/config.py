@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pace.llm.models.model_config import ModelConfig, count
+from pace.llm.layers import GatedLinear, GatedMLP, Linear
+from pace.llm.models.model_config import count
 from pace.ops.experts import MAX_EXPERTS, Router
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureConfig(ModelConfig):
-    """A config with experts; a family adds it to the config of the family that it is otherwise like."""
+class MixtureConfig:
+    """Fields of a config with experts, added to the config of the family that it is otherwise like."""
 
     num_experts: int = count(8, MAX_EXPERTS)
     num_experts_per_tok: int = count(2, MAX_EXPERTS)
@@ -26,3 +27,11 @@ class MixtureConfig(ModelConfig):
     def router(self) -> Router:
         """How a token chooses. Raises ValueError for fields that do not fit together."""
         raise NotImplementedError
+
+
+def shared_mlp(name: str, hidden: int, inner: int, activation: str, bias: bool = False) -> GatedMLP | None:
+    """The MLP that all tokens go through beside the experts; None of no size."""
+    if inner == 0:
+        return None
+    gate_up = GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias)
+    return GatedMLP(gate_up, Linear({f"{name}.down_proj": hidden}, inner, bias), activation)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pace.llm.layers import FeedForward, MixtureOfExperts, RopeConfig, RouterLinear, expert_stacks
 from pace.llm.models.families.mistral import MistralConfig, MistralForCausalLM
-from pace.llm.models.mixtures import MixtureConfig
+from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.model_config import MAX_POSITIONS, count, number
 from pace.llm.models.rope_config import read_rope
 from pace.ops.experts import Router

@@ -1,0 +1,114 @@
+"""GPT-2: learned positions, LayerNorm before each part, and matrices that are stored transposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pace.batch import ForwardBatch, Positions
+from pace.llm.layers import Attention, Block, Embedding, LayerNorm, Linear, NoRotary, PlainMLP, Source
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_config import (
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    ModelConfig,
+    activation,
+    check_divides,
+    checked_head_dim,
+    count,
+    flag,
+    number,
+    token_ids,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config(ModelConfig):
+    vocab_size: int = count(50257)
+    max_position_embeddings: int = count(1024, MAX_POSITIONS)
+    hidden_size: int = count(768)
+    num_hidden_layers: int = count(12, MAX_LAYERS)
+    num_attention_heads: int = count(12)
+    n_inner: int | None = count(None, optional=True)
+    activation_function: str = activation("gelu_new")
+    layer_norm_epsilon: float = number(1e-5, 0.0, 1.0)
+    scale_attn_weights: bool = flag(True)
+    scale_attn_by_inverse_layer_idx: bool = flag(False)
+    tie_word_embeddings: bool = flag(True)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(50256)
+    eos_token_id: int | tuple[int, ...] | None = token_ids(50256)
+
+    aliases: ClassVar[dict[str, str]] = {
+        "n_positions": "max_position_embeddings",
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+    }
+    also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx", "reorder_and_upcast_attn"})
+
+    def check(self) -> None:
+        check_divides(self, "num_attention_heads", "hidden_size")
+        checked_head_dim(self.head_dim)
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"n_inner": self.n_inner or 4 * self.hidden_size}
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def attention_scale(self, layer: int) -> float:
+        """Of the scores."""
+        scale = self.head_dim**-0.5 if self.scale_attn_weights else 1.0
+        return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
+
+
+class GPT2LMHeadModel(BaseModelForCausalLM):
+    Config = GPT2Config
+    prefix = "transformer."
+    embedding_name = "transformer.wte"
+    ignored_tensors: ClassVar[tuple[str, ...]] = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",)
+
+    def __init__(self, config: GPT2Config, dtype: torch.dtype, ops: ModuleType):
+        super().__init__(config, dtype, ops)
+        hidden = config.hidden_size
+        self.embedding = Embedding(self.embedding_name, config.vocab_size, hidden)
+        self.positions = Embedding("transformer.wpe", config.max_position_embeddings, hidden)
+        self.layers = [gpt2_layer(config, f"transformer.h.{i}", i) for i in range(config.num_hidden_layers)]
+        self.final_norm = LayerNorm("transformer.ln_f", hidden, config.layer_norm_epsilon)
+        self.lm_head = self.make_head(hidden)
+
+    def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:
+        return self.embedding(ops, batch.tokens) + self.positions(ops, batch.positions)
+
+
+def gpt2_layer(config: GPT2Config, name: str, index: int) -> Block:
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
+
+    def linear(part: str, n: int, k: int) -> Linear:
+        return Linear({f"{name}.{part}": Source((k, n), transposed=True)}, k, bias=True)
+
+    attention = Attention(
+        linear("attn.c_attn", 3 * hidden, hidden),
+        linear("attn.c_proj", hidden, hidden),
+        heads,
+        Positions(heads, dim, dim),
+        NoRotary(),
+        scale=config.attention_scale(index),
+    )
+    mlp = PlainMLP(
+        linear("mlp.c_fc", config.n_inner, hidden),
+        linear("mlp.c_proj", hidden, config.n_inner),
+        config.activation_function,
+    )
+    first, second = (LayerNorm(f"{name}.ln_{i}", hidden, config.layer_norm_epsilon) for i in (1, 2))
+    return Block(first, attention, second, mlp)

@@ -1,0 +1,1 @@
+"""Families whose layers are Llama's but for a few switches."""

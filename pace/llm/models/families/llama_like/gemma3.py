@@ -1,0 +1,70 @@
+"""Gemma 3: Gemma 2 with normalised query and key heads instead of capped scores, five layers with a window to one
+without, and a rotation of its own for each of the two. Of checkpoints that see images, the text part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pace.llm.layers import HeadNorm, RopeConfig, Rotary
+from pace.llm.models.families.gemma2 import Gemma2Config, Gemma2ForCausalLM
+from pace.llm.models.layer_types import FULL, SLIDING
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number
+from pace.llm.models.rope_config import fields_of_layers, read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3Config(Gemma2Config):
+    vocab_size: int = count(262208)
+    max_position_embeddings: int = count(131072, MAX_POSITIONS)
+    attn_logit_softcapping: float | None = number(None, 1e-6, 1e9, optional=True)
+    final_logit_softcapping: float | None = number(None, 1e-6, 1e9, optional=True)
+    sliding_window_pattern: int = count(6, MAX_LAYERS)
+    local_rope: RopeConfig | None = None
+    """Of the layers with a window."""
+
+    without_effect: ClassVar[dict[str, tuple]] = {"attn_logit_softcapping": (None,)}
+    also_read: ClassVar[frozenset[str]] = Gemma2Config.also_read | {"rope_local_base_freq"}
+    beside_text: ClassVar[frozenset[str]] = frozenset(
+        {"vision_config", "mm_tokens_per_image", *(f"{name}_token_{end}" for name in ("boi", "eoi", "image") for end in ("id", "index"))}
+    )  # fmt: skip
+
+    @property
+    def full_every(self) -> int:
+        return self.sliding_window_pattern
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        values = super().derived(fields)
+        local = fields_of_layers(fields, SLIDING, "rope_local_base_freq", scaled=False)
+        return values | {"local_rope": read_rope(local, values["head_dim"], self.max_position_embeddings)}
+
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        return read_rope(fields_of_layers(fields, FULL), head_dim, self.max_position_embeddings, default_theta=1e6)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return self.rope, self.local_rope
+
+    @property
+    def max_length(self) -> int:
+        return self.max_position_embeddings
+
+
+class Gemma3ForConditionalGeneration(Gemma2ForCausalLM):
+    """Also under the name `Gemma3ForCausalLM`."""
+
+    Config = Gemma3Config
+    head_norm = True
+    text_prefixes: ClassVar[dict[str, str]] = {
+        "language_model.lm_head.": "lm_head.",
+        "language_model.model.": "model.",
+        "language_model.": "model.",
+        "model.language_model.": "model.",
+    }
+    other_parts = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+    def make_head_norm(self, name: str, num_heads: int) -> HeadNorm:
+        return HeadNorm(name, self.config.head_dim, self.config.rms_norm_eps, offset=1.0)
+
+    def rotary(self, layer: int) -> Rotary:
+        return self.rotaries[self.config.slides(layer)]

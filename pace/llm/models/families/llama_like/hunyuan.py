@@ -1,0 +1,37 @@
+"""Hunyuan without experts: Llama whose query and key heads are normalised after they are rotated, and a base of the
+rotation that a fixed factor stretches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pace.llm.layers import RopeConfig
+from pace.llm.layers.rotary import FREQUENCIES
+from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.model_config import count, number, token_ids
+from pace.llm.models.rope_config import read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunYuanConfig(LlamaConfig):
+    vocab_size: int = count(290943)
+    rms_norm_eps: float = number(1e-5, 0.0, 1.0)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(0)
+
+    without_effect: ClassVar[dict[str, tuple]] = {"use_qk_norm": (None, True)}
+    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,), "use_cla": (None, False), "norm_type": ("rms",)}
+    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {
+        "attention_head_dim", "cla_share_factor", "eod_token_id", "im_start_id", "im_end_id", "im_newline_id",
+        "org_vocab_size", "text_start_id", "text_end_id", "use_rotary_pos_emb",
+    }  # fmt: skip
+
+    def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
+        return read_rope(fields, head_dim, self.max_position_embeddings, kinds=(*FREQUENCIES, "ntk_alpha"))
+
+
+class HunYuanDenseV1ForCausalLM(LlamaForCausalLM):
+    Config = HunYuanConfig
+    head_norm = True
+    head_norm_names = ("query_layernorm", "key_layernorm")
+    norm_last = True

@@ -1,0 +1,1 @@
+"""Families whose feed-forwards are mixtures of experts."""

@@ -1,0 +1,70 @@
+"""Ernie 4.5 with experts (21B-A3B, 300B-A47B): choices by probabilities with a bias, and an MLP beside the experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, Source, Vectors, expert_stacks
+from pace.llm.models.families.llama_like.ernie4_5 import Ernie4_5ForCausalLM, Ernie45Config
+from pace.llm.models.families.mixtures.config import MixtureConfig, shared_mlp
+from pace.llm.models.model_config import MAX_LAYERS, count, number
+from pace.ops.experts import MAX_EXPERTS, Router
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ernie45MoeConfig(MixtureConfig, Ernie45Config):
+    hidden_size: int = count(2560)
+    intermediate_size: int = count(12288)
+    num_hidden_layers: int = count(28, MAX_LAYERS)
+    num_attention_heads: int = count(20)
+    num_key_value_heads: int | None = count(4, optional=True)
+    head_dim: int | None = count(None, optional=True)
+    num_experts: int = count(64, MAX_EXPERTS)
+    num_experts_per_tok: int = count(6, MAX_EXPERTS)
+    moe_intermediate_size: int = count(1536)
+    moe_num_shared_experts: int = count(2, minimum=0)
+    moe_layer_start_index: int = count(1, MAX_LAYERS, minimum=0)
+    moe_layer_end_index: int = count(-1, MAX_LAYERS, minimum=-1)
+    """-1: the last."""
+    moe_layer_interval: int = count(1, MAX_LAYERS)
+    moe_norm_min: float = number(1e-12, 0.0, 1.0)
+
+    aliases: ClassVar[dict[str, str]] = {
+        "moe_num_experts": "num_experts",
+        "moe_k": "num_experts_per_tok",
+        "num_local_experts": "num_experts",
+    }
+
+    @property
+    def router(self) -> Router:
+        return Router(self.num_experts, self.num_experts_per_tok, normalise=True, least_sum=self.moe_norm_min)
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        last = self.num_hidden_layers - 1 if self.moe_layer_end_index == -1 else self.moe_layer_end_index
+        return super().derived(fields) | {"moe_layer_end_index": last}
+
+    def has_experts(self, layer: int) -> bool:
+        first, last = self.moe_layer_start_index, self.moe_layer_end_index
+        return first <= layer <= last and (layer + 1) % self.moe_layer_interval == 0
+
+
+class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
+    Config = Ernie45MoeConfig
+
+    def make_feed_forward(self, name: str, index: int) -> FeedForward:
+        config, mlp = self.config, f"{name}.mlp"
+        if not config.has_experts(index):
+            return super().make_feed_forward(name, index)
+        count, hidden, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        bias = f"{mlp}.moe_statics.e_score_correction_bias"
+        return MixtureOfExperts(
+            RouterLinear({f"{mlp}.gate": count}, hidden),
+            config.router,
+            *expert_stacks(f"{mlp}.experts", count, hidden, inner),
+            config.hidden_act,
+            choice_bias=Vectors({bias: count}, {bias: Source((1, count))}),
+            shared=shared_mlp(
+                f"{mlp}.shared_experts", hidden, inner * config.moe_num_shared_experts, config.hidden_act
+            ),
+        )

@@ -1,0 +1,35 @@
+"""The field `layer_types` of a config.json: which layers see all positions, and which a window of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pace.llm.models.model_config import declared
+
+FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def layer_types() -> Any:
+    """A list with the kind of attention of each layer, or null."""
+
+    def read(value: Any) -> tuple[str, ...] | None:
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ValueError("a list of strings or null")
+        if other := sorted(set(value) - set(LAYER_TYPES)):
+            raise NotImplementedError(f"{other[0]!r} is not implemented; implemented: {', '.join(LAYER_TYPES)}")
+        return tuple(value)
+
+    return declared(None, read)
+
+
+def check_layer_types(types: tuple[str, ...] | None, num_layers: int) -> None:
+    """Raises ValueError where `layer_types` is given and does not name all layers."""
+    if types is not None and len(types) != num_layers:
+        raise ValueError(f"config.json: layer_types must name all {num_layers} layers; got {len(types)}")
+
+
+def every(period: int, num_layers: int) -> tuple[str, ...]:
+    """Types where the last of each `period` layers sees all positions, and the others a window."""
+    return tuple(FULL if (layer + 1) % period == 0 else SLIDING for layer in range(num_layers))
