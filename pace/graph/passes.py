@@ -137,7 +137,7 @@ def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]
         return None
     norms = [norm and norm.parameters for norm in found[NormHeads]]
     value_norm = of_values[0].parameters if of_values else None
-    return Preparation(store.k, store.v, *norms, value_norm, rotations.pop(), norm_last)
+    return Preparation(store.k, store.v, *norms, rotations.pop(), norm_last, value_norm)
 
 
 def _are_private(attention: Attention, store: StoreKv, preparation: Preparation, later: list[Instruction]) -> bool:

@@ -438,10 +438,10 @@ class Preparation:
     v: Heads
     query_norm: NormParameters | None = None
     key_norm: NormParameters | None = None
-    value_norm: NormParameters | None = None
     rotation: Rotation | None = None
     norm_last: bool = False
     """Rotates queries and keys first, then normalises."""
+    value_norm: NormParameters | None = None
 
     def lower(self, places: Places) -> _C.Preparation:
         return _C.Preparation(
@@ -473,7 +473,7 @@ class Attention(Instruction):
     scale: float
     window: int | None
     softcap: float | None
-    sinks: Tensor | None
+    sinks: Tensor | None = None
     latent_q: Heads | None = None
     preparation: Preparation | None = None
 

@@ -51,8 +51,12 @@ class Glm4MoeLiteConfig(BiasedChoiceConfig):
                 f"config.json: mlp_layer_types must name {self.num_hidden_layers} layers; got {len(self.mlp_layer_types)}"
             )
 
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        kinds = self.mlp_layer_types or ("dense", *["sparse"] * (self.num_hidden_layers - 1))
+        return super().derived(fields) | {"mlp_layer_types": kinds}
+
     def has_experts(self, layer: int) -> bool:
-        return self.mlp_layer_types[layer] == "sparse" if self.mlp_layer_types else layer > 0
+        return self.mlp_layer_types[layer] == "sparse"
 
 
 class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
