@@ -221,22 +221,50 @@ void Program::store_kv(HeadsOf k, HeadsOf v, int layer) {
     });
 }
 
-void Program::attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
-                        float softcap, const float* sinks) {
+void Program::heads_linear(Value out, HeadsOf x, const ExpertStack& weights) {
+    const std::string name = "heads " + std::to_string(x.count) + " x " + std::to_string(out.columns / x.count) + " x " +
+                             std::to_string(x.head_dim);
+    record<HeadsLinearOp>(name, false, [=](HeadsLinearOp& op, const Frame& frame) {
+        op.x = frame.at(x);
+        op.rows = frame.rows_of(x.value);
+        op.heads = x.count;
+        op.weights = weights;
+        op.out = frame.at(out);
+    });
+}
+
+void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
+                        float scale, int64_t window, float softcap, const float* sinks) {
     const std::optional<Preparation> before = preparation ? std::optional(*preparation) : std::nullopt;
+    const std::optional<HeadsOf> latent = latent_q ? std::optional(*latent_q) : std::nullopt;
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
         const Step& step = frame.step;
         const KvView& kv = step.cache[layer];
         const HeadsView queries = frame.at(q);
         op.q = queries.data;
         op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out), sinks};
+        if (latent) {
+            const HeadsView of_latents = frame.at(*latent);
+            op.args.latent_q = of_latents.data;
+            op.args.latent_token_stride = of_latents.token_stride;
+            op.args.latent_head_stride = of_latents.head_stride;
+        }
         if (before) {
             const Rotation& rotation = before->rotation;
             const Angles angles = rotation.half > 0 ? step.angles[rotation.table] : Angles{};
-            op.heads = {queries,           frame.at(before->k),  frame.at(before->v),
-                        q.count,           before->query_norm,   before->key_norm,
-                        before->norm_last, angles.cos,           angles.sin,
-                        rotation.half,     rotation.interleaved, kv,
+            op.heads = {queries,
+                        frame.at(before->k),
+                        frame.at(before->v),
+                        q.count,
+                        before->query_norm,
+                        before->key_norm,
+                        before->value_norm,
+                        before->norm_last,
+                        angles.cos,
+                        angles.sin,
+                        rotation.half,
+                        rotation.interleaved,
+                        kv,
                         step.slots};
         }
         op.tokens = step.tokens;

@@ -180,6 +180,9 @@ def attention(
     q: int,
     q_token_stride: int,
     q_head_stride: int,
+    latent_q: int,
+    latent_token_stride: int,
+    latent_head_stride: int,
     tokens: int,
     query_heads: int,
     scale: float,
@@ -241,6 +244,7 @@ class Preparation:
         v: Heads,
         query_norm: Norm | None,
         key_norm: Norm | None,
+        value_norm: Norm | None,
         rotation: Rotation | None,
         norm_last: bool,
     ) -> None: ...
@@ -281,10 +285,12 @@ class Program:
     def norm_heads(self, heads: Heads, norm: Norm) -> None: ...
     def rotate_heads(self, heads: Heads, rotation: Rotation) -> None: ...
     def store_kv(self, k: Heads, v: Heads, layer: int) -> None: ...
+    def heads_linear(self, out: Value, x: Heads, weights: ExpertStack) -> None: ...
     def attention(
         self,
         out: Value,
         q: Heads,
+        latent_q: Heads | None,
         preparation: Preparation | None,
         layer: int,
         scale: float,

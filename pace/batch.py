@@ -51,14 +51,16 @@ class Latent:
     rope_dim: int
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return Part(1, self.rank, BLOCK_SIZE), Part(1, self.rope_dim, BLOCK_SIZE)
+    def positions(self) -> Positions:
+        """How they lie: the rotated part as the key, and the latent as the value, of one head."""
+        return Positions(1, self.rope_dim, self.rank)
 
-    def blocks(self, parts: list[tuple[Tensor, Tensor | None]]) -> LatentBlocks:
-        (latents, latent_scales), (rotated, rotated_scales) = (
-            (elements[:, 0], None if scales is None else scales[:, 0]) for elements, scales in parts
-        )
-        return LatentBlocks(latents, rotated, latent_scales, rotated_scales)
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.positions.parts
+
+    def blocks(self, parts: list[tuple[Tensor, Tensor | None]]) -> KVBlocks:
+        return self.positions.blocks(parts)
 
 
 LayerCache = Positions | Latent | None
@@ -145,7 +147,7 @@ class KVSpec:
 
 @dataclass(frozen=True)
 class KVBlocks:
-    """The cache of a layer with `Positions`: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = the
+    """The cache of a layer: `k [num_blocks, Hkv, D, 16]` and `v [num_blocks, Hkv, 16, Dp]`, Dp = the
     width of a value rounded up to 16.
 
     In int8 an element stands for itself times its position's scale, in float32 `[num_blocks, Hkv, 16]`; the scales of a
@@ -168,26 +170,7 @@ class KVBlocks:
         return [tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None]
 
 
-@dataclass(frozen=True)
-class LatentBlocks:
-    """The cache of a layer with a `Latent`: `latents [num_blocks, rank, 16]` and `rotated [num_blocks, rope_dim, 16]`.
-
-    In floats the two lie side by side, so that a block is one key `[rank + rope_dim, 16]` whose first `rank` rows are
-    the value; in int8 each is followed by its 16 float32 scales, since their ranges differ."""
-
-    latents: Tensor
-    rotated: Tensor
-    latent_scales: Tensor | None = None
-    rotated_scales: Tensor | None = None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All there are; the first dimension counts blocks."""
-        parts = (self.latents, self.rotated, self.latent_scales, self.rotated_scales)
-        return [tensor for tensor in parts if tensor is not None]
-
-
-LayerBlocks = KVBlocks | LatentBlocks | None
+LayerBlocks = KVBlocks | None
 """The cache of one layer; None for a layer without memory."""
 
 

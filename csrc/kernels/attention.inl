@@ -19,6 +19,7 @@
 // The working memory of one set of rows, cut from the caller's scratch.
 struct AttentionScratch {
     float* q;            // [passes][D][kPackedRows], times scale
+    float* latent_q;     // [rows][Dp], times scale; of latents alone
     float* scores;       // [rows][64]: scores, then weights
     float* out;          // [rows][Dp]: this partition
     float* max;          // [rows]
@@ -33,7 +34,7 @@ struct AttentionScratch {
 
 static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& rows, float* memory) {
     const KvView& kv = args.kv;
-    const int64_t padded = kv.padded_dim(), group = args.group();
+    const int64_t padded = kv.padded_dim(), group = args.group(), max_rows = args.max_rows();
     AttentionScratch s;
     for (int row = 0; row < rows.rows; ++row) s.position[row] = rows.position(group, row);
     const auto take = [&memory](int64_t floats) {
@@ -41,13 +42,14 @@ static AttentionScratch cut_scratch(const AttentionArgs& args, const QueryRows& 
         memory += floats;
         return taken;
     };
-    s.q = take(packed_query_floats(kv, kMaxQueryRows / kPassRows));
-    s.scores = take(kMaxQueryRows * kTilePositions);
-    s.out = take(kMaxQueryRows * padded);
-    s.max = take(kMaxQueryRows);
-    s.sum = take(kMaxQueryRows);
-    s.tile_max = take(kMaxQueryRows);
-    s.total = take(kMaxQueryRows * (padded + kPartialOut));
+    s.q = take(packed_query_floats(kv, max_rows / kPassRows));
+    s.latent_q = take(args.latent_q ? max_rows * padded : 0);
+    s.scores = take(max_rows * kTilePositions);
+    s.out = take(max_rows * padded);
+    s.max = take(max_rows);
+    s.sum = take(max_rows);
+    s.tile_max = take(max_rows);
+    s.total = take(max_rows * (padded + kPartialOut));
     s.wide_keys = take(kTileBlocks * kv.k_head_elements());
     s.wide_values = take(kTileBlocks * kv.v_head_elements());
     return s;
@@ -152,6 +154,10 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
         const auto score =
             passes <= kFetchPasses ? score_rows<true, kOnePassRows, T> : score_rows<false, kOnePassRows, T>;
         score(count, s.q + pass * kPackedRows * key_dim, tile, pass, passes, key_dim, s.scores + row * kTilePositions);
+        if (args.latent_q) {
+            add_latent_scores(count, s.latent_q + row * padded, tile, args.kv.value_dim, padded,
+                              s.scores + row * kTilePositions);
+        }
     }
     const auto sees_any = [&](int row) { return s.begin[row] < s.end[row]; };
     for (int row = 0; row < rows; ++row) {

@@ -7,7 +7,7 @@
 // NUMERICS    A partition is computed from nothing, wherever and by whichever thread; merging in order makes the bits of a row
 //             those of one pass over all of its partitions.
 
-static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed) {
+static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float* packed, float* latent) {
     const int64_t group = args.group(), key_dim = args.kv.key_dim;
     const float scale =
         args.softcap != 0.0f ? args.scale : args.scale * kLog2E;  // a capped score is scaled after its tanh
@@ -18,6 +18,14 @@ static void pack_queries(const AttentionArgs& args, const QueryRows& rows, float
             const float* q = rows.q + token * args.q_token_stride + head * args.q_head_stride;
             for (int64_t d = 0; d < key_dim; ++d) packed[d * kPackedRows + row - begin] = q[d] * scale;
         }
+    }
+    if (!args.latent_q) return;
+    const int64_t value_dim = args.kv.value_dim, padded = args.kv.padded_dim();
+    for (int row = 0; row < rows.rows; ++row, latent += padded) {
+        const int64_t token = rows.first_token + (rows.first_row + row) / group;
+        const int64_t head = rows.kv_head * group + (rows.first_row + row) % group;
+        const float* q = args.latent_q + token * args.latent_token_stride + head * args.latent_head_stride;
+        for (int64_t d = 0; d < value_dim; ++d) latent[d] = q[d] * scale;
     }
 }
 
@@ -103,7 +111,7 @@ static void attention(const AttentionArgs& args, const QueryRows& rows, float* s
     const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
     const int64_t oldest = s.position[0] - args.window + 1, begin = oldest > 0 ? oldest : 0;
     const int64_t end = s.position[rows.rows - 1] + 1;
-    pack_queries(args, rows, s.q);
+    pack_queries(args, rows, s.q, s.latent_q);
     for (int row = 0; row < rows.rows; ++row) s.total[row * state_floats + 1] = 0.0f;
     for (int64_t from = begin; from < end;) {
         const int64_t next = (from / kPartitionPositions + 1) * kPartitionPositions;
@@ -123,7 +131,7 @@ static void attention_partition(const AttentionArgs& args, const QueryRows& rows
     const int64_t padded = args.kv.padded_dim(), state_floats = partial_floats(args.kv);
     const int64_t begin = partition * kPartitionPositions, next = begin + kPartitionPositions;
     const int64_t last = s.position[rows.rows - 1] + 1;
-    pack_queries(args, rows, s.q);
+    pack_queries(args, rows, s.q, s.latent_q);
     attend_partition(args, rows, begin, next < last ? next : last, s);
     for (int row = 0; row < rows.rows; ++row, states += state_floats) {
         states[0] = s.max[row];

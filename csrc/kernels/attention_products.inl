@@ -185,6 +185,50 @@ struct TileBlocks {
     }
 };
 
+// scores[r][j] += sum_d q[r][d] * values[j][d], times scales[j] where these are not null, for the positions of blocks
+// first .. last: values that are latents are keys, too. They are in memory position by position, as values want them, so
+// that lanes are elements of a latent here, and added up at last.
+template <int R, class T>
+static void latent_scores(const float* q, const TileBlocks<T>& tile, int64_t value_dim, int64_t padded_dim,
+                          float* scores) {
+    constexpr int kVectors = kPassVectors<R>;
+    const int64_t whole = value_dim / kLanes * kLanes;
+    for (int position = tile.first * kBlockPositions; position < (tile.last + 1) * kBlockPositions;
+         position += kVectors) {
+        const int block = position / kBlockPositions, offset = position % kBlockPositions;
+        const T* const row = tile.values[block] + offset * padded_dim;
+        F32 sums[R][kVectors];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
+        }
+        for (int64_t d = 0; d < whole; d += kLanes) {
+            const auto query = [&](int r) __attribute__((always_inline)) { return load(q + r * padded_dim + d); };
+            const auto latent = [&](int v) __attribute__((always_inline)) { return load(row + v * padded_dim + d); };
+            multiply_add(query, latent, sums);
+        }
+        if (const int rest = int(value_dim - whole); rest > 0) {
+            const auto query = [&](int r) __attribute__((always_inline)) {
+                return load_partial(q + r * padded_dim + whole, rest);
+            };
+            const auto latent = [&](int v) __attribute__((always_inline)) {
+                return load_partial(row + v * padded_dim + whole, rest);
+            };
+            multiply_add(query, latent, sums);
+        }
+        const float* const scales = tile.value_scales[block];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                const float sum = reduce_add(sums[r][v]);
+                scores[r * kTilePositions + position + v] += scales ? sum * scales[offset + v] : sum;
+            }
+        }
+    }
+}
+
 // The scores of blocks first .. last (within the tile). Where a pass is wider than that, it reads the first block
 // again.
 template <int R, bool kAhead, class T>
@@ -230,6 +274,13 @@ static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int 
                        float* scores) {
     if (rows == R) return score_blocks<R, kAhead>(q, tile, pass, passes, key_dim, scores);
     if constexpr (R > 1) score_rows<kAhead, R - 1>(rows, q, tile, pass, passes, key_dim, scores);
+}
+
+template <int R = kOnePassRows, class T>
+static void add_latent_scores(int rows, const float* q, const TileBlocks<T>& tile, int64_t value_dim,
+                              int64_t padded_dim, float* scores) {
+    if (rows == R) return latent_scores<R>(q, tile, value_dim, padded_dim, scores);
+    if constexpr (R > 1) add_latent_scores<R - 1>(rows, q, tile, value_dim, padded_dim, scores);
 }
 
 template <bool kAhead, int R = kOnePassRows, class T>

@@ -110,16 +110,17 @@ void AttentionOp::prepare(int threads) {
 void AttentionOp::add_tiles(int64_t span) {
     const int64_t group = args.group(), begin = query_start[span], end = query_start[span + 1];
     const int64_t span_rows = (end - begin) * group, first_position = kv_len[span] - (end - begin);
-    const bool prepares = heads && span_rows <= kMaxQueryRows;
+    const int64_t max_rows = args.max_rows();
+    const bool prepares = heads && span_rows <= max_rows;
     if (heads && !prepares) {
         const int64_t step = prepared_tokens_per_chunk(heads);
         for (int64_t t = begin; t < end; t += step)
             preparations.push_back({t, std::min(step, end - t), 0, args.kv.kv_heads});
     }
     // The last tiles of a span see the most positions: they go first, so that no long chunk is begun last.
-    for (int64_t tile = divide_up(span_rows, kMaxQueryRows) - 1; tile >= 0; --tile) {
-        const int64_t first_row = tile * kMaxQueryRows;
-        const int rows = int(std::min<int64_t>(kMaxQueryRows, span_rows - first_row));
+    for (int64_t tile = divide_up(span_rows, max_rows) - 1; tile >= 0; --tile) {
+        const int64_t first_row = tile * max_rows;
+        const int rows = int(std::min(max_rows, span_rows - first_row));
         for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
             const int32_t* const blocks = block_table + span * table_stride;
             const float* const queries = q + begin * args.q_token_stride + head * group * args.q_head_stride;
@@ -142,7 +143,8 @@ void AttentionOp::cut_tiles(int threads) {
             continue;
         }
         const int64_t row_work =
-            std::min<int64_t>(range.positions, kPartitionPositions) * (args.kv.key_dim + args.kv.value_dim);
+            std::min<int64_t>(range.positions, kPartitionPositions) *
+            (args.kv.key_dim + (args.latent_q ? 2 : 1) * args.kv.value_dim);
         const int pieces = partitions < threads ? row_pieces(tile.rows.rows, row_work, partitions, threads) : 1;
         // Pieces read the same new keys, which are stored once, before any of them.
         const bool prepares = tile.prepares && pieces == 1;
@@ -173,24 +175,24 @@ void AttentionOp::run(int phase, int64_t chunk, int) const {
     }
     if (phase == 1) return run_task(tasks[chunk]);
     const Merge& merge = merges[chunk];
-    float* const scratch = static_cast<float*>(thread_scratch(attention_scratch_floats(args.kv) * sizeof(float)));
+    float* const scratch = static_cast<float*>(thread_scratch(attention_scratch_floats(args) * sizeof(float)));
     table->attention_merge(args, merge.rows, merge.partitions, states + merge.state, scratch);
 }
 
 void AttentionOp::run_task(const Task& task) const {
     const int64_t dim = args.kv.key_dim, group = args.group();
-    const int64_t kernel_floats = attention_scratch_floats(args.kv),
-                  own_floats = task.prepares ? (kMaxQueryRows + 1) * dim : 0;
+    const int64_t kernel_floats = attention_scratch_floats(args),
+                  own_floats = task.prepares ? (args.max_rows() + 1) * dim + args.kv.value_dim : 0;
     float* const scratch = static_cast<float*>(thread_scratch((kernel_floats + own_floats) * sizeof(float)));
     AttentionArgs a = args;
     QueryRows rows = task.rows;
     if (task.prepares) {
-        float *const queries = scratch + kernel_floats, *const key = queries + kMaxQueryRows * dim;
+        float *const queries = scratch + kernel_floats, *const own = queries + args.max_rows() * dim;
         for (int64_t t = 0; t < rows.rows / group; ++t) {
             const int64_t token = rows.first_token + t, position = rows.first_position + t;
             prepare_queries(heads, token, rows.kv_head, queries + t * group * dim);
             const bool is_here = task.partition < 0 || position / kPartitionPositions == task.partition;
-            if (is_here) store_key_value(heads, token, rows.kv_head, key);
+            if (is_here) store_key_value(heads, token, rows.kv_head, own);
         }
         rows.q = queries;
         a.q_token_stride = group * dim;

@@ -33,6 +33,8 @@ void prepare_heads(const HeadsArgs& args, int64_t first_token, int64_t tokens, i
         float *const queries = q.at(t, first_head * group), *const keys = k.at(t, first_head);
         prepare(args, args.query_norm, t, first_head * group, queries, q.head_stride, kv_heads * group);
         prepare(args, args.key_norm, t, first_head, keys, k.head_stride, kv_heads);
+        for (int64_t h = first_head; args.value_norm && h < first_head + kv_heads; ++h)
+            norm_head(args.value_norm, h, v.at(t, h), args.kv.value_dim);
         kernels().store_kv(keys, k.head_stride, v.at(t, first_head), v.head_stride, args.kv, first_head, kv_heads,
                            args.slots[t]);
     }
@@ -45,11 +47,17 @@ void prepare_queries(const HeadsArgs& args, int64_t token, int64_t kv_head, floa
     prepare(args, args.query_norm, token, kv_head * group, queries, dim, group);
 }
 
-void store_key_value(const HeadsArgs& args, int64_t token, int64_t kv_head, float* key) {
-    const int64_t dim = args.kv.key_dim;
-    std::memcpy(key, args.k.at(token, kv_head), dim * sizeof(float));
-    prepare(args, args.key_norm, token, kv_head, key, dim, 1);
-    kernels().store_kv(key, dim, args.v.at(token, kv_head), args.kv.value_dim, args.kv, kv_head, 1, args.slots[token]);
+void store_key_value(const HeadsArgs& args, int64_t token, int64_t kv_head, float* own) {
+    const int64_t key_dim = args.kv.key_dim, value_dim = args.kv.value_dim;
+    float *const key = own, *value = args.v.at(token, kv_head);
+    std::memcpy(key, args.k.at(token, kv_head), key_dim * sizeof(float));
+    prepare(args, args.key_norm, token, kv_head, key, key_dim, 1);
+    if (args.value_norm) {
+        std::memcpy(own + key_dim, value, value_dim * sizeof(float));
+        value = own + key_dim;
+        norm_head(args.value_norm, kv_head, value, value_dim);
+    }
+    kernels().store_kv(key, key_dim, value, value_dim, args.kv, kv_head, 1, args.slots[token]);
 }
 
 int64_t prepared_tokens_per_chunk(const HeadsArgs& args) {

@@ -37,6 +37,17 @@ void experts(Address x, int64_t x_stride, int64_t rows, Address routing, int64_t
     pace::execute(op);
 }
 
+void heads_linear(Address x, int64_t token_stride, int64_t head_stride, int64_t rows, int64_t heads,
+                  const ExpertStack& weights, Address out) {
+    pace::HeadsLinearOp op = {};
+    op.x = {at<float>(x), token_stride, head_stride};
+    op.rows = rows;
+    op.heads = heads;
+    op.weights = weights;
+    op.out = at<float>(out);
+    pace::execute(op);
+}
+
 void gate(Address x, int64_t x_stride, int64_t rows, int64_t k, Address gates, int64_t gate_stride) {
     pace::GateOp op = {at<float>(x), x_stride, rows, k, at<const float>(gates), gate_stride, 0, 0};
     pace::execute(op);
@@ -57,5 +68,6 @@ void bind_experts(py::module_& m) {
              py::arg("weights"), py::arg("stride"), py::arg("bias"));
     m.def("route", route, release);
     m.def("experts", experts, release);
+    m.def("heads_linear", heads_linear, release);
     m.def("gate", gate, release);
 }

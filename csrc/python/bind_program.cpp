@@ -31,18 +31,19 @@ void experts(Program& program, Value out, Columns x, const Norm* norm, Value cho
 }
 
 pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm, const Norm* key_norm,
-                                   const pace::Rotation* rotation, bool norm_last) {
+                                   const Norm* value_norm, const pace::Rotation* rotation, bool norm_last) {
     return {k,
             v,
             query_norm ? *query_norm : Norm{},
             key_norm ? *key_norm : Norm{},
+            value_norm ? *value_norm : Norm{},
             rotation ? *rotation : pace::Rotation{},
             norm_last};
 }
 
-void attention(Program& program, Value out, HeadsOf q, const pace::Preparation* preparation, int layer, float scale,
-               int64_t window, float softcap, Address sinks) {
-    program.attention(out, q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap,
+void attention(Program& program, Value out, HeadsOf q, const HeadsOf* latent_q, const pace::Preparation* preparation,
+               int layer, float scale, int64_t window, float softcap, Address sinks) {
+    program.attention(out, q, latent_q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap,
                       at<const float>(sinks));
 }
 
@@ -86,7 +87,7 @@ void bind_program(py::module_& m) {
         .def(py::init<int, int64_t, bool>(), py::arg("table"), py::arg("half"), py::arg("interleaved"));
     py::class_<pace::Preparation>(m, "Preparation")
         .def(py::init(&make_preparation), py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"),
-             py::arg("rotation"), py::arg("norm_last"));
+             py::arg("value_norm"), py::arg("rotation"), py::arg("norm_last"));
     py::class_<KvCache>(m, "KvCache").def(py::init<std::vector<pace::KvView>>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
@@ -109,6 +110,7 @@ void bind_program(py::module_& m) {
         .def("norm_heads", &Program::norm_heads)
         .def("rotate_heads", &Program::rotate_heads)
         .def("store_kv", &Program::store_kv)
+        .def("heads_linear", &Program::heads_linear)
         .def("attention", attention)
         .def("run", run, release)
         .def("set_profiling", &Program::set_profiling)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from pace.batch import KVSpec
-from pace.llm.layers import Attention, Embedding, Layer, Linear, MixtureOfExperts
+from pace.llm.layers import Attention, Embedding, LatentAttention, Layer, Linear, MixtureOfExperts
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native
 
@@ -97,7 +97,7 @@ class Costs:
                 for name, rows in part.parts.items():
                     layout = part.plan.layouts.get(name)
                     read[layout and layout.code] += native.weight_nbytes(rows, part.k, layout or dtype)
-        attention = [part for part in parts if isinstance(part, Attention)]
+        attention = [part for part in parts if isinstance(part, (Attention, LatentAttention))]
         return cls(
             weight_bytes=weight_bytes,
             dense_weight_bytes=weight_bytes
@@ -107,12 +107,7 @@ class Costs:
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
             attention=tuple(
-                AttentionCosts(
-                    KVSpec((part.cache,), kv_dtype or dtype).position_bytes,
-                    2 * part.num_heads * (part.cache.key_dim + part.cache.value_dim),
-                    part.cache.window,
-                )
-                for part in attention
+                _attention_costs(part, kv_dtype or dtype) for part in attention
             ),
             experts=experts,
             code=read.most_common(1)[0][0],
@@ -165,6 +160,15 @@ class Costs:
     def prefill_attention_flops(self, tokens: int) -> int:
         """Of one sequence from its start."""
         return sum(layer.flops_per_pair * layer.pairs(tokens) for layer in self.attention)
+
+
+def _attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) -> AttentionCosts:
+    kv_bytes = KVSpec((layer.cache,), kv_dtype).position_bytes
+    if isinstance(layer, LatentAttention):  # a latent is a key and a value
+        return AttentionCosts(kv_bytes, 2 * layer.num_heads * (layer.cache.rope_dim + 2 * layer.cache.rank), None)
+    return AttentionCosts(
+        kv_bytes, 2 * layer.num_heads * (layer.cache.key_dim + layer.cache.value_dim), layer.cache.window
+    )
 
 
 def _experts(mixture: MixtureOfExperts) -> list[Linear]:

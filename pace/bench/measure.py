@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from pace import _C
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, LayerBlocks
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Latent, LayerBlocks
 from pace.bench import limits
 from pace.bench.result import Phase, Repeat, Result, Subject
 from pace.bench.shapes import SHAPES, RandomWeights, hint_of_shape, shape_config
 from pace.graph.instructions import Instruction
-from pace.graph.recorded import Attention, Experts, Linear
+from pace.graph.recorded import Attention, Experts, HeadsLinear, Linear
 from pace.llm.decoding.sampler import Greedy
 from pace.llm.decoding.stopping_criteria import StoppingCriteria
 from pace.llm.engine.engine import Engine
@@ -206,6 +206,7 @@ def _drawn(spec: KVSpec, num_blocks: int) -> KVBlocks:
     """Blocks of random keys and values of one layer; the same numbers at every call."""
     generator = torch.Generator().manual_seed(0)
     [layer], [blocks] = spec.layers, spec.allocate(num_blocks)
+    layer = layer.positions if isinstance(layer, Latent) else layer
     tokens = num_blocks * BLOCK_SIZE
     keys, values = (
         torch.randn(tokens, layer.kv_heads, dim, generator=generator) for dim in (layer.key_dim, layer.value_dim)
@@ -268,6 +269,8 @@ def _by_kind(
         num_bytes = 0
         if isinstance(instruction, Linear):
             num_bytes = instruction.weight.nbytes
+        elif isinstance(instruction, HeadsLinear):
+            num_bytes = instruction.weights.nbytes
         elif isinstance(instruction, Attention):
             num_bytes = kv_bytes / num_layers
         elif isinstance(instruction, Experts):

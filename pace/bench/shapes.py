@@ -52,6 +52,9 @@ _GEMMA2 = dict(
 _QWEN3_MOE = _QWEN3 | dict(
     architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", norm_topk_prob=True, max_position_embeddings=262144
 )
+_LATENT = dict(
+    rms_norm_eps=1e-6, hidden_act="silu", kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1
+)
 _MIXTRAL = _LLAMA | dict(
     architectures=["MixtralForCausalLM"],
     model_type="mixtral",
@@ -108,6 +111,38 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss")
     | _sizes(2880, 2880, 24, 64, 8, False)
     | dict(num_local_experts=32, num_experts_per_tok=4),
+    "deepseek-v2-lite": _LATENT
+    | _sizes(2048, 10944, 27, 16, 16, False)
+    | dict(
+        architectures=["DeepseekV2ForCausalLM"],
+        model_type="deepseek_v2",
+        vocab_size=102400,
+        max_position_embeddings=163840,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        n_routed_experts=64,
+        num_experts_per_tok=6,
+        n_shared_experts=2,
+        moe_intermediate_size=1408,
+    ),
+    "glm-4.7-flash": _LATENT
+    | _sizes(2048, 10240, 47, 20, 20, False)
+    | dict(
+        architectures=["Glm4MoeLiteForCausalLM"],
+        model_type="glm4_moe_lite",
+        vocab_size=154880,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=202752,
+        q_lora_rank=768,
+        qk_nope_head_dim=192,
+        v_head_dim=256,
+        n_routed_experts=64,
+        num_experts_per_tok=4,
+        n_shared_experts=1,
+        moe_intermediate_size=1536,
+    ),
     "gemma-2-2b": _GEMMA2 | _sizes(2304, 9216, 26, 8, 4, True),
     "gemma-2-9b": _GEMMA2 | _sizes(3584, 14336, 42, 16, 8, True),
     "mistral-7b": _LLAMA

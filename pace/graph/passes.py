@@ -85,12 +85,12 @@ def _multiplies(reader: Instruction, value: Value) -> bool:
 
 
 def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
-    """What is done to queries and keys, and storing keys and values, becomes part of the attention that follows: one
-    barrier less.
+    """What is done to queries, keys and values, and storing keys and values, becomes part of the attention that follows:
+    one barrier less.
 
     Recognised is: the norm of the queries, of the keys, the rotation of the queries, of the keys, each optional, or the
-    rotations before the norms. What is prepared may be left unwritten, so that queries and keys must not be read by anything else
-    afterwards, nor share columns with each other or the values."""
+    rotations before the norms; and the norm of the values anywhere among them. What is prepared may be left unwritten, so
+    that nothing else may read it afterwards, and queries, keys and values share no columns."""
     result: list[Instruction] = []
     for index, instruction in enumerate(instructions):
         if not isinstance(instruction, Attention) or not result or not isinstance(result[-1], StoreKv):
@@ -99,14 +99,16 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
         store = result.pop()
         before: list[NormHeads | RotateHeads] = []
         while (
-            result and isinstance(result[-1], (NormHeads, RotateHeads)) and result[-1].heads in (instruction.q, store.k)
+            result
+            and isinstance(result[-1], (NormHeads, RotateHeads))
+            and result[-1].heads in (instruction.q, store.k, store.v)
         ):
             before.insert(0, result.pop())
         preparation = _preparation(instruction.q, store, before)
         if (
             preparation
             and store.layer == instruction.layer
-            and _are_private(instruction.q, store, instructions[index + 1 :])
+            and _are_private(instruction, store, preparation, instructions[index + 1 :])
         ):
             result.append(replace(instruction, preparation=preparation))
         else:
@@ -116,30 +118,37 @@ def fuse_heads(instructions: list[Instruction]) -> list[Instruction]:
 
 def _preparation(q: Heads, store: StoreKv, before: list[NormHeads | RotateHeads]) -> Preparation | None:
     """`before` and `store` as one, or None where they are no case of it."""
-    expected = list(before)
+    of_values = [change for change in before if change.heads == store.v]
+    expected = [change for change in before if change.heads != store.v]
+    if len(of_values) > 1 or not all(isinstance(change, NormHeads) for change in of_values):
+        return None
 
     def take(kind: type, heads: Heads) -> NormHeads | RotateHeads | None:
         if expected and isinstance(expected[0], kind) and expected[0].heads == heads:
             return expected.pop(0)
         return None
 
-    norm_last = bool(before) and isinstance(before[0], RotateHeads) and isinstance(before[-1], NormHeads)
+    norm_last = bool(expected) and isinstance(expected[0], RotateHeads) and isinstance(expected[-1], NormHeads)
     found: dict[type, tuple] = {}
     for kind in (RotateHeads, NormHeads) if norm_last else (NormHeads, RotateHeads):
         found[kind] = take(kind, q), take(kind, store.k)
     rotations = {turn and turn.rotation for turn in found[RotateHeads]}
     if expected or len(rotations) > 1:
         return None
-    norms = (norm and norm.parameters for norm in found[NormHeads])
-    return Preparation(store.k, store.v, *norms, rotations.pop(), norm_last)
+    norms = [norm and norm.parameters for norm in found[NormHeads]]
+    value_norm = of_values[0].parameters if of_values else None
+    return Preparation(store.k, store.v, *norms, rotations.pop(), norm_last, value_norm)
 
 
-def _are_private(q: Heads, store: StoreKv, later: list[Instruction]) -> bool:
-    """Whether queries, keys and values are apart, and nothing later reads queries or keys."""
-    k, v = store.k, store.v
+def _are_private(attention: Attention, store: StoreKv, preparation: Preparation, later: list[Instruction]) -> bool:
+    """Whether queries, keys and values are apart, and nothing else reads what is prepared of them."""
+    q, k, v = attention.q, store.k, store.v
     if overlap(q, k) or overlap(q, v) or overlap(k, v):
         return False
-    return not any(overlap(read, heads) for other in later for read in other.reads() for heads in (q, k))
+    prepared = (q, k, v) if preparation.value_norm else (q, k)
+    others = [attention.latent_q] if attention.latent_q else []
+    others += [read for other in later for read in other.reads()]
+    return not any(overlap(read, heads) for read in others for heads in prepared)
 
 
 @dataclass(frozen=True)

@@ -252,6 +252,27 @@ def experts(
 
 
 @dataclass(eq=False)
+class HeadsLinear(Instruction):
+    """out = x of each head times a weight of its own."""
+
+    operations = ("heads_linear",)
+    operator = "projection"
+    out: Value
+    x: Heads
+    weights: native_experts.ExpertStack
+
+    def lower(self, program: _C.Program, places: Places) -> None:
+        stack = native_experts.lower_stack(self.weights, None)
+        program.heads_linear(places.value(self.out), places.heads(self.x), stack)
+
+
+def heads_linear(x: HeadRows, weights: native_experts.ExpertStack) -> Rows:
+    heads = x.heads
+    native_experts.check_head_stack(weights, heads.count, heads.head_dim)
+    return x.recording.rows(HeadsLinear(Value(heads.count * weights.n), heads, weights))
+
+
+@dataclass(eq=False)
 class Gate(Instruction):
     """x *= sigmoid(gate), in place; gate has one column."""
 
@@ -410,8 +431,8 @@ def store_kv(k: HeadRows, v: HeadRows, kv: LayerKv, slots: Slots) -> None:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What attention does before: normalises and rotates queries and keys, each where asked, and stores keys and
-    values."""
+    """What attention does before: normalises and rotates queries and keys, and normalises values, each where asked, and
+    stores keys and values."""
 
     k: Heads
     v: Heads
@@ -419,7 +440,8 @@ class Preparation:
     key_norm: NormParameters | None = None
     rotation: Rotation | None = None
     norm_last: bool = False
-    """Rotates first, then normalises."""
+    """Rotates queries and keys first, then normalises."""
+    value_norm: NormParameters | None = None
 
     def lower(self, places: Places) -> _C.Preparation:
         return _C.Preparation(
@@ -427,19 +449,21 @@ class Preparation:
             places.heads(self.v),
             self.query_norm and self.query_norm.lower(),
             self.key_norm and self.key_norm.lower(),
+            self.value_norm and self.value_norm.lower(),
             self.rotation and self.rotation.lower(),
             self.norm_last,
         )
 
     def operators(self) -> Iterator[str]:
         yield "attention"  # stores keys and values
-        yield from ["norm" for norm in (self.query_norm, self.key_norm) if norm]
+        yield from ["norm" for norm in (self.query_norm, self.key_norm, self.value_norm) if norm]
         yield from ["rotary", "rotary"] if self.rotation else []
 
 
 @dataclass(eq=False)
 class Attention(Instruction):
-    """out = softmax(scale * q k') v over the cache of a layer, after what `preparation` says."""
+    """out = softmax(scale * q k') v over the cache of a layer, after what `preparation` says. With `latent_q`, which no
+    preparation changes, values are keys, too."""
 
     operations = ("attention",)
     operator = "attention"
@@ -449,13 +473,15 @@ class Attention(Instruction):
     scale: float
     window: int | None
     softcap: float | None
-    sinks: Tensor | None
+    sinks: Tensor | None = None
+    latent_q: Heads | None = None
     preparation: Preparation | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
         program.attention(
             places.value(self.out),
             places.heads(self.q),
+            self.latent_q and places.heads(self.latent_q),
             self.preparation and self.preparation.lower(places),
             self.layer,
             self.scale,
@@ -471,6 +497,8 @@ class Attention(Instruction):
 
     def reads(self) -> Iterator[Columns | Heads]:
         yield self.q
+        if self.latent_q:
+            yield self.latent_q
         if self.preparation:
             yield from (self.preparation.k, self.preparation.v)
 
@@ -483,11 +511,18 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    latent_q: HeadRows | None = None,
 ) -> Rows:
     out = Value(q.heads.count * kv.value_dim)
     if sinks is not None:
         check_vector("sinks", sinks, q.heads.count)
-    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap, sinks))
+    of_latents = latent_q and latent_q.heads
+    if of_latents and (of_latents.count, of_latents.head_dim) != (q.heads.count, kv.value_dim):
+        raise ValueError(
+            f"latent_q must be [T, {q.heads.count}, {kv.value_dim}] for this cache; got {of_latents.count} heads of "
+            f"{of_latents.head_dim}"
+        )
+    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap, sinks, of_latents))
 
 
 OPERATOR_OF = {name: kind.operator for kind in Instruction.__subclasses__() for name in kind.operations}

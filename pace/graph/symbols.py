@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pace import _C
-from pace.batch import LayerCache, Positions
+from pace.batch import LayerCache, Latent
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 
 
@@ -60,11 +60,11 @@ class LayerKv:
 
 
 def symbolic_cache(layers: Sequence[LayerCache]) -> list[LayerKv | None]:
-    """What stands for the cache of each layer. Raises NotImplementedError for what no program reads."""
+    """What stands for the cache of each layer."""
     cache: list[LayerKv | None] = []
     for layer in layers:
-        if layer is not None and not isinstance(layer, Positions):
-            raise NotImplementedError(f"a program reads caches of Positions; got {layer}")
+        if isinstance(layer, Latent):
+            layer = layer.positions
         number = sum(kv is not None for kv in cache)
         cache.append(layer and LayerKv(number, layer.key_dim, layer.value_dim))
     return cache

@@ -6,7 +6,7 @@ shapes and dtypes and make one call, which releases the GIL and shares its work 
 
 from pace.ops.native_attention import attention, rotary_, store_kv
 from pace.ops.native_elementwise import scale_, softcap_
-from pace.ops.native_experts import ExpertStack, empty_stack, experts, gate_, route, stack_nbytes
+from pace.ops.native_experts import ExpertStack, empty_stack, experts, gate_, heads_linear, route, stack_nbytes
 from pace.ops.native_linear import activation, embedding, linear, linear_glu
 from pace.ops.native_norm import head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
 from pace.ops.native_quantize import quantize
@@ -35,6 +35,7 @@ __all__ = [
     "gate_",
     "head_layer_norm_",
     "head_rms_norm_",
+    "heads_linear",
     "layer_norm",
     "linear",
     "linear_glu",

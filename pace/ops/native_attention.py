@@ -62,10 +62,11 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    latent_q: Tensor | None = None,
 ) -> Tensor:
     """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    `ForwardOps.attention` says what groups, window, softcap and sinks are, and what is never read.
+    `ForwardOps.attention` says what groups, window, softcap, sinks and latents are, and what is never read.
 
     Numerics: fp32. A token's bits depend on its own position and on the keys and values it sees; not on the span it
     came in, the other spans, the blocks used or the threads. Raises ValueError for spans that do not fit q, their own
@@ -76,6 +77,8 @@ def attention(
         raise ValueError(
             f"q must be [T, Hq, {key_dim}] with Hq a multiple of the {kv_heads} heads of the cache; got {describe(q)}"
         )
+    if latent_q is not None and check_heads("latent_q", latent_q) != (tokens, heads, kv.value_dim):
+        raise ValueError(f"latent_q must be [{tokens}, {heads}, {kv.value_dim}] for this cache; got {describe(latent_q)}")
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 (None is unlimited); got {window}")
     if softcap is not None and not softcap > 0:
@@ -90,6 +93,7 @@ def attention(
         q.data_ptr(),
         q.stride(0),
         q.stride(1),
+        *((0, 0, 0) if latent_q is None else (latent_q.data_ptr(), latent_q.stride(0), latent_q.stride(1))),
         tokens,
         heads,
         scale,
@@ -107,11 +111,9 @@ def attention(
 
 
 def kv_view(kv: LayerBlocks) -> _C.KvView:
-    """The cache of a layer as C++ sees it; raises unless k and v have the layout of docs/architecture.md, and
-    NotImplementedError where there is no kernel for what the layer keeps."""
+    """The cache of a layer as C++ sees it; raises unless k and v have the layout of docs/architecture.md."""
     if not isinstance(kv, KVBlocks):
-        kind = "a layer without a cache" if kv is None else f"{type(kv).__name__} (latent attention)"
-        raise NotImplementedError(f"attention reads and writes the KVBlocks of a layer; got {kind}")
+        raise NotImplementedError("attention reads and writes the KVBlocks of a layer; got a layer without a cache")
     k, v = kv.k, kv.v
     if k.dtype not in CACHE_DTYPES or v.dtype != k.dtype:
         raise TypeError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.ops.checks import check_rows, check_vector, describe
+from pace.ops.checks import check_heads, check_rows, check_vector, describe
 from pace.ops.experts import SCORES, ClampedSwiglu, Router
 from pace.ops.native_linear import activation_code
 from pace.ops.weight import PackedWeight, take_memory, weight_nbytes
@@ -20,7 +20,7 @@ ALIGNMENT = 4096
 
 
 class ExpertStack:
-    """One product of all experts: `experts`, weights `[n, k]` of one layout, `stride` bytes apart in one piece of
+    """One product of all experts, or of all heads: `experts`, weights `[n, k]` of one layout, `stride` bytes apart in one piece of
     memory. Each is a `PackedWeight` like any other. `nbytes` counts the gaps."""
 
     __slots__ = ("address", "experts", "glu", "k", "layout", "n", "n_out", "nbytes", "stride")
@@ -107,6 +107,18 @@ def experts(
     return out
 
 
+def heads_linear(x: Tensor, weights: ExpertStack) -> Tensor:
+    """`[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`, a strided view perhaps. Products as in
+    `linear`."""
+    tokens, heads, head_dim = check_heads("x", x)
+    check_head_stack(weights, heads, head_dim)
+    out = torch.empty(tokens, heads * weights.n)
+    _C.heads_linear(
+        x.data_ptr(), x.stride(0), x.stride(1), tokens, heads, lower_stack(weights, None), out.data_ptr()
+    )
+    return out
+
+
 def gate_(x: Tensor, gate: Tensor) -> None:
     """Multiplies rows of `x [T, K]` by the sigmoid of `gate [T, 1]`, in place."""
     rows, k = check_rows("x", x)
@@ -158,6 +170,15 @@ def check_stacks(gate_up: ExpertStack, down: ExpertStack) -> None:
         raise ValueError(
             f"gate_up gives {gate_up.n_out} elements from each of {len(gate_up)} experts, and down takes {down.k} in "
             f"each of {len(down)}"
+        )
+
+
+def check_head_stack(weights: ExpertStack, heads: int, head_dim: int) -> None:
+    """Raises ValueError unless the stack has a weight for each of these heads."""
+    if weights.glu or len(weights) != heads or weights.k != head_dim:
+        raise ValueError(
+            f"x has {heads} heads of {head_dim} elements; the weights are {len(weights)} x [{weights.n}, {weights.k}]"
+            f"{' of gate and up' if weights.glu else ''}"
         )
 
 

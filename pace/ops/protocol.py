@@ -57,7 +57,8 @@ class Weight(Protocol):
 
 
 class Stack(Protocol):
-    """One product of all experts of a mixture, as an implementer stores it: weights `[n, k]` of one layout."""
+    """One product of all experts of a mixture, or of all heads, as an implementer stores it: weights `[n, k]` of one
+    layout."""
 
     @property
     def experts(self) -> Sequence[Weight]: ...
@@ -144,6 +145,10 @@ class ForwardOps(Protocol):
 
         Raises ValueError (`native`) for stacks that do not fit each other, and for a routing that no router makes."""
 
+    def heads_linear(self, x: Tensor, weights: Stack) -> Tensor:
+        """`[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`, each with a weight `[N, K]` of its own; x may
+        be a strided view with contiguous heads. The weights are without `glu`."""
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`[T, K]`: `x / sqrt(mean(x^2) + eps) * weight [K]`; x may have any row stride."""
 
@@ -185,14 +190,17 @@ class ForwardOps(Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        latent_q: Tensor | None = None,
     ) -> Tensor:
         """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
         blocks.
 
         Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and
         blocks that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become
-        `c tanh(score / c)`. `sinks [Hq]` are one more score of each head, as they are, that takes weight and has no value. What lies at or beyond `kv_len` is never read into a result, whatever it holds. q may be a
-        strided view with contiguous heads.
+        `c tanh(score / c)`. `sinks [Hq]` are one more score of each head, as they are, that takes weight and has no
+        value. With `latent_q [T, Hq, Dv]`, values are keys as well: scores are `scale * (q k' + latent_q v')`. What lies
+        at or beyond `kv_len` is never read into a result, whatever it holds. q and latent_q may be strided views with
+        contiguous heads.
 
         Raises ValueError (`native`) for spans that do not fit q, their own lengths or the cache."""
 

@@ -249,10 +249,11 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    latent_q: Tensor | None = None,
 ) -> Tensor:
     """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
-    `ForwardOps.attention` says what groups, window, softcap and sinks are, and what is never read."""
+    `ForwardOps.attention` says what groups, window, softcap, sinks and latents are, and what is never read."""
     num_tokens, num_heads, _ = q.shape
     out = torch.empty(num_tokens, num_heads, kv.value_dim, dtype=q.dtype)
     starts = spans.query_start.tolist()
@@ -262,6 +263,8 @@ def attention(
         group = num_heads // keys.shape[0]
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
         scores = scale * (q[begin:end].transpose(0, 1) @ keys)  # [Hq, tokens, kv_len]
+        if latent_q is not None:
+            scores += scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         query_position = torch.arange(kv_len - (end - begin), kv_len)[:, None]
@@ -405,6 +408,11 @@ def experts(
         y = linear(_gated(gate, up, activation), down.experts[expert], biases[1])
         out[rows] += routing[rows, k + place][:, None] * y
     return out
+
+
+def heads_linear(x: Tensor, weights: DenseStack) -> Tensor:
+    """`[T, H * N]`: `x[:, h] W_h'` for every head h of `x [T, H, K]`."""
+    return torch.cat([linear(x[:, h], weight) for h, weight in enumerate(weights.experts)], -1)
 
 
 def _gated(gate: Tensor, up: Tensor, activation: str | ClampedSwiglu) -> Tensor:

@@ -87,7 +87,7 @@ struct Problem {
     // All rows of all heads, `rows_at_once` at a time.
     std::vector<float> run(int rows_at_once) {
         std::fill(out.begin(), out.end(), check::kPoison);
-        std::vector<float> scratch(attention_scratch_floats(args.kv), check::kPoison);
+        std::vector<float> scratch(attention_scratch_floats(args), check::kPoison);
         const int64_t rows = length * args.group();
         for (int64_t head = 0; head < kv_heads; ++head) {
             for (int64_t row = 0; row < rows; row += rows_at_once) {
@@ -237,7 +237,7 @@ TEST_TABLES(attention_never_reads_hidden_positions) {
         }
         for (int64_t block = 0; block < (70 - 20 + 1) / 16; ++block) problem.table[block] = -1;
         std::fill(problem.out.begin(), problem.out.end(), 0.0f);
-        std::vector<float> scratch(attention_scratch_floats(problem.args.kv), check::kPoison);
+        std::vector<float> scratch(attention_scratch_floats(problem.args), check::kPoison);
         const float* const queries = &problem.q[70 * problem.heads * problem.key_dim];
         kernels().attention(problem.args, {queries, 70, 70, problem.table.data(), 0, 0, 60}, scratch.data());
         CHECK(std::memcmp(&problem.out[70 * 16], &clean[70 * 16], 30 * 16 * sizeof(float)) == 0);

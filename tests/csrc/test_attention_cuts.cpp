@@ -61,7 +61,7 @@ class Step {
         AttentionOp op = {};
         op.q = q.data;
         op.args = {width_, dim, kv_, heads, 0.1f, model_.window, model_.softcap, out_.data()};
-        op.heads = {q, k, v, heads, norm, norm, false, cos_.data(), sin_.data(), dim / 2, false, kv_, slots_.data()};
+        op.heads = {q, k, v, heads, norm, norm, {}, false, cos_.data(), sin_.data(), dim / 2, false, kv_, slots_.data()};
         op.tokens = starts_.back();
         op.spans = int64_t(lengths_.size());
         op.query_start = starts_.data();
@@ -87,7 +87,7 @@ class Step {
     // All heads first, then every query row alone.
     void run_row_by_row() {
         const AttentionOp op = this->op();
-        std::vector<float> scratch(attention_scratch_floats(kv_), check::kPoison);
+        std::vector<float> scratch(attention_scratch_floats(op.args), check::kPoison);
         prepare_heads(op.heads, 0, op.tokens, 0, model_.kv_heads);
         for (int64_t s = 0; s < op.spans; ++s) {
             const int64_t begin = starts_[s], tokens = starts_[s + 1] - begin;

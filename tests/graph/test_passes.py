@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,6 +90,28 @@ def test_what_happens_to_heads_becomes_part_of_attention(norms, rotates, norm_la
         k, v, norm, norm, TURN if rotates else None, norm_last and norms and rotates
     )
     assert fused.q == q and list(fused.reads()) == [q, k, v]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_norm_of_values_becomes_part_of_attention(place):
+    value, latent_q = Value(16), Heads(Value(8), 0, 2, 4, 4)
+    q, k, v = heads_of(value)
+    before = [RotateHeads(q, TURN), RotateHeads(k, TURN)]
+    before.insert(place, NormHeads(v, RMS))
+    store, attend = attention(value)
+    attend = replace(attend, latent_q=latent_q)
+    (fused,) = fuse_heads([*before, store, attend])
+    assert fused.preparation == Preparation(k, v, rotation=TURN, value_norm=RMS)
+    assert list(fused.reads()) == [q, latent_q, k, v]
+
+    others = [
+        [*before, store, attend, Norm(Value(4), Columns(value, 12, 4), RMS)],  # reads values
+        [*before, store, replace(attend, latent_q=Heads(value, 8, 2, 4, 4))],  # shares them
+        [*before, NormHeads(v, RMS), store, attend],  # twice
+        [*before, RotateHeads(v, TURN), store, attend],
+    ]
+    for instructions in others:
+        assert fuse_heads(instructions) == instructions
 
 
 def test_heads_in_another_order_stay_as_they_are():

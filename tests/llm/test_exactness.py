@@ -23,6 +23,19 @@ KINDS = {
         },
     ),
     "experts, sinks, windows": ("gpt_oss", {"num_local_experts": 8, "sliding_window": 20}),
+    "latents": (
+        "deepseek_v3",
+        {
+            "kv_lora_rank": 40,
+            "q_lora_rank": 32,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 24,
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+        },
+    ),
 }
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 256}
 FORMATS = {
@@ -61,7 +74,7 @@ def folder(request, tmp_path_factory):
     model_type, fields = KINDS[request.param]
     folder = tmp_path_factory.mktemp("exact")
     sizes = dict(SIZES)
-    if model_type == "qwen2_moe":
+    if model_type in ("qwen2_moe", "deepseek_v3"):
         del sizes["head_dim"]
     save_tiny(folder, model_type, sizes | fields)
     return folder

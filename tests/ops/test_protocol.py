@@ -74,7 +74,7 @@ def test_the_protocol_says_what_each_function_promises():
 
 def test_every_operation_of_a_forward_pass_belongs_to_an_operator():
     assert recorded.OPERATOR_OF.keys() == functions_of(ForwardOps).keys()
-    assert {operator for operator in recorded.OPERATOR_OF.values() if operator} < set(OPERATORS)
+    assert {operator for operator in recorded.OPERATOR_OF.values() if operator} <= set(OPERATORS)
 
 
 def test_other_parameters_are_seen():

@@ -18,6 +18,8 @@ constexpr int kTileBlocks = kTilePositions / kBlockPositions;
 // weights and a tile in fp32 are 190 KB in the second-level cache, and fetching and widening a 16-bit tile, a tenth of
 // the time of 48 rows, is shared by twice as many.
 constexpr int kMaxQueryRows = 96;
+// Of latents of 512: queries, sums and states of 48 rows and a tile in fp32 are 460 KB.
+constexpr int kMaxLatentRows = 48;
 
 // The scales of a head's keys or values in a block, counted in its elements; none but int8 has them.
 template <class T>
@@ -71,7 +73,13 @@ struct AttentionArgs {
     float* out;      // [tokens][query_heads * value_dim]
     const float* sinks = nullptr;  // [query_heads]: one more score of each head, not times scale, without a value; or null
 
+    // Where values are latents, they are keys as well: a score is that of q and the key, plus that of this query
+    // [tokens][query_heads][value_dim] and the value. Null: values are values alone.
+    const float* latent_q = nullptr;
+    int64_t latent_token_stride = 0, latent_head_stride = 0;
+
     int64_t group() const { return query_heads / kv.kv_heads; }
+    int max_rows() const { return latent_q ? kMaxLatentRows : kMaxQueryRows; }
 };
 
 // Query rows that go over the keys and values together: rows of one span and one kv head, numbered token by token and,
@@ -83,7 +91,7 @@ struct QueryRows {
     const int32_t* blocks;   // the span's block table
     int64_t kv_head;
     int64_t first_row;  // within the span
-    int rows;           // 1..kMaxQueryRows
+    int rows;           // 1..AttentionArgs::max_rows()
 
     int64_t position(int64_t group, int row) const { return first_position + (first_row + row) / group; }
 };
@@ -100,12 +108,14 @@ inline int64_t packed_query_floats(const KvView& kv, int64_t passes) {
     return passes * kPackedRows * ((kv.key_dim + 15) / 16 * 16);
 }
 
-// Floats of scratch that the attention kernels need for any QueryRows: queries (in passes of two rows or more), scores,
-// out, three vectors of state, the partitions before, and a tile of keys and values in fp32.
-inline int64_t attention_scratch_floats(const KvView& kv) {
-    const int64_t query_floats = packed_query_floats(kv, kMaxQueryRows / 2);
-    const int64_t row_floats = kv.padded_dim() + kTilePositions + 3 + partial_floats(kv);
-    return query_floats + kMaxQueryRows * row_floats + kTileBlocks * (kv.k_head_elements() + kv.v_head_elements());
+// Floats of scratch that the attention kernels need for any QueryRows: queries (in passes of two rows or more) and those
+// of latents, scores, out, three vectors of state, the partitions before, and a tile of keys and values in fp32.
+inline int64_t attention_scratch_floats(const AttentionArgs& args) {
+    const KvView& kv = args.kv;
+    const int64_t query_floats = packed_query_floats(kv, args.max_rows() / 2);
+    const int64_t latent_floats = args.latent_q ? kv.padded_dim() : 0;
+    const int64_t row_floats = latent_floats + kv.padded_dim() + kTilePositions + 3 + partial_floats(kv);
+    return query_floats + args.max_rows() * row_floats + kTileBlocks * (kv.k_head_elements() + kv.v_head_elements());
 }
 
 }  // namespace pace

@@ -9,12 +9,12 @@
 namespace pace {
 
 // What is done to the heads of new tokens between the product that makes them and attention: query and key heads are
-// normalised (where the norms are not None) and rotated (where half > 0), or the other way round; keys and values are
-// stored.
+// normalised (where the norms are not None) and rotated (where half > 0), or the other way round; values are normalised;
+// keys and values are stored.
 struct HeadsArgs {
-    HeadsView q, k, v;  // queries and keys of key_dim elements, values of value_dim; v is only read
+    HeadsView q, k, v;  // queries and keys of key_dim elements, values of value_dim
     int64_t query_heads;
-    Norm query_norm, key_norm;
+    Norm query_norm, key_norm, value_norm;
     bool norm_last;          // rotated first
     const float *cos, *sin;  // [tokens][half]
     int64_t half;
@@ -30,8 +30,8 @@ struct HeadsArgs {
 void prepare_heads(const HeadsArgs& heads, int64_t first_token, int64_t tokens, int64_t first_head, int64_t kv_heads);
 // The query heads of one token and one key/value head, copied to `queries` [group][key_dim].
 void prepare_queries(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* queries);
-// The key and the value of one token and one head, stored; the key is prepared in `key` [key_dim].
-void store_key_value(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* key);
+// The key and the value of one token and one head, stored; they are prepared in `own` [key_dim + value_dim].
+void store_key_value(const HeadsArgs& heads, int64_t token, int64_t kv_head, float* own);
 // Tokens that make a chunk worth a thread's while.
 int64_t prepared_tokens_per_chunk(const HeadsArgs& heads);
 
@@ -68,7 +68,7 @@ struct AttentionOp {
     struct Preparation {  // a chunk of phase 0
         int64_t first_token, tokens, first_head, kv_heads;
     };
-    struct Tile {  // up to kMaxQueryRows rows of one span and one key/value head
+    struct Tile {  // up to args.max_rows() rows of one span and one key/value head
         QueryRows rows;
         bool prepares;  // its queries and what it stores
     };

@@ -1,4 +1,5 @@
-// Ops of a mixture of experts: the choice of a row, and the products with what it chose.
+// Ops on stacks of weights: of a mixture of experts (the choice of a row, and the products with what it chose), and of
+// heads.
 //
 // A routing is fp32 [rows][2 top_k]: the numbers of the chosen experts, ascending, then their weights. It is a value of a
 // program like any other (the rules for work that depends on data are in pace/ops.h).
@@ -128,6 +129,31 @@ struct ExpertsOp {
     void prepare_hidden(const Copy& copy, int64_t begin, int64_t end) const;
     void multiply_up(const Copy& copy, const Block& block, int64_t first_panel, int64_t end_panel) const;
     void multiply_down(const Copy& copy, int64_t first_panel, int64_t end_panel) const;
+};
+
+// csrc/ops/heads_linear.cpp. out [rows][heads][N] = x[row][head] W', of heads [K] and a weight [N, K] for each.
+struct HeadsLinearOp {
+    static constexpr int kPhases = 1;
+    HeadsView x;  // [rows][heads][K]; only read
+    int64_t rows, heads;
+    ExpertStack weights;  // one for each head, without biases
+    float* out;           // contiguous
+
+    void prepare(int threads);
+    int64_t chunks(int) const { return heads * row_blocks * panel_blocks; }
+    void run(int phase, int64_t chunk, int thread) const;
+
+    // Prepared inputs of the chunk that a thread is at.
+    size_t workspace_bytes() const { return size_t(threads) * block_bytes(); }
+    void set_workspace(void* memory) { workspace = static_cast<char*>(memory); }
+
+  private:
+    Product product;
+    int threads;
+    int64_t row_blocks, rows_per_block, panel_blocks, panels_per_block;
+    char* workspace;
+
+    size_t block_bytes() const;
 };
 
 // x [rows][k] times sigmoid(gate [rows]), in place. csrc/ops/elementwise.cpp.

@@ -76,9 +76,9 @@ struct Rotation {
 // What attention does before it looks at the cache: prepares queries and keys, and stores keys and values.
 struct Preparation {
     HeadsOf k, v;
-    Norm query_norm, key_norm;  // each may be None
+    Norm query_norm, key_norm, value_norm;  // each may be None
     Rotation rotation;
-    bool norm_last;  // the norms come after the rotation
+    bool norm_last;  // the norms of queries and keys come after the rotation
 };
 
 // A mixture of experts; see ExpertsOp.
@@ -117,8 +117,9 @@ class Program {
     void norm_heads(HeadsOf heads, const Norm& norm);            // in place
     void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
-    void attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,
-                   float softcap, const float* sinks);
+    void heads_linear(Value out, HeadsOf x, const ExpertStack& weights);
+    void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer, float scale,
+                   int64_t window, float softcap, const float* sinks);
 
     // Where this step's values are.
     struct Frame {

@@ -6,6 +6,7 @@ from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.block import Block, FeedForward
 from pace.llm.layers.embedding import Embedding, LMHead, TiedLMHead
 from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear, expert_stacks
+from pace.llm.layers.latent_attention import LatentAttention, head_projections
 from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
 from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm, WholeNorm
@@ -23,6 +24,7 @@ __all__ = [
     "HeadLayerNorm",
     "HeadNorm",
     "LMHead",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "Linear",
@@ -41,6 +43,7 @@ __all__ = [
     "TiedLMHead",
     "Vectors",
     "WeightPlan",
-    "expert_stacks",
     "WholeNorm",
+    "expert_stacks",
+    "head_projections",
 ]

@@ -46,6 +46,8 @@ class Linear(Layer):
     glu = False
     keeps_floats = False
     """Whether no QuantizationConfig quantises it."""
+    takes_codes = True
+    """Whether codes of a checkpoint are kept; else it becomes floats."""
 
     def __init__(self, parts: Mapping[str, int | Source], k: int, bias: bool = False):
         self.sources = {name: part for name, part in parts.items() if isinstance(part, Source)}

@@ -36,6 +36,8 @@ class RopeConfig:
     factor: float = 1.0
     attention_factor: float = 1.0
     """Cosines and sines are multiplied by it."""
+    mscale_all_dim: float = 0.0
+    """Of yarn: how much the scores of latent attention grow with `factor`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0

@@ -10,6 +10,10 @@ from pace.llm.models.families.gemma2 import Gemma2ForCausalLM
 from pace.llm.models.families.gpt2 import GPT2LMHeadModel
 from pace.llm.models.families.gpt_neox import GPTNeoXForCausalLM
 from pace.llm.models.families.gptj import GPTJForCausalLM
+from pace.llm.models.families.latent.deepseek_v2 import DeepseekV2ForCausalLM
+from pace.llm.models.families.latent.deepseek_v3 import DeepseekV3ForCausalLM
+from pace.llm.models.families.latent.glm4_moe_lite import Glm4MoeLiteForCausalLM
+from pace.llm.models.families.latent.minicpm3 import MiniCPM3ForCausalLM
 from pace.llm.models.families.llama import LlamaForCausalLM
 from pace.llm.models.families.llama_like.cohere import Cohere2ForCausalLM, CohereForCausalLM
 from pace.llm.models.families.llama_like.ernie4_5 import Ernie4_5ForCausalLM
@@ -44,11 +48,14 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "ChatGLMForConditionalGeneration": ChatGLMForConditionalGeneration,
     "Cohere2ForCausalLM": Cohere2ForCausalLM,
     "CohereForCausalLM": CohereForCausalLM,
+    "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
     "Ernie4_5ForCausalLM": Ernie4_5ForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForConditionalGeneration,
     "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
     "Glm4ForCausalLM": Glm4ForCausalLM,
+    "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
     "GlmForCausalLM": GlmForCausalLM,
     "GPT2LMHeadModel": GPT2LMHeadModel,
     "GPTJForCausalLM": GPTJForCausalLM,
@@ -57,6 +64,7 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "GraniteForCausalLM": GraniteForCausalLM,
     "HunYuanDenseV1ForCausalLM": HunYuanDenseV1ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MiniCPM3ForCausalLM": MiniCPM3ForCausalLM,
     "MiniCPMForCausalLM": MiniCPMForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "Ernie4_5_MoeForCausalLM": Ernie4_5_MoeForCausalLM,

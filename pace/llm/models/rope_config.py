@@ -258,9 +258,9 @@ def _yarn(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"config.json: {reader.source}.truncate must be true or false; got {shown(truncate)}")
     mscale = reader.number("mscale", 0.0, 0.0, 1e3)
     mscale_all_dim = reader.number("mscale_all_dim", 0.0, 0.0, 1e3)
-    attention_factor = _yarn_magnitude(factor, 1.0)
+    attention_factor = yarn_magnitude(factor, 1.0)
     if mscale and mscale_all_dim:
-        attention_factor = _yarn_magnitude(factor, mscale) / _yarn_magnitude(factor, mscale_all_dim)
+        attention_factor = yarn_magnitude(factor, mscale) / yarn_magnitude(factor, mscale_all_dim)
     return {
         "factor": factor,
         "attention_factor": reader.number("attention_factor", attention_factor, 0.0, 1e3),
@@ -268,10 +268,12 @@ def _yarn(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
         "beta_fast": reader.number("beta_fast", 32.0, 0.0, 1e6) or 32.0,
         "beta_slow": reader.number("beta_slow", 1.0, 0.0, 1e6) or 1.0,
         "truncate": truncate,
+        "mscale_all_dim": mscale_all_dim,
     }
 
 
-def _yarn_magnitude(factor: float, mscale: float) -> float:
+def yarn_magnitude(factor: float, mscale: float) -> float:
+    """What YaRN multiplies cosines and sines by, where `mscale` is 1."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

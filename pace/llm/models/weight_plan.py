@@ -68,7 +68,8 @@ def _plan(
     what they are is added to `apart`."""
     wanted = {part: formats[part].for_width(matrix.k) for part in matrix.parts if part in formats}
     found = [
-        stored.get(matrix.tensor(part)) or (StoredQuantized(wanted[part].layout, None) if part in wanted else None)
+        (matrix.takes_codes and stored.get(matrix.tensor(part)))
+        or (StoredQuantized(wanted[part].layout, None) if part in wanted else None)
         for part in matrix.parts
     ]
     if not any(found):

@@ -116,7 +116,7 @@ def tensors_of(
         floats = load_file(Path(folder) / "model.safetensors")
     state = {}
     for name, tensor in list(floats.items()):
-        if not name.endswith("_proj.weight"):
+        if not name.endswith(("_proj.weight", "_mqa.weight")):
             state[name] = tensor
             continue
         packed, weight = KINDS[kind][1](*tensor.shape)

@@ -16,6 +16,18 @@ from pace.ops.weight_layout import WeightLayout
 from tests.checkpoints.quantized import packers
 from tests.checkpoints.quantized.models import KINDS, save_quantized
 
+FIELDS = {
+    "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "deepseek_v3": {
+        "num_key_value_heads": 2,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "moe_intermediate_size": 32,
+    },
+}
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 
 
@@ -38,11 +50,12 @@ def matrices(folder):
     [
         *((model_type, kind) for model_type in ("llama", "qwen2", "qwen3_moe") for kind in KINDS),
         *(("phi3", kind) for kind in ("gptq-act-order", "awq", "bnb-nf4")),
+        *(("deepseek_v3", kind) for kind in KINDS),
     ],
 )
 def test_logits_and_text_are_those_of_the_weights_in_fp32(kind, model_type, tmp_path):
     """On torch, which multiplies with the very weights."""
-    fields = {"num_key_value_heads": 2, "pad_token_id": 0} if model_type == "phi3" else {}
+    fields = FIELDS.get(model_type, {})
     quantized = save_quantized(tmp_path, kind, model_type, **fields)
     with load(quantized) as model, load(tmp_path / "floats") as oracle:
         found, expected = logits(model), logits(oracle)

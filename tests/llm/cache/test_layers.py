@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Latent, LatentBlocks, Positions
+from pace.batch import BLOCK_SIZE, KVBlocks, KVSpec, Latent, Positions
 from pace.llm.cache.manager import CacheManager
 from pace.llm.sequence import Sequence
 from pace.ops import native
@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 def test_bytes_by_hand() -> None:
     spec = KVSpec(LAYERS, torch.bfloat16)
     # a value's row is rounded up to 16 elements: 5 to 16, 33 to 48
-    assert spec.position_bytes == 2 * (2 * 3 * (5 + 16) + (20 + 48) + (40 + 6))
+    assert spec.position_bytes == 2 * (2 * 3 * (5 + 16) + (20 + 48) + (6 + 48))
     narrow = KVSpec(LAYERS, torch.int8)
     scales = 2 * 3 * 2 + 2 + 2  # a key's and a value's of each head; the latent's and the rotated key's
     assert narrow.position_bytes == spec.position_bytes // 2 + 4 * scales
@@ -28,7 +28,7 @@ def test_bytes_by_hand() -> None:
 def test_every_byte_of_a_block_belongs_to_one_layer(dtype: torch.dtype) -> None:
     spec = KVSpec(LAYERS, dtype)
     layers = spec.allocate(3)
-    assert [type(layer) for layer in layers] == [KVBlocks, type(None), KVBlocks, LatentBlocks, KVBlocks]
+    assert [type(layer) for layer in layers] == [KVBlocks, type(None), KVBlocks, KVBlocks, KVBlocks]
     seen = 0
     tensors = [tensor for layer in layers if layer for tensor in layer.tensors]
     for tensor in tensors:
@@ -45,14 +45,10 @@ def test_every_byte_of_a_block_belongs_to_one_layer(dtype: torch.dtype) -> None:
 def test_shapes_are_those_of_the_layer(dtype: torch.dtype) -> None:
     _, _, wide, latent, _ = KVSpec(LAYERS, dtype).allocate(2)
     assert (wide.k.shape, wide.v.shape, wide.value_dim) == ((2, 1, 20, 16), (2, 1, 16, 48), 33)
-    assert (latent.latents.shape, latent.rotated.shape) == ((2, 40, 16), (2, 6, 16))
+    assert (latent.k.shape, latent.v.shape, latent.value_dim) == ((2, 1, 6, 16), (2, 1, 16, 48), 40)
     if dtype == torch.int8:
         assert wide.k_scales.shape == wide.v_scales.shape == (2, 1, 16)
-        assert latent.latent_scales.shape == latent.rotated_scales.shape == (2, 16)
-    else:  # one key of 46 elements, whose first 40 rows are the value
-        row = latent.latents.as_strided((2, 46, 16), (latent.latents.stride(0), 16, 1))
-        latent.rotated.fill_(3)
-        assert (row[:, 40:] == 3).all()
+        assert latent.k_scales.shape == latent.v_scales.shape == (2, 1, 16)
 
 
 def test_a_copied_block_takes_all_layers_along() -> None:
@@ -76,9 +72,7 @@ def test_a_cache_of_nothing_is_refused() -> None:
 
 
 def test_kernels_refuse_what_they_do_not_read_by_name() -> None:
-    _, nothing, _, latent, _ = KVSpec(LAYERS, torch.float32).allocate(1)
+    nothing = KVSpec(LAYERS, torch.float32).allocate(1)[1]
     x, slots = torch.zeros(1, 1, 5), torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(NotImplementedError, match="got LatentBlocks"):
-        native.store_kv(x, x, latent, slots)
     with pytest.raises(NotImplementedError, match="got a layer without a cache"):
         native.store_kv(x, x, nothing, slots)

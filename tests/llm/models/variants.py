@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tests.llm.models import references
+from tests.llm.models.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.mixture_variants import MIXTURE_BASE, MIXTURES
 
 MAX_POSITIONS = 64
@@ -32,6 +33,7 @@ BASE = {
         "sliding_window": 7,
         "query_pre_attn_scalar": 10,
     },
+    **LATENT_BASE,
     **MIXTURE_BASE,
     "gemma3_text": {
         "num_key_value_heads": 2,
@@ -70,6 +72,9 @@ BASE = {
     },
 }
 """What differs from `SIZES`, by model_type."""
+
+ROUTED = MIXTURE_BASE.keys() | LATENT_BASE.keys() - {"minicpm3"}
+"""The model_types with experts."""
 
 VISION = {
     "gemma3": {
@@ -216,6 +221,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("gemma2", "act-theta", rope({"rope_type": "default", "rope_theta": 500.0}, hidden_activation="silu")),
     ("phi", "gqa", rope({"rope_type": "default", "partial_rotary_factor": 0.25}, num_key_value_heads=2)),
+    *LATENTS,
     *MIXTURES,
     ("llama", "falcon3", rope({"rope_type": "default", "rope_theta": 1000042}, head_dim=256, num_key_value_heads=1)),
     ("gemma3_text", "default", {}),
@@ -357,5 +363,7 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)
+                buffer.copy_(buffer.bfloat16())
+
     model.save_pretrained(folder)
     return model

@@ -29,9 +29,9 @@ class MixtureConfig:
         raise NotImplementedError
 
 
-def shared_mlp(name: str, hidden: int, inner: int, activation: str) -> GatedMLP | None:
+def shared_mlp(name: str, hidden: int, inner: int, activation: str, bias: bool = False) -> GatedMLP | None:
     """The MLP that all tokens go through beside the experts; None of no size."""
     if inner == 0:
         return None
-    gate_up = GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden)
-    return GatedMLP(gate_up, Linear({f"{name}.down_proj": hidden}, inner), activation)
+    gate_up = GatedLinear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias)
+    return GatedMLP(gate_up, Linear({f"{name}.down_proj": hidden}, inner, bias), activation)
