@@ -25,7 +25,13 @@ void experts(Program& program, Value out, Columns x, const Norm* norm, Value cho
              const pace::Router& router, const pace::ExpertStack& gate_up, const pace::ExpertStack& down,
              int activation, float alpha, float limit, const Value* residual) {
     program.experts(out,
-                    {x, norm ? *norm : Norm{}, choices, chooses, router, gate_up, down,
+                    {x,
+                     norm ? *norm : Norm{},
+                     choices,
+                     chooses,
+                     router,
+                     gate_up,
+                     down,
                      {pace::Activation(activation), alpha, limit}},
                     residual);
 }

@@ -118,8 +118,8 @@ class Program {
     void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void heads_linear(Value out, HeadsOf x, const ExpertStack& weights);
-    void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer, float scale,
-                   int64_t window, float softcap, const float* sinks);
+    void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
+                   float scale, int64_t window, float softcap, const float* sinks);
 
     // Where this step's values are.
     struct Frame {
