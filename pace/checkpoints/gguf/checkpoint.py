@@ -4,8 +4,8 @@ Hub.
     blk.3.attn_q.weight, Q4_K      ->  model.layers.3.self_attn.q_proj.weight, rows of codes and scales (`QuantizedRows`)
 
 What llama.cpp's converter changes is undone: it permutes the rows of Llama's queries and keys, so that the pairs that
-are rotated together lie side by side, and turns scalings of the rotary embedding into a factor for each pair. Names and
-keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and convert_hf_to_gguf.py of
+are rotated together lie side by side, adds 1 to the norms of Gemma, and turns scalings of the rotary embedding into a
+factor for each pair. Names and keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and convert_hf_to_gguf.py of
 llama.cpp.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from pace.checkpoints.gguf.blocks import BlockType
 from pace.checkpoints.gguf.config import read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
-from pace.checkpoints.gguf.names import ARCHITECTURES, PERMUTED, ROPE_FACTORS, hub_name
+from pace.checkpoints.gguf.names import ARCHITECTURES, PERMUTED, RAISED_NORMS, ROPE_FACTORS, hub_name
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
 from pace.checkpoints.reader import row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
@@ -72,6 +72,9 @@ class GgufCheckpoint:
     def _tensor(self, name: str) -> GgufTensor:
         return self._files[name].tensors[self._sources[name]]
 
+    def _is_raised(self, name: str) -> bool:
+        return self.architecture in RAISED_NORMS and name.endswith("norm.weight")
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._tensor(name).shape for name in self._sources}
 
@@ -88,6 +91,8 @@ class GgufCheckpoint:
 
     def _info(self, name: str) -> TensorInfo:
         tensor = self._tensor(name)
+        if self._is_raised(name):
+            return TensorInfo(torch.float64, tensor.shape)
         if isinstance(tensor.kind, BlockType):
             return TensorInfo(tensor.kind.layout if len(tensor.shape) == 2 else torch.float32, tensor.shape)
         return TensorInfo(tensor.kind, tensor.shape)
@@ -103,6 +108,8 @@ class GgufCheckpoint:
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
+            if self._is_raised(name):
+                whole = whole.double() - 1  # exact, so that the model's own 1 gives the file's bits again
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):

@@ -11,6 +11,7 @@ import numpy as np
 
 from pace.checkpoints.gguf.families import LAYER_NORMS, PARALLEL, of_family
 from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.gguf.llama_like import FULL_EVERY
 from pace.checkpoints.gguf.names import ARCHITECTURES, hub_name
 
 CONFIG_KEYS = {
@@ -24,7 +25,7 @@ PER_LAYER_KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
 }
 """One number, or one for each layer."""
-REFUSED_KEYS = {
+MATH_KEYS = {
     "expert_count": "num_experts",
     "logit_scale": "logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -35,9 +36,12 @@ REFUSED_KEYS = {
     "attention.clamp_kqv": "clip_qkv",
     "attention.causal": "is_causal",
     "attention.max_alibi_bias": "alibi",
+    "rope.dimension_sections": "use_mrope",
 }
-"""Keys that would change the mathematics, and the field of config.json that is refused, or harmless, for the same
-value."""
+"""Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
+an architecture has no such thing."""
+HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2")  # fmt: skip
+"""Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
     "attention.layer_norm_epsilon",
@@ -45,10 +49,12 @@ READ_KEYS = {
     "attention.key_length",
     "attention.value_length",
     "attention.sliding_window",
+    "attention.sliding_window_pattern",
     "rope.dimension_count",
 }
 READ_KEYS |= {
     "rope.freq_base",
+    "rope.freq_base_swa",
     "rope.scale_linear",
     *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
 }
@@ -91,11 +97,11 @@ def read_config(
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     for field in ("intermediate_size", "num_attention_heads"):
         metadata.required(key(next(name for name, other in PER_LAYER_KEYS.items() if other == field)), fields[field])
-    for name, field in REFUSED_KEYS.items():
+    for name, field in MATH_KEYS.items():
         value = metadata.get(key(name))
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that there is no such thing
-            fields[field] = value
+            fields[field] = _shortest(value) if type(value) is float else value
     epsilon = key(f"attention.layer_norm_{'' if architecture in LAYER_NORMS else 'rms_'}epsilon")
     epsilon_field = LAYER_NORMS.get(architecture, "rms_norm_eps")
     fields[epsilon_field] = _shortest(metadata.required(epsilon, metadata.number(epsilon)))
@@ -107,15 +113,16 @@ def read_config(
         )
     fields["vocab_size"] = embedding[0]
     fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
-    if architecture in ("llama", "qwen3"):  # the others have biases always, or never
+    if architecture in HAS_BIASES:
         fields["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
-    if architecture == "llama":
+    if architecture in ("llama", "smollm3", "granite"):
         fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
-    fields |= _window(metadata, key, architecture, fields)
+    if architecture not in FULL_EVERY:
+        fields |= _window(metadata, key, architecture, fields)
     fields |= _rope(metadata, key, fields, factors)
     fields = of_family(architecture, fields, metadata, shapes) | special_tokens(metadata)
     unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
-    unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | REFUSED_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
+    unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | MATH_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
     # The reader of config.json says that it ignores fields that it does not know.
     return fields | {key(name): True for name in unknown}
 

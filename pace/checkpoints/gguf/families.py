@@ -1,5 +1,5 @@
-"""What the metadata of families with layer norms, and of the `chatglm` code, stand for: fields of a config.json that
-differ from a Llama's."""
+"""What the metadata of a family stand for: fields of a config.json that differ from a Llama's. Here for those with layer
+norms and for the `chatglm` code; others are in llama_like.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.gguf.llama_like import LLAMA_LIKE
 
 LAYER_NORMS = {
     "gpt2": "layer_norm_epsilon",
     "gptneox": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
     "stablelm": "layer_norm_eps",
+    "command-r": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
 }
 """Architectures with layer norms -> the field with their epsilon."""
 PARALLEL = "use_parallel_residual"
@@ -78,4 +81,5 @@ FAMILIES: dict[str, Callable[[Fields, Metadata, Collection[str]], Fields]] = {
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
     "chatglm": _chatglm,
+    **LLAMA_LIKE,
 }

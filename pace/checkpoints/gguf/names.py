@@ -14,14 +14,27 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+    "command-r": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "minicpm": "MiniCPMForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gptneox": "GPTNeoXForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "chatglm": "ChatGLMForConditionalGeneration",
 }
-PERMUTED = ("llama",)
+PERMUTED = ("llama", "smollm3", "granite", "minicpm")
 """Architectures whose queries and keys have their rows permuted."""
+RAISED_NORMS = ("gemma2", "gemma3")
+"""Architectures whose norms have weights that are 1 above the Hub's."""
 
 
 class Names(NamedTuple):
@@ -55,8 +68,19 @@ LLAMA = Names(
         "ffn_down": "mlp.down_proj",
     },
 )
+GEMMA = LLAMA.but(
+    post_attention_norm="post_attention_layernorm",
+    ffn_norm="pre_feedforward_layernorm",
+    post_ffw_norm="post_feedforward_layernorm",
+)
+PHI3 = LLAMA.but(ffn_up="mlp.gate_up_proj")
 NAMES = {
-    "phi3": LLAMA.but(ffn_up="mlp.gate_up_proj"),
+    "phi3": PHI3,
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "olmo2": GEMMA,
+    "glm4": PHI3.but(post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"),
+    "hunyuan-dense": LLAMA.but(attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm"),
     "starcoder2": LLAMA.but(ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"),
     "stablelm": LLAMA.but(attn_q_norm="self_attn.q_layernorm", attn_k_norm="self_attn.k_layernorm"),
     "gptneox": Names(

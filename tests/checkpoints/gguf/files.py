@@ -18,28 +18,14 @@ from torch import Tensor
 
 from benchmarks.comparison.gguf_writer import permute, rope_factors
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}
-ARCHITECTURES |= {"starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2"}
-ARCHITECTURES |= {"chatglm": "chatglm"}
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
+    "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
+    "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense", "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm",
+    "starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
+}  # fmt: skip
 """By model_type."""
-OUTER = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "gpt_neox.embed_in": "token_embd", "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output",
-    "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
-    "transformer.embedding.word_embeddings": "token_embd", "transformer.encoder.final_layernorm": "output_norm",
-    "transformer.output_layer": "output",
-}  # fmt: skip
-INNER = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
-    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
-    "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
-    "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
-    "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
-}  # fmt: skip
+PERMUTED = ("llama", "smollm3", "granite", "minicpm")
 
 HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
@@ -64,13 +50,16 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
     rope = add_config(writer, config)
     add(writer)
+    names = tensor_names(architecture, config.get("num_hidden_layers") or 8)
     held, state = {}, load_file(folder / "model.safetensors")
     for name, tensor in rearranged(state, config).items():
         is_matrix = tensor.ndim == 2 and "norm" not in name
         kind = Kind[(types if isinstance(types, str) else types(name)) if is_matrix else "F32"]
         data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
-        if part and architecture == "llama":
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        if part and architecture in PERMUTED:
             data = (
                 permute(
                     torch.from_numpy(data), config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]
@@ -78,7 +67,7 @@ def write_gguf(
                 .contiguous()
                 .numpy()
             )
-        writer.add_tensor(file_name(name), data, raw_dtype=kind)
+        writer.add_tensor(names(name), data, raw_dtype=kind)
     for name, factors in rope.items():
         writer.add_tensor(name, factors)
     writer.write_header_to_file()
@@ -88,13 +77,12 @@ def write_gguf(
     return rearranged(held, config, back=True)
 
 
-def file_name(name: str) -> str:
-    """GGUF's name of a checkpoint's tensor."""
-    part, _, end = name.rpartition(".")
-    if part in OUTER:
-        return f"{OUTER[part]}.{end}"
-    _, index, inner = re.fullmatch(r"(.*?)\.(\d+)\.(.*)", part).groups()
-    return f"blk.{index}.{INNER[inner]}.{end}"
+def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
+    """GGUF's name of a checkpoint's tensor, as the gguf package has it; that of ChatGLM the converter cuts."""
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = gguf.get_tensor_name_map(number, num_layers)
+    prefix = "transformer." if architecture == "chatglm" else ""
+    return lambda name: known.get_name(name.removeprefix(prefix), try_suffixes=(".weight", ".bias"))
 
 
 def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = False) -> dict[str, Tensor]:
@@ -187,9 +175,18 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_rope_dimension_count(dim)
-    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-    if config.get("sliding_window") and config["model_type"] in ("mistral", "phi3"):
+    if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3", "smollm3"):
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    add_factors(writer, config)
+    if "full_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    if "alpha" in rope:
+        theta, rope = theta * rope["alpha"] ** (dim / (dim - 2)), {}
+    writer.add_rope_freq_base(theta)
     kind = rope.get("rope_type", "default")
     if kind == "llama3":
         return {
@@ -213,7 +210,28 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     return {}
 
 
-LAYER_NORMS = {"starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "gpt_neox": "layer_norm_eps"}
+def add_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Factors and caps, each where the family has it."""
+    if config["model_type"] == "minicpm":
+        writer.add_embedding_scale(config["scale_emb"])
+        writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
+        writer.add_logit_scale(config["hidden_size"] / config["dim_model_base"])
+    for field, add in {
+        "attention_multiplier": writer.add_attention_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "logits_scaling": writer.add_logit_scale,
+        "logit_scale": writer.add_logit_scale,
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+    }.items():
+        if config.get(field) is not None:
+            add(config[field])
+
+
+LAYER_NORMS = {"starcoder2": "norm_epsilon"} | dict.fromkeys(
+    ("stablelm", "gpt_neox", "cohere", "cohere2"), "layer_norm_eps"
+)
 
 
 def add_gpt2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

@@ -28,14 +28,23 @@ HELD = [
     "llama-gqa", "llama-mha", "llama-head_dim", "llama-attention_bias", "llama-mlp_bias", "llama-tied", "llama-eps", "llama-theta",
     "llama-linear", "llama-llama3", "llama-yarn", "mistral-no-window", "mistral-window", "mistral-yarn", "qwen2-default", "qwen2-tied",
     "qwen2-yarn", "qwen3-default", "qwen3-bias-tied", "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
-    "phi3-phi-4-mini", "phi3-partial", "phi3-partial-odd", "starcoder2-default", "starcoder2-no-bias", "starcoder2-head_dim-theta",
+    "phi3-phi-4-mini", "phi3-partial", "phi3-partial-odd", "llama-falcon3", "gemma2-default", "gemma2-low-caps", "gemma3_text-default",
+    "gemma3_text-linear", "gemma3_text-theta", "smollm3-default", "smollm3-yarn", "granite-default", "granite-tied-bias", "granite-theta",
+    "olmo2-default", "olmo2-tied-theta", "olmo3-default", "olmo3-theta", "olmo3-layer_types", "glm4-default", "glm4-no-bias",
+    "ernie4_5-default", "ernie4_5-bias-untied", "hunyuan_v1_dense-default", "hunyuan_v1_dense-alpha", "cohere-default", "cohere-qk_norm",
+    "cohere2-default", "minicpm-default", "minicpm-untied-theta", "starcoder2-default", "starcoder2-no-bias", "starcoder2-head_dim-theta",
     "stablelm-default", "stablelm-bias-theta", "stablelm-parallel", "stablelm-2-12b", "stablelm-partial", "stablelm-yarn",
     "gpt_neox-default", "gpt_neox-sequential", "gpt_neox-partial-tied", "gpt_neox-all-linear", "gpt2-default",
     "gpt2-n_inner-untied", "chatglm-default", "chatglm-no-bias", "chatglm-linear-bias",
 ]  # fmt: skip
 """The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
+ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
+"""What no key says, and llama.cpp takes from others: by model_type."""
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64}
 """Rows of whole blocks, for every type."""
+TIED = ("gemma2", "cohere", "cohere2")
+"""Whose files hold no head, by model_type."""
+WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
 PROMPT = 45
 
 
@@ -54,12 +63,12 @@ def ids_of(seed):
 @pytest.mark.parametrize("name", HELD)
 def test_float32_logits(tmp_path, name):
     model_type, _, fields = VARIANTS[IDS.index(name)]
-    theirs = save_tiny(tmp_path / "hub", model_type, fields)
+    theirs = save_tiny(tmp_path / "hub", model_type, fields | ALSO.get(model_type, {}))
     write_gguf(tmp_path / "hub", tmp_path / "model.gguf")
     ours = load(tmp_path / "model.gguf")
     ids = ids_of(1)
     expected = oracle(theirs, ids)
-    assert expected.std() > 0.1
+    assert expected.std() > 0.05
     logits = prefill(ours, ids)
     assert relative_error(logits, expected) < TOLERANCE
     # A file has the scalings of Llama 3 and of longrope as factors, rounded to float32.
@@ -128,7 +137,7 @@ def quantised(tmp_path, model_type, types, **fields):
     """A file with tensors of these types, and transformers' model with the weights that it holds."""
     sizes = {name: size for name, size in WIDE.items() if model_type not in ("phi3", "chatglm") or name != "head_dim"}
     sizes |= {"chatglm": {"kv_channels": 64}, "gpt2": {"n_inner": 512}}.get(model_type, {})
-    theirs = save_tiny(tmp_path / "hub", model_type, sizes | fields)
+    theirs = save_tiny(tmp_path / "hub", model_type, sizes | fields | WIDE_ALSO.get(model_type, {}))
     held = write_gguf(tmp_path / "hub", tmp_path / "model.gguf", types)
     state = {name.replace("embed_out", "lm_head"): tensor for name, tensor in held.items()}
     theirs.load_state_dict(state, strict=False)  # a tied head is no tensor of its own
@@ -189,7 +198,9 @@ MIXTURES = {
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_types_that_differ_within_a_layer(tmp_path, model_type, mixture):
     """Parts of one matrix here, in two types there."""
-    path, theirs, _ = quantised(tmp_path, model_type, MIXTURES[mixture], tie_word_embeddings=mixture == "Q5_0")
+    path, theirs, _ = quantised(
+        tmp_path, model_type, MIXTURES[mixture], tie_word_embeddings=mixture == "Q5_0" or model_type in TIED
+    )
     ids = ids_of(3)
     ours = load(path, backend="torch")
     assert relative_error(prefill(ours, ids), oracle(theirs, ids)) < TOLERANCE
@@ -474,7 +485,7 @@ def put(key, value, kind):
     ("change", "error", "message"),
     [
         (drop("general.architecture"), ValueError, "has no general.architecture in its metadata"),
-        (put("general.architecture", "gemma3", "string"), NotImplementedError, "of the architecture 'gemma3', .*implemented: llama, qwen2, qwen3, phi3, gpt2"),
+        (put("general.architecture", "mamba", "string"), NotImplementedError, "of the architecture 'mamba', .*implemented: llama, qwen2, qwen3, phi3"),
         (put("general.architecture", 3, "uint32"), ValueError, "general.architecture must be a string; got 3"),
         *[(drop(f"llama.{key}"), ValueError, rf"has no llama\.{key} in its metadata") for key in ("context_length", "embedding_length", "block_count", "feed_forward_length")],
         *[(drop(f"llama.attention.{key}"), ValueError, rf"has no llama\.attention\.{key}") for key in ("head_count", "layer_norm_rms_epsilon")],
