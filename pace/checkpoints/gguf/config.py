@@ -61,7 +61,13 @@ READ_KEYS |= {
 READ_KEYS |= {
     *(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))
 }
-HARMLESS_KEYS = {"vocab_size", "expert_used_count", "tensor_data_layout", "leading_dense_block_count"}
+HARMLESS_KEYS = {
+    "n_deepstack_layers",
+    "vocab_size",
+    "expert_used_count",
+    "tensor_data_layout",
+    "leading_dense_block_count",
+}
 
 END_TOKENS = {
     "<|eot_id|>",

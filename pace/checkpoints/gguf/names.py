@@ -30,6 +30,8 @@ ARCHITECTURES = {
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "chatglm": "ChatGLMForConditionalGeneration",
+    "qwen2vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3vl": "Qwen3VLForConditionalGeneration",
 }
 PERMUTED = ("llama", "smollm3", "granite", "minicpm")
 """Architectures whose queries and keys have their rows permuted."""

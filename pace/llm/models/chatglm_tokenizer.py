@@ -105,22 +105,12 @@ def names_apart(value: Any) -> Any:
     return [names_apart(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def chatglm3_state(parts: dict[str, Any], num_pieces: int, specials: list[dict[str, Any]]) -> str:
-    """The tokenizer.json of a vocabulary's `parts`; `specials` are its own tokens that no text is made of."""
-    ids = {name: num_pieces + index for index, name in enumerate(NAMES)}
+def chatglm3_state(state: dict[str, Any], ids: Mapping[str, int]) -> str:
+    """The tokenizer.json `state` with ChatGLM3's manner of texts; `ids` of its tokens by their names."""
     drop = {"type": "Replace", "pattern": {"String": APART}, "content": ""}
-    normalizer = {"type": "Sequence", "normalizers": [drop, *parts["normalizer"]["normalizers"]]}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": specials + [added_token(index, name) for name, index in ids.items()],
-            "post_processor": text_with_ends([(name, ids[name]) for name in BEGIN]),
-        }
-        | parts
-        | {"normalizer": normalizer}
-    )
+    normalizer = {"type": "Sequence", "normalizers": [drop, *state["normalizer"]["normalizers"]]}
+    begin = text_with_ends([(name, ids[name]) for name in BEGIN])
+    return json.dumps({**state, "normalizer": normalizer, "post_processor": begin})
 
 
 def chatglm3_settings(end: str, unknown: str) -> dict[str, Any]:
@@ -160,7 +150,20 @@ def own_tokenizer(directory: Path) -> tuple[str, dict[str, Any], type | None]:
     if not 0 <= model.end < len(model.pieces):
         raise ValueError(f"{path}: eos_id must be one of {len(model.pieces)} pieces; got {model.end}")
     settings = chatglm3_settings(model.pieces[model.end], model.pieces[model.unknown])
-    return chatglm3_state(model.parts(), len(model.pieces), specials), settings, Conversations
+    ids = {name: len(model.pieces) + index for index, name in enumerate(NAMES)}
+    added = specials + [added_token(index, name) for name, index in ids.items()]
+    state = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **model.parts()}
+    return chatglm3_state(state, ids), settings, Conversations
+
+
+def gguf_tokenizer(path: Path, text: str) -> tuple[str, dict[str, Any], type]:
+    """The same of ChatGLM3's vocabulary in a GGUF file, of which `text` is the tokenizer.json."""
+    state = json.loads(text)
+    vocabulary = state["model"]["vocab"]
+    if missing := [name for name in NAMES if name not in vocabulary]:
+        raise ValueError(f"{path}: tokenizer.ggml.tokens has no {', '.join(missing)}")
+    names = {index: token for token, index in vocabulary.items()}
+    return chatglm3_state(state, vocabulary), chatglm3_settings(names[2], names[0]), Conversations
 
 
 def glm4_tokenizer(directory: Path, path: Path, data: bytes) -> tuple[str, dict[str, Any]]:

@@ -33,7 +33,7 @@ from pace.checkpoints.reader import (
     TORCH_NAME,
     shard_names,
 )
-from pace.llm.models.chatglm_tokenizer import is_own_tokenizer, own_tokenizer
+from pace.llm.models.chatglm_tokenizer import gguf_tokenizer, is_own_tokenizer, own_tokenizer
 from pace.naming import shown
 
 logger = logging.getLogger("pace")
@@ -412,6 +412,8 @@ def _gguf_tokenizer(path: Path) -> tuple[Callable | None, str]:
     state = tokenizer_json(metadata)
     if state is None:
         return None, "no tokenizer.ggml.model in its metadata"
+    if metadata.text("tokenizer.ggml.pre") == "chatglm-spm":
+        return lambda: make_tokenizer(path, *gguf_tokenizer(path, state)), "its metadata"
     return lambda: make_tokenizer(path, state, tokenizer_settings(metadata)), "its metadata"
 
 

@@ -21,7 +21,7 @@ from pace.llm.models.model_utils import load_model  # noqa: E402
 from pace.ops.weight_layout import QuantizedRows, WeightLayout  # noqa: E402
 from tests.checkpoints.gguf.files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
-from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402
+from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny  # noqa: E402
 from tests.support import prefill  # noqa: E402
 
 HELD = [
@@ -36,6 +36,7 @@ HELD = [
     "stablelm-default", "stablelm-bias-theta", "stablelm-parallel", "stablelm-2-12b", "stablelm-partial", "stablelm-yarn",
     "gpt_neox-default", "gpt_neox-sequential", "gpt_neox-partial-tied", "gpt_neox-all-linear", "gpt2-default",
     "gpt2-n_inner-untied", "chatglm-default", "chatglm-no-bias", "chatglm-linear-bias",
+    "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default",
 ]  # fmt: skip
 """The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
 ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
@@ -45,6 +46,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2, 
 TIED = ("gemma2", "cohere", "cohere2")
 """Whose files hold no head, by model_type."""
 WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
+WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
 PROMPT = 45
 
 

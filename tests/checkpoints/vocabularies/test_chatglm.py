@@ -185,6 +185,44 @@ def test_the_line_before_an_answer_is_no_text(model):
     assert answer.text == "hello" and answer.finish_reason == "stop"
 
 
+def in_gguf(path):
+    """As llama.cpp's converter writes it: two names changed, ChatGLM3's tokens behind, and room up to the padded size."""
+    gguf, model = pytest.importorskip("gguf", reason="the gguf package is not installed"), golden("plain")
+    types = [*model.types, *[int(gguf.TokenType.CONTROL)] * 9, *[int(gguf.TokenType.UNUSED)] * 7]
+    tokens = [*model.pieces, *NAMES, *(f"[PAD{PIECES + 9 + index}]" for index in range(7))]
+    tokens[1:3] = ["<bos>", "<eos>"]
+    writer = gguf.GGUFWriter(path, "chatglm")
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("chatglm-spm")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([*model.scores, *[0.0] * 16])
+    writer.add_token_types(types)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("[gMASK]sop{{ messages[0].content }}")
+    for step in ("header_to_file", "kv_data_to_file", "ti_data_to_file"):
+        getattr(writer, f"write_{step}")()
+    writer.close()
+    return path
+
+
+def test_the_vocabulary_in_a_gguf_file(tmp_path):
+    found = load_tokenizer(in_gguf(tmp_path / "plain.gguf"))
+    expected = load_tokenizer(checkpoint(tmp_path / "plain"))
+    for text in ("hello", "a sophisticated user", " two\n\nspaces, 你好", ""):
+        assert found(text)["input_ids"] == expected(text)["input_ids"]
+    assert ChatTemplate(found).encode(TALK) == built(expected, TALK)
+    assert (found.eos_token_id, found.pad_token_id, found.turn_ends) == (2, 0, expected.turn_ends)
+
+
+def test_a_gguf_file_without_the_tokens_of_roles_is_refused(tmp_path):
+    path = in_gguf(tmp_path / "plain.gguf")
+    path.write_bytes(path.read_bytes().replace(b"<|user|>", b"<|uzer|>"))
+    with pytest.raises(ValueError, match=r"tokenizer.ggml.tokens has no <\|user\|>"):
+        load_tokenizer(path)
+
+
 # --------------------------------------------------------------------------------------------------------- GLM-4-9B
 
 
