@@ -189,18 +189,10 @@ void Program::attention(Value out, HeadsOf q, const Preparation* preparation, in
         if (before) {
             const Rotation& rotation = before->rotation;
             const Angles angles = rotation.half > 0 ? step.angles[rotation.table] : Angles{};
-            op.heads = {queries,
-                        frame.at(before->k),
-                        frame.at(before->v),
-                        q.count,
-                        before->query_norm,
-                        before->key_norm,
-                        before->norm_last,
-                        angles.cos,
-                        angles.sin,
-                        rotation.half,
-                        rotation.interleaved,
-                        kv,
+            op.heads = {queries,           frame.at(before->k),  frame.at(before->v),
+                        q.count,           before->query_norm,   before->key_norm,
+                        before->norm_last, angles.cos,           angles.sin,
+                        rotation.half,     rotation.interleaved, kv,
                         step.slots};
         }
         op.tokens = step.tokens;

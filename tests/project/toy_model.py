@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
-from pace.llm.models.model_config import flag
+from pace.llm.models.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedOssConfig(LlamaConfig):
+    vocab_size: int = count(155136)
+    intermediate_size: int = count(27648)
+    num_hidden_layers: int = count(64, MAX_LAYERS)
+    num_attention_heads: int = count(80)
+    num_key_value_heads: int | None = count(8, optional=True)
+    head_dim: int | None = count(128, MAX_HEAD_DIM, optional=True)
+    max_position_embeddings: int = count(524288, MAX_POSITIONS)
+    bos_token_id: int | tuple[int, ...] | None = token_ids(0)
+    pad_token_id: int | tuple[int, ...] | None = token_ids(1)
     attention_bias: bool = flag(True)
     attention_out_bias: bool = flag(False)
 
@@ -54,6 +63,7 @@ def add(copy: Copy, fault: str = "") -> None:
     variants = "tests/llm/models/variants.py"
     copy.add_after(variants, "BASE = {", '    "seed_oss": {"num_key_value_heads": 2, "head_dim": 8},\n')
     copy.add_after(variants, "VARIANTS:", VARIANTS)
+    copy.add_after("tests/fuzz/checkpoints.py", "ARCHITECTURES = [", '    ("seed_oss", {}),\n')
 
 
 def add_row(copy: Copy) -> None:

@@ -99,7 +99,7 @@ class Program {
     void norm(Value out, Columns x, const Norm& norm);
     void linear(Value out, Columns x, const Norm& norm, const void* weight, const int32_t* order, const float* bias,
                 Activation activation, const Value* residual);
-    void norm_heads(HeadsOf heads, const Norm& norm);               // in place
+    void norm_heads(HeadsOf heads, const Norm& norm);            // in place
     void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void attention(Value out, HeadsOf q, const Preparation* preparation, int layer, float scale, int64_t window,

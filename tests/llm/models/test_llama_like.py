@@ -1,0 +1,145 @@
+"""Configs of families that are nearly Llamas: as published, and what they must not say."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from pace.llm.layers import NoRotary
+from pace.llm.models.layer_types import FULL, SLIDING
+from pace.llm.models.model_list import read_config
+from pace.ops import reference
+
+
+def config_of(**fields):
+    return read_config(fields)[1]
+
+
+GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+    "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+    "model_type": "gemma3", "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+}  # fmt: skip
+"""The fields of gemma-3-4b-it's config.json, which leaves out what has a default."""
+
+
+def test_gemma_3_with_its_defaults_left_out(caplog):
+    config = read_config(GEMMA3_4B)[1]
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (8, 4, 256)
+    assert (config.vocab_size, config.tie_word_embeddings, config.eos_token_id) == (262208, True, (1, 106))
+    assert (config.rope.theta, config.rope.kind, config.rope.factor) == (1e6, "linear", 8.0)
+    assert (config.local_rope.theta, config.local_rope.kind) == (1e4, "default")
+    assert (config.window(4), config.window(5), config.window(33)) == (1024, None, 1024)
+    assert config.max_length == 131072 and not caplog.records
+
+
+HUNYUAN = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "attention_head_dim": 128,
+    "cla_share_factor": 2, "eod_token_id": 127967, "head_dim": 128, "hidden_size": 4096, "norm_type": "rms",
+    "num_hidden_layers": 32, "use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True, "vocab_size": 128167,
+    "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "dynamic"},
+}  # fmt: skip
+
+
+def test_hunyuan_stretches_its_base_once_and_for_all(caplog):
+    rope = read_config(HUNYUAN)[1].rope
+    assert rope.kind == "default" and rope.theta == pytest.approx(11158839.9251, rel=1e-9)
+    assert not caplog.records
+    plain = config_of(**{**HUNYUAN, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    assert plain.rope.kind == "dynamic"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "named"),
+    [
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is ignored"),
+        ("HunYuanDenseV1ForCausalLM", {"use_qk_norm": False}, "use_qk_norm = False is ignored"),
+        ("CohereForCausalLM", {"use_parallel_residual": False}, "use_parallel_residual = False is ignored"),
+        ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True is ignored"),
+        ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is ignored"),
+        ("Olmo3ForCausalLM", {"rope_theta": 1e6}, "rope_theta = 1000000.0 is ignored on layers with a window"),
+    ],
+)
+def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architecture, fields, named):
+    with caplog.at_level(logging.WARNING, "pace"):
+        found = config_of(architectures=[architecture], **fields)
+    assert len(caplog.records) == 1 and named in caplog.text
+    if architecture != "Olmo3ForCausalLM":  # whose other layers have the theta
+        assert found == config_of(architectures=[architecture])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "error", "message"),
+    [
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, NotImplementedError, "use_bidirectional_attention"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}}, NotImplementedError, r"rope_parameters\.rope_theta"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": 5}}, ValueError, r"rope_parameters\.full_attention must be an object"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "x"}}}, NotImplementedError, "rope_type = 'x'"),
+        ("Gemma3ForCausalLM", {"rope_scaling": [1]}, ValueError, "rope_scaling must be an object"),
+        ("Gemma3ForCausalLM", {"sliding_window": None}, ValueError, "sliding_window is null"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, ValueError, "sliding_window_pattern must be"),
+        ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, ValueError, "layer_types must name all 26 layers"),
+        ("Gemma3ForCausalLM", {"layer_types": ["chunked_attention"]}, NotImplementedError, "chunked_attention"),
+        ("GemmaForCausalLM", {}, NotImplementedError, "GemmaForCausalLM"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, ValueError, "a number for each of 36 layers; got 2"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2] * 18}, ValueError, "a list of 0 and 1"),
+        ("SmolLM3ForCausalLM", {"layer_types": ["sliding_attention"] * 36}, ValueError, "use_sliding_window is false"),
+        ("GraniteForCausalLM", {"logits_scaling": 0.0}, ValueError, "logits_scaling must be"),
+        ("GraniteForCausalLM", {"num_local_experts": 8}, NotImplementedError, "num_local_experts"),
+        ("GlmForCausalLM", {"head_dim": 6}, ValueError, "must be even"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, NotImplementedError, "use_cla"),
+        ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, ValueError, r"rope_scaling\.alpha"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "ntk_alpha", "alpha": 2.0}}, NotImplementedError, "ntk_alpha"),
+        ("CohereForCausalLM", {"logit_scale": None}, ValueError, "logit_scale must be"),
+        ("Cohere2ForCausalLM", {"rotary_pct": 0.5}, NotImplementedError, "rotary_pct"),
+        ("Cohere2ForCausalLM", {"order_of_interleaved_layers": "x"}, NotImplementedError, "order_of_interleaved_layers"),
+        ("MiniCPMForCausalLM", {"num_experts": 8}, NotImplementedError, "num_experts"),
+        ("MiniCPMForCausalLM", {"sparse_config": {"block_size": 64}}, NotImplementedError, "sparse_config"),
+        ("Olmo2ForCausalLM", {"sliding_window": 8}, NotImplementedError, "sliding_window"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_by_name(architecture, fields, error, message):
+    with pytest.raises(error, match=message):
+        config_of(architectures=[architecture], **fields)
+
+
+SIZES = {
+    "vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+def rotations_of(architecture, **fields):
+    """The table of each layer's rotation; None where it has none."""
+    model_class, config = read_config({"architectures": [architecture], **SIZES, **fields})
+    model = model_class(config, torch.float32, reference)
+    rotaries = [layer.mixer.rotary for layer in model.layers]
+    return [None if isinstance(rotary, NoRotary) else rotary.table for rotary in rotaries]
+
+
+def test_which_layers_rotate_and_how():
+    assert rotations_of("LlamaForCausalLM") == [0, 0, 0, 0]
+    assert rotations_of("SmolLM3ForCausalLM") == [0, 0, 0, None]
+    assert rotations_of("SmolLM3ForCausalLM", no_rope_layers=[0, 0, 1, 1, 0]) == [None, None, 0, 0]
+    assert rotations_of("Cohere2ForCausalLM") == [0, 0, 0, None]
+    types = [FULL, SLIDING, SLIDING, FULL]
+    for architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM"):
+        assert rotations_of(architecture, layer_types=types) == [0, 1, 1, 0]
+
+
+def test_regimes_of_two_rotations_are_told_apart():
+    """Prompts share keys and values where both rotations see no difference."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    kinds = {FULL: dynamic, SLIDING: {"rope_type": "default"}}
+    model_class, config = read_config(
+        {"architectures": ["Olmo3ForCausalLM"], **SIZES, "max_position_embeddings": 16, "rope_parameters": kinds}
+    )
+    model = model_class(config, torch.float32, reference)
+    assert model.rope_regime(3) == model.rope_regime(16) != model.rope_regime(17) != model.rope_regime(18)
