@@ -270,6 +270,7 @@ def _read_defaults(directory: Path, tokenizer: Any, model: BaseModelForCausalLM)
     defaults.merge_from(SamplingConfig.from_dict(special, source=f"{directory}/config.json"))
     defaults.merge_from(SamplingConfig(**{name: getattr(tokenizer, name, None) for name in special}))
     if defaults.eos_token_id is not None:
+        defaults.eos_token_id = [*defaults.eos_token_id, *getattr(tokenizer, "turn_ends", ())]
         known = [token for token in defaults.eos_token_id if token < vocab_size]
         if len(known) < len(defaults.eos_token_id):
             logger.warning(

@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 
 PLACES = {"llama": 4, "mistral": 4, "qwen2": 4, "qwen3": 4, "phi3": 4, "opt": 4, "gptj": 2, "phi": 2, "gemma2": 4}
 PLACES |= {"starcoder2": 3, "stablelm": 4, "gpt_neox": 3, "gpt2": 3, "chatglm": 4}
+PLACES |= {"qwen2_vl": 4, "qwen2_5_vl": 4, "qwen3_vl": 4}
 """In a layer: norms, values, and what an up-projection makes where the activation lets it through. GELU does not;
 parallel layers have one norm."""
 FEWER = {

@@ -44,6 +44,7 @@ ARCHITECTURES = [
     ("gpt_neox", {}),
     ("gpt2", {}),
     ("chatglm", {}),
+    ("qwen2_5_vl", {}),
 ]
 KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-sharded", "bin-legacy")
 WEIGHTS = (".safetensors", ".bin")

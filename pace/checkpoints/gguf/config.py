@@ -62,7 +62,7 @@ READ_KEYS |= {
 READ_KEYS |= {
     *(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))
 }
-HARMLESS_KEYS = {"vocab_size", "tensor_data_layout"}
+HARMLESS_KEYS = {"n_deepstack_layers", "vocab_size", "tensor_data_layout"}
 
 END_TOKENS = {
     "<|eot_id|>",

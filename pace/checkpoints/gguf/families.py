@@ -76,12 +76,19 @@ def _chatglm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fi
     }
 
 
+def _qwen_vl(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
+    """How frequencies are shared out among three positions does not matter to text, where these are the same."""
+    return {name: value for name, value in fields.items() if name != "use_mrope"}
+
+
 FAMILIES: dict[str, Callable[[Fields, Metadata, Collection[str]], Fields]] = {
     "gpt2": _gpt2,
     "gptneox": _gpt_neox,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
     "chatglm": _chatglm,
+    "qwen2vl": _qwen_vl,
+    "qwen3vl": _qwen_vl,
     **LLAMA_LIKE,
     **MIXTURES,
 }

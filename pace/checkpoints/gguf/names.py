@@ -38,6 +38,8 @@ ARCHITECTURES = {
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",
+    "qwen2vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3vl": "Qwen3VLForConditionalGeneration",
 }
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 """Architectures whose queries and keys have their rows permuted."""

@@ -12,16 +12,19 @@ import logging
 from typing import Any, NamedTuple
 
 from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.vocabulary import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    bpe_model,
+    sentencepiece_parts,
+    text_with_ends,
+)
 from pace.naming import shown
 
 logger = logging.getLogger("pace")
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Of tokenizer.ggml.token_type."""
-SPACE = "▁"
-"""How sentencepiece writes a space."""
-MAX_PIECE = 256
-"""Characters of a piece that others may make; sentencepiece makes them of at most 16 unless told otherwise."""
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Name in tokenizer_config.json -> in the key tokenizer.ggml.<name>_token_id."""
 
@@ -174,22 +177,8 @@ def _ends(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
     begins = metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece or _cut(metadata).add_bos)
     added = {"bos": begins, "eos": metadata.flag("tokenizer.ggml.add_eos_token", False)}
     ids = {name: _token_id(metadata, name, len(tokens)) for name, wanted in added.items() if wanted}
-    ids = {name: index for name, index in ids.items() if index is not None}
-    if not ids:
-        return None
-    before, after = (
-        [{"SpecialToken": {"id": tokens[ids[name]], "type_id": 0}}] if name in ids else [] for name in ("bos", "eos")
-    )
-    text, second = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
-    special = {
-        tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in ids.values()
-    }
-    return {
-        "type": "TemplateProcessing",
-        "single": [*before, text, *after],
-        "pair": [*before, text, *after, *before, second, *after],
-        "special_tokens": special,
-    }
+    before, after = ([(tokens[ids[name]], ids[name])] if ids.get(name) is not None else [] for name in ("bos", "eos"))
+    return text_with_ends(before, after)
 
 
 def _cut(metadata: Metadata) -> Cut:
@@ -221,7 +210,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary: dict[str, int
         "normalizer": cut.normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
         "decoder": byte_level,
-        "model": _model(vocabulary, merges, ignore_merges=cut.ignore_merges),
+        "model": bpe_model(vocabulary, merges, ignore_merges=cut.ignore_merges),
     }
 
 
@@ -235,48 +224,5 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], vocabulary: dict[str, 
     unknown = _token_id(metadata, "unknown", len(tokens))
     if unknown is None and UNKNOWN in types:
         unknown = types.index(UNKNOWN)
-    fallback = all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}] * prefix + [replace]},
-        "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-        "model": _model(
-            vocabulary,
-            _merges_by_score(tokens, scores.tolist(), types),
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=fallback,
-        ),
-    }
-
-
-def _merges_by_score(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """Sentencepiece joins the two neighbours that make the piece of the highest score: every pair that makes a piece,
-    the best first."""
-    pieces = {
-        token: score
-        for token, score, kind in zip(tokens, scores, types, strict=True)
-        if kind in (NORMAL, USER_DEFINED) and len(token) <= MAX_PIECE
-    }
-    pairs = []
-    for index, (piece, score) in enumerate(pieces.items()):
-        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-        pairs += [(-score, index, left, right) for left, right in halves if left in pieces and right in pieces]
-    return [(left, right) for *_, left, right in sorted(pairs)]
-
-
-def _model(vocabulary: dict[str, int], merges: list, **options: Any) -> dict[str, Any]:
-    common = {
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-    }
-    return {"type": "BPE", **common, **options, "vocab": vocabulary, "merges": merges}
+    return sentencepiece_parts(tokens, scores.tolist(), types, unknown, prefix)

@@ -36,7 +36,8 @@ class ToolFormat:
     anywhere: bool = True
     """Whether text may come before and after calls. Otherwise a turn is one or the other, from its first character."""
     reply: tuple[str, str] = ("", "")
-    """What stands around the text of an answer, where a format marks it, too."""
+    """What stands around the text of an answer, where a format marks it, too. Of a mark that is whitespace, any is
+    dropped."""
     arguments: Arguments = field(default_factory=JsonArguments)
     make_id: IdRule = call_id
 

@@ -154,12 +154,13 @@ class TurnParser:
         if call.end >= 0:
             yield from self._call(call)
             return
-        marked = self._match(self._format.reply[0], start) if self._format.answers_are_marked else None
+        mark = self._format.reply[0].strip()
+        marked = self._match(mark, start) if mark else None
         if marked is not None and marked.end >= 0:
             self._take(marked.end)
             self._place = Place.MARKED_TEXT if self._format.reply[1] else Place.TEXT
         elif call.end != MORE and (marked is None or marked.end != MORE):
-            self._place = Place.TEXT
+            self._place, self._skip_blank = Place.TEXT, self._format.answers_are_marked and not mark
 
     def _text(self) -> Iterable[Event]:
         """Text, up to where a call may begin."""

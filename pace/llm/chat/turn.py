@@ -38,7 +38,7 @@ class Turn:
     @property
     def is_plain(self) -> bool:
         """Whether the answer is text and nothing else, and needs no parser."""
-        return not self.tools and self.reasoning is None
+        return not self.tools and self.reasoning is None and not self.format.answers_are_marked
 
     def parser(self) -> TurnParser:
         """A parser at the beginning of the answer."""

@@ -5,16 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from pace.checkpoints.vocabulary import BYTE_LETTERS
 
-def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level BPE writes bytes with: printable bytes as they are, the others from U+0100 on.
-    Source: GPT-2's encoder (openai/gpt-2, encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_LETTERS = _byte_letters()
+_LETTERS = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 _tables: weakref.WeakKeyDictionary[Any, TokenBytes] = weakref.WeakKeyDictionary()
 
 

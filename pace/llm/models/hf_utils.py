@@ -33,6 +33,7 @@ from pace.checkpoints.reader import (
     TORCH_NAME,
     shard_names,
 )
+from pace.llm.models.chatglm_tokenizer import gguf_tokenizer, is_own_tokenizer, own_tokenizer
 from pace.naming import shown
 
 logger = logging.getLogger("pace")
@@ -371,6 +372,8 @@ def _tokenizer_from_files(directory: Path) -> tuple[Callable | None, str]:
     present = [path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)]
     if not any(path.name in VOCABULARY_FILES for path in present):
         return None, ", ".join(VOCABULARY_FILES)
+    if is_own_tokenizer(directory):
+        return lambda: make_tokenizer(directory, *own_tokenizer(directory)), "tokenizer.model"
     for path in present:
         os.close(open_regular(path))
         if path.suffix == ".json" and path.name not in (
@@ -409,15 +412,20 @@ def _gguf_tokenizer(path: Path) -> tuple[Callable | None, str]:
     state = tokenizer_json(metadata)
     if state is None:
         return None, "no tokenizer.ggml.model in its metadata"
-    settings = tokenizer_settings(metadata)
+    if metadata.text("tokenizer.ggml.pre") == "chatglm-spm":
+        return lambda: make_tokenizer(path, *gguf_tokenizer(path, state)), "its metadata"
+    return lambda: make_tokenizer(path, state, tokenizer_settings(metadata)), "its metadata"
 
-    def make():
-        from tokenizers import Tokenizer
-        from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(state), name_or_path=str(path), **settings)
+def make_tokenizer(path: Path, state: str, settings: dict, mixin: type | None = None):
+    """transformers' tokenizer of a tokenizer.json and a tokenizer_config.json, which are not files."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    return make, "its metadata"
+    kind = PreTrainedTokenizerFast
+    if mixin is not None:
+        kind = type(f"{mixin.__name__}Tokenizer", (mixin, PreTrainedTokenizerFast), {})
+    return kind(tokenizer_object=Tokenizer.from_str(state), name_or_path=str(path), **settings)
 
 
 def _config_for_tokenizer(directory: Path):

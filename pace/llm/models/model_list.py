@@ -23,6 +23,10 @@ from pace.llm.models.families.llama_like.granite import GraniteForCausalLM
 from pace.llm.models.families.llama_like.hunyuan import HunYuanDenseV1ForCausalLM
 from pace.llm.models.families.llama_like.minicpm import MiniCPMForCausalLM
 from pace.llm.models.families.llama_like.olmo import Olmo2ForCausalLM, Olmo3ForCausalLM
+from pace.llm.models.families.llama_like.qwen_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
 from pace.llm.models.families.llama_like.smollm3 import SmolLM3ForCausalLM
 from pace.llm.models.families.mistral import MistralForCausalLM
 from pace.llm.models.families.mixtures.ernie4_5_moe import Ernie4_5_MoeForCausalLM
@@ -79,10 +83,13 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "OPTForCausalLM": OPTForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "PhiForCausalLM": PhiForCausalLM,
+    "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+    "Qwen2VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
+    "Qwen3VLForConditionalGeneration": Qwen3VLForConditionalGeneration,
     "SmolLM3ForCausalLM": SmolLM3ForCausalLM,
     "StableLmForCausalLM": StableLmForCausalLM,
     "Starcoder2ForCausalLM": Starcoder2ForCausalLM,

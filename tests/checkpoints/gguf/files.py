@@ -36,6 +36,9 @@ HALVES = {
 """Types that the gguf package reads and does not write: where in a block the fp16 scale is and that of the minima, and
 how many times the first the second must be for weights around zero."""
 
+SEEING = {"qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
+ARCHITECTURES |= SEEING
+
 
 def write_gguf(
     folder: Path,
@@ -48,6 +51,7 @@ def write_gguf(
     the file holds, by the Hub's names in float32. `types`: ggml's name of the type of matrices, all or by name. `add`
     may add more to the file."""
     config = json.loads((folder / "config.json").read_text())
+    config |= {**config.get("text_config", {}), "model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
     rope = add_config(writer, config)
@@ -93,8 +97,13 @@ def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
 
 def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = False) -> dict[str, Tensor]:
     """Tensors as the converter arranges their elements: GPT-2's matrices are turned, GPT-NeoX's queries come before its
-    keys and values, and StableLM's norms of heads are stacked. With `back`, the Hub's again."""
+    keys and values, and StableLM's norms of heads are stacked; and of Qwens that see, what is text. With `back`, the
+    Hub's again."""
     family = config["model_type"]
+    if family in SEEING:
+        head, within = ("model.", "model.language_model.") if back else ("model.language_model.", "model.")
+        text = {name: tensor for name, tensor in state.items() if "visual." not in name}
+        return {re.sub(f"^{head}", within, name): tensor for name, tensor in text.items()}
     if family == "gpt2":
         turned = r".*\.(c_attn|c_proj|c_fc)\.weight"
         return {name: tensor.t() if re.fullmatch(turned, name) else tensor for name, tensor in state.items()}
@@ -182,6 +191,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
         writer.add_layer_norm_eps(config[LAYER_NORMS[config["model_type"]]])
     else:
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
+    if config["model_type"] in SEEING:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_rope_dimension_count(dim)

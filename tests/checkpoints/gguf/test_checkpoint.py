@@ -22,7 +22,7 @@ from pace.ops.weight_layout import QuantizedRows, WeightLayout  # noqa: E402
 from tests.checkpoints.gguf import mixture_files  # noqa: E402
 from tests.checkpoints.gguf.files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
-from tests.llm.models.variants import IDS, VARIANTS, save_tiny  # noqa: E402
+from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny  # noqa: E402
 from tests.support import prefill  # noqa: E402
 
 HELD = [
@@ -41,6 +41,7 @@ HELD = [
     "qwen3_moe-bias-all", "olmoe-default", "olmoe-normalised", "granitemoe-default", "granitemoe-tied-bias", "granitemoeshared-default",
     "gpt_oss-default", "hunyuan_v1_moe-default", "hunyuan_v1_moe-lists", "ernie4_5_moe-default",
     "glm4_moe-default", "glm4_moe-groups", "glm4_moe-all",
+    "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default",
 ]  # fmt: skip
 """The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
 ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
@@ -50,6 +51,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2, 
 TIED = ("gemma2", "cohere", "cohere2")
 """Whose files hold no head, by model_type."""
 WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
+WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
 PROMPT = 45
 
 

@@ -173,6 +173,7 @@ FRAGMENTS = {
     "mistral": "{{- '[TOOL_CALLS][' }}{{- ', \"id\": \"' + call.id + '\"}' }}",
     "glm45": "<tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>",
     "glm4": "# 可用工具",
+    "chatglm3": "[gMASK]sop ```python\\ntool_call(",
     "seed": "<seed:tool_call>\n<function=f>\n<parameter=p>v</parameter>",
     "qwen_coder": "{{- '\\n<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}",
     "functionary": "start_tag = <function=example_function_name>{}</function>",

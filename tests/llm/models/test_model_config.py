@@ -62,6 +62,33 @@ def test_stablelm_has_heads_of_one_width():
         config_of("StableLmForCausalLM", head_dim=64)
 
 
+QWEN2_5_VL = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151645, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+    "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656, "hidden_act": "silu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 128000,
+    "max_window_layers": 70, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "transformers_version": "4.41.2", "use_cache": True, "use_sliding_window": False,
+    "vision_config": {"depth": 32, "hidden_act": "silu", "hidden_size": 1280}, "vocab_size": 151936,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}  # fmt: skip
+"""The fields of Qwen2.5-VL-3B-Instruct's config.json, as it was published: without a text_config."""
+
+
+def test_the_text_part_of_qwens_that_see(caplog):
+    config = read_config(QWEN2_5_VL)[1]
+    assert config.rope == RopeConfig("default", 1e6, 128, 128000, 128000) and not caplog.records
+    text = {name: value for name, value in QWEN2_5_VL.items() if name not in ("vision_config", "architectures")}
+    text = {name: value for name, value in text.items() if "_token_id" not in name} | {"model_type": "qwen2_5_vl_text"}
+    nested = {name: value for name, value in QWEN2_5_VL.items() if name not in text or name == "model_type"}
+    assert read_config({**nested, "tie_word_embeddings": True, "text_config": text})[1] == config
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "mrope_section": [16, 24, 24]}
+    assert read_config({**QWEN2_5_VL, "rope_scaling": yarn})[1].rope.kind == "yarn"
+    with pytest.raises(NotImplementedError, match="mrope_section|'mrope'"):
+        read_config({**QWEN2_5_VL, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vision_config": None})
+
+
 CHATGLM3 = {
     "model_type": "chatglm", "architectures": ["ChatGLMModel"], "add_bias_linear": False, "add_qkv_bias": True,
     "apply_query_key_layer_scaling": True, "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,

@@ -17,6 +17,12 @@ PROMPT = 45
 """Tokens of the prompt: beyond the windows and the original lengths of the variants that have them, and not a block
 multiple."""
 
+
+def mrope(sections: list[int], **parameters: Any) -> dict[str, Any]:
+    """The rotation of Qwen's models that see: pairs of a head by time, height and width."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **parameters}}
+
+
 BASE = {
     "llama": {"num_key_value_heads": 2},
     "mistral": {"num_key_value_heads": 2, "sliding_window": None},
@@ -70,6 +76,9 @@ BASE = {
         "multi_query_group_num": 2,
         "add_qkv_bias": True,
     },
+    "qwen2_vl": {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, **mrope([1, 1, 2])},
+    "qwen2_5_vl": {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, **mrope([1, 1, 2])},
+    "qwen3_vl": {"num_key_value_heads": 2, "head_dim": 12, **mrope([2, 2, 2])},
 }
 """What differs from `SIZES`, by model_type."""
 
@@ -85,8 +94,16 @@ VISION = {
         "num_attention_heads": 2,
         "image_size": 16,
         "patch_size": 4,
-    }
-}
+    },
+    "qwen2_vl": {"depth": 1, "embed_dim": 8, "hidden_size": 32, "num_heads": 2, "patch_size": 4},
+    "qwen2_5_vl": {
+        "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
+    },
+    "qwen3_vl": {
+        "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
+        "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+    },
+}  # fmt: skip
 """The `vision_config` of those whose checkpoints see images, too, and have a `text_config`; by model_type."""
 
 SIZES = {
@@ -304,6 +321,15 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("chatglm", "no-bias", {"add_qkv_bias": False, "multi_query_group_num": 1}),
     ("chatglm", "linear-bias", {"add_bias_linear": True, "rope_ratio": 50, "layernorm_epsilon": 0.1}),
     ("chatglm", "halves", {"original_rope": False, "kv_channels": 16, "multi_query_group_num": 4}),
+    ("qwen2_vl", "default", {}),
+    ("qwen2_5_vl", "default", {}),
+    (
+        "qwen2_5_vl",
+        "window-theta",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, **mrope([2, 1, 1], rope_theta=500.0)},
+    ),
+    ("qwen3_vl", "default", {}),
+    ("qwen3_vl", "bias-theta", {"attention_bias": True, **mrope([2, 2, 2], rope_theta=500.0, mrope_interleaved=True)}),
 ]
 
 FAMILIES = tuple(BASE)
@@ -316,7 +342,7 @@ def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
     """transformers' model in float32; of families that it does not have, the one in `references`."""
     if model_type in references.MODELS:
         return references.MODELS[model_type](fields)
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     if model_type in VISION:
         fields = {"text_config": fields, "vision_config": VISION[model_type]}
@@ -326,7 +352,7 @@ def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
     for name, value in fields.items():
         if name.startswith("_"):
             setattr(config, name, value)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return auto_class(model_type).from_config(config, dtype=torch.float32)
 
 
 def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
@@ -334,9 +360,13 @@ def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
     if model_type in references.MODELS:
         return references.MODELS[model_type].from_pretrained(folder).to(dtype).eval()
-    from transformers import AutoModelForCausalLM
+    return auto_class(model_type).from_pretrained(folder, dtype=dtype).eval()
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+def auto_class(model_type: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if model_type in VISION else AutoModelForCausalLM
 
 
 def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn.Module:

@@ -1,6 +1,7 @@
-"""GLM-4.5 and later, which write each argument between tags, and glm-4-9b, of which a turn is one call or text."""
+"""GLM-4.5 and later, which write each argument between tags, and glm-4-9b and ChatGLM3, of which a turn is one call or
+text. ChatGLM3 begins each turn with a line, which is empty where it calls nothing."""
 
-from pace.llm.chat.arguments import TaggedArguments
+from pace.llm.chat.arguments import PythonArguments, TaggedArguments
 from pace.llm.chat.format import ToolFormat
 
 FORMATS = (
@@ -20,5 +21,15 @@ FORMATS = (
         call="$NAME\n$ARGS",
         between=None,
         anywhere=False,
+    ),
+    ToolFormat(
+        name="chatglm3",
+        signs=("[gMASK]sop", "tool_call("),
+        trigger="$NAME\n",
+        call="$NAME\n ```python\ntool_call($ARGS)\n```",
+        between=None,
+        anywhere=False,
+        reply=("\n", ""),
+        arguments=PythonArguments(),
     ),
 )

@@ -1,0 +1,134 @@
+"""Vocabularies of sentencepiece: a `tokenizer.model`, read without its library.
+
+The file is a message of protocol buffers, `ModelProto` of sentencepiece_model.proto: fields of a number, a wire type and
+a value, of which these are read.
+
+    1 pieces            1 piece, 2 score (float32), 3 type
+    2 trainer_spec      3 model_type (1 unigram, 2 BPE), 40 unk_id, 41 bos_id, 42 eos_id
+    3 normalizer_spec   2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5 escape_whitespaces
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pace.checkpoints.vocabulary import NORMAL, SPACE, sentencepiece_parts
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+BPE = 2
+
+
+class SentencePiece(NamedTuple):
+    """What stands in a tokenizer.model."""
+
+    pieces: list[str]
+    scores: list[float]
+    types: list[int]
+    unknown: int
+    begin: int
+    end: int
+    charsmap: bytes
+    """Replacements of characters, compiled; b"" for none."""
+    add_prefix: bool
+    """A text gets a space in front."""
+    one_space: bool
+    """Spaces at the ends of a text are dropped, and several become one."""
+
+    def parts(self) -> dict[str, Any]:
+        """Normalizer, decoder and model of a tokenizer.json."""
+        before: list[dict[str, Any]] = []
+        if self.charsmap:
+            before.append(
+                {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(self.charsmap).decode("ascii")}
+            )
+        if self.one_space:
+            for pattern, content in ((" {2,}", " "), (rf"\A +|[ {SPACE}]+\z", "")):
+                before.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
+        return sentencepiece_parts(self.pieces, self.scores, self.types, self.unknown, self.add_prefix, before)
+
+
+def read_sentencepiece(path: Path, data: bytes) -> SentencePiece:
+    """The vocabulary in `data`, the bytes of `path`. Raises ValueError (damaged) or NotImplementedError (of another kind
+    than BPE), which name the file."""
+    try:
+        return _read(data)
+    except (ValueError, struct.error, IndexError, KeyError) as error:
+        raise ValueError(f"{path} is no vocabulary of sentencepiece, or damaged: {error}") from None
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{path}: {error}") from None
+
+
+def _read(data: bytes) -> SentencePiece:
+    pieces, scores, types = [], [], []
+    trainer: dict[int, Any] = {3: 1, 40: 0, 41: 1, 42: 2}
+    normalizer: dict[int, Any] = {2: b"", 3: 1, 4: 1, 5: 1}
+    for number, value in _fields(data):
+        if number == 1:
+            piece = dict(_fields(value))
+            pieces.append(_bytes(piece[1]).decode("utf-8"))
+            scores.append(struct.unpack("<f", _bytes(piece.get(2, bytes(4))))[0])
+            types.append(_number(piece.get(3, NORMAL)))
+        elif number in (2, 3):
+            (trainer if number == 2 else normalizer).update(_fields(value))
+    if _number(trainer[3]) != BPE:
+        raise NotImplementedError(f"a vocabulary of the kind {trainer[3]} is not implemented; implemented: {BPE} (BPE)")
+    if not normalizer[5]:
+        raise NotImplementedError("escape_whitespaces = false is not implemented")
+    if len(set(pieces)) < len(pieces):
+        raise ValueError("a piece is there twice, so that texts have no definite tokens")
+    ids = [_signed(_number(trainer[number])) for number in (40, 41, 42)]
+    if not 0 <= ids[0] < len(pieces):
+        raise ValueError(f"unk_id must be one of {len(pieces)} pieces; got {ids[0]}")
+    return SentencePiece(pieces, scores, types, *ids, _bytes(normalizer[2]), bool(normalizer[3]), bool(normalizer[4]))
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a number stands where text should")
+    return value
+
+
+def _number(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise ValueError("text stands where a number should")
+    return value
+
+
+def _signed(value: int) -> int:
+    """Negative numbers are written as those of 64 bits."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of a message: an int, or the bytes of what has a length or a fixed size."""
+    data, at = _bytes(data), 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind == BYTES:
+            size, at = _varint(data, at)
+        elif not size:
+            raise ValueError(f"it has a field of the wire type {kind} at byte {at}")
+        if size > len(data) - at:
+            raise ValueError(f"a field of {size} bytes at byte {at} reaches beyond its end")
+        yield tag >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, the lowest first, and where it ends."""
+    value = 0
+    for index in range(10):
+        byte = data[at + index]
+        value |= (byte & 127) << 7 * index
+        if byte < 128:
+            return value, at + index + 1
+    raise ValueError(f"it has a number of more than 64 bits at byte {at}")
