@@ -45,6 +45,9 @@ class PackedFormat:
 # Parts of a weight, from the top down: rows, and how they are stored.
 def packed_bytes(parts: list[tuple[int, PackedFormat]], k: int, glu: bool) -> int: ...
 def init_packed(weight: int, parts: list[tuple[int, PackedFormat]], k: int, glu: bool) -> None: ...
+def is_packed(weight: int, parts: list[tuple[int, PackedFormat]], k: int, glu: bool) -> bool:
+    """Whether memory holds the headers that init_packed writes."""
+
 def place_packed(weight: int) -> None:
     """Of a weight of zeros: its pages become resident, each next to the thread that will read it."""
 
@@ -79,7 +82,8 @@ class Router:
     ) -> None: ...  # fmt: skip
 
 class ExpertStack:
-    def __init__(self, weights: int, stride: int, bias: int) -> None: ...
+    def __init__(self, weights: int, stride: int, bias: int, mapped: bool = False) -> None:
+        """mapped: pages of a file, asked for once rows have chosen."""
 
 def route(logits: int, stride: int, rows: int, router: Router, routing: int) -> None: ...
 def experts(

@@ -85,8 +85,8 @@ class MemoryLimit:
 
 
 def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
-    """The limits of this process's cgroup and of all its ancestors, version 2 and version 1, and of its address space;
-    from the files below `root`."""
+    """The limits of this process's cgroup and of all its ancestors, version 2 and version 1, and of its address space
+    and data; from the files below `root`."""
     limits = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -98,9 +98,10 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
         folders = dict.fromkeys(root / files.mount / folder for folder in (group, *group.parents))
         limits += [limit for folder in folders if (limit := files.read(folder, root))]
     for line in _read(root / "proc/self/limits").splitlines():
-        if line.startswith("Max address space") and line.split()[3].isdigit():
-            limit, taken = int(line.split()[3]), _kilobytes(_read(root / "proc/self/status"), "VmSize") or 0
-            limits.append(MemoryLimit(limit, max(0, limit - taken), "ulimit -v"))
+        for name, (field, source) in ULIMITS.items():
+            if line.startswith(name) and (found := line.removeprefix(name).split()[0]).isdigit():
+                limit, taken = int(found), _kilobytes(_read(root / "proc/self/status"), field) or 0
+                limits.append(MemoryLimit(limit, max(0, limit - taken), source))
     return limits
 
 
@@ -142,6 +143,9 @@ class _CgroupFiles:
         return MemoryLimit(int(limit), max(0, int(limit) - taken), source)
 
 
+ULIMITS = {"Max address space": ("VmSize", "ulimit -v"), "Max data size": ("VmData", "ulimit -d")}
+"""Line of /proc/self/limits -> field of /proc/self/status that it bounds, and the shell's word for it. Data is all
+private memory that may be written; what is mapped of files to be read is none."""
 CGROUP_V2 = _CgroupFiles("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file"))
 CGROUP_V1 = _CgroupFiles(
     "sys/fs/cgroup/memory",

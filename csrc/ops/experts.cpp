@@ -1,6 +1,8 @@
 // How the products of a mixture of experts are cut: blocks of rows of one expert x blocks of panels. The bits of a row
 // depend on the row and on what it chose: each product is one of csrc/kernels, whose rows do not know each other, and
 // what experts give is added in the order of their numbers.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -35,6 +37,18 @@ constexpr double kShareOfRest = 0.25;
 
 constexpr int64_t kInputElements = 16 * 1024;
 
+// Pages are asked for by so many bytes: the system cuts a longer request to what it reads ahead (128 KB by default), in
+// silence.
+constexpr int64_t kReadAhead = 128 * 1024;
+
+// Has the system read the pages of [begin, begin + bytes), which are whole, where they are not in memory; returns before
+// they are there.
+void ask_for(const void* begin, int64_t bytes) {
+    char* const pages = static_cast<char*>(const_cast<void*>(begin));
+    for (int64_t done = 0; done < bytes; done += kReadAhead)
+        madvise(pages + done, size_t(std::min(kReadAhead, bytes - done)), MADV_WILLNEED);
+}
+
 int64_t rows_of_chunk(int64_t k) { return std::max<int64_t>(1, kInputElements / std::max<int64_t>(1, k)); }
 
 // Where pieces of the shares of all threads begin, in 0..1.
@@ -64,7 +78,8 @@ void ExpertsOp::prepare(int threads) {
         throw std::invalid_argument("experts are a stack of gate and up, and one of down that takes what they give");
     pairs = rows * router.top_k;
     few = rows <= kFewRows;
-    alone = rows <= kMaxRowsAlone && pairs * second.k <= kHiddenAlone;
+    const bool mapped = gate_up.mapped || down.mapped;
+    alone = !mapped && rows <= kMaxRowsAlone && pairs * second.k <= kHiddenAlone;
     copies = alone ? threads : 1;
     x_plain = first.takes_floats && !norm;
     plain = second.takes_floats;
@@ -154,7 +169,10 @@ void ExpertsOp::run(int phase, int64_t chunk, int thread) const {
         const int64_t begin = chunk * rows_per_chunk;
         return prepare_rows(copy_of(thread), begin, std::min(rows, begin + rows_per_chunk));
     }
-    if (phase == 1) return sort(copy_of(thread));
+    if (phase == 1) {
+        sort(copy_of(thread));
+        return read_ahead(copy_of(thread));
+    }
     const Copy copy = ready(thread);
     if (phase == 2 && !few) {
         const int64_t block = chunk / panel_blocks, begin = chunk % panel_blocks * panels_per_block;
@@ -217,6 +235,16 @@ void ExpertsOp::sort(const Copy& copy) const {
             const int32_t place = next[int64_t(chosen[row * 2 * k + i])]++;
             copy.row_of[place] = int32_t(row);
             copy.weight[place] = chosen[row * 2 * k + k + i];
+        }
+    }
+}
+
+// In the order in which they are multiplied.
+void ExpertsOp::read_ahead(const Copy& copy) const {
+    for (const ExpertStack* stack : {&gate_up, &down}) {
+        for (int32_t b = 0; stack->mapped && b < *copy.block_count; ++b) {
+            const int32_t expert = copy.blocks[b].expert;
+            if (b == 0 || expert != copy.blocks[b - 1].expert) ask_for(stack->of(expert), stack->stride);
         }
     }
 }

@@ -142,6 +142,22 @@ void init_packed(void* weight, const std::vector<PackedPart>& parts, int64_t k, 
     for (size_t i = 0; i < parts.size(); ++i) init_packed(begin + offsets[i], parts[i].rows, k, parts[i].format, false);
 }
 
+bool is_packed(const void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu) {
+    const PackedHeader h = make_header(n, k, format, glu);
+    return std::memcmp(weight, &h, sizeof h) == 0;
+}
+
+bool is_packed(const void* weight, const std::vector<PackedPart>& parts, int64_t k, bool glu) {
+    std::vector<int64_t> offsets;
+    const PackedHeader h = make_header(parts, k, glu, offsets);
+    const char* const begin = static_cast<const char*>(weight);
+    if (std::memcmp(begin, &h, sizeof h) || std::memcmp(begin + sizeof h, offsets.data(), parts.size() * sizeof(int64_t)))
+        return false;
+    for (size_t i = 0; i < parts.size(); ++i)
+        if (!is_packed(begin + offsets[i], parts[i].rows, k, parts[i].format, false)) return false;
+    return true;
+}
+
 RowOfPart find_row(const PackedHeader& weight, int64_t row) {
     int part = 0;
     for (; part + 1 < weight.parts() && row >= weight.part(part).n; ++part) row -= weight.part(part).n;

@@ -72,10 +72,10 @@ void bind_experts(py::module_& m) {
              py::arg("kept_groups"), py::arg("group_top2"), py::arg("normalise"), py::arg("eps"), py::arg("least_sum"),
              py::arg("scale"), py::arg("jitter"), py::arg("choice_bias"));
     py::class_<ExpertStack>(m, "ExpertStack")
-        .def(py::init([](Address weights, int64_t stride, Address bias) {
-                 return ExpertStack{at<const void>(weights), stride, at<const float>(bias)};
+        .def(py::init([](Address weights, int64_t stride, Address bias, bool mapped) {
+                 return ExpertStack{at<const void>(weights), stride, at<const float>(bias), mapped};
              }),
-             py::arg("weights"), py::arg("stride"), py::arg("bias"));
+             py::arg("weights"), py::arg("stride"), py::arg("bias"), py::arg("mapped") = false);
     m.def("route", route, release);
     m.def("experts", experts, release);
     m.def("heads_linear", heads_linear, release);

@@ -50,6 +50,11 @@ void init_packed(Address weight, const Parts& parts, int64_t k, bool glu) {
         pace::init_packed(at<void>(weight), parts_of(parts), k, glu);
 }
 
+bool is_packed(Address weight, const Parts& parts, int64_t k, bool glu) {
+    return parts.size() == 1 ? pace::is_packed(at<const void>(weight), parts[0].first, k, parts[0].second, glu)
+                             : pace::is_packed(at<const void>(weight), parts_of(parts), k, glu);
+}
+
 void linear(Address x, int64_t x_stride, int64_t rows, Address weight, Address order, Address bias, int activation,
             Address residual, Address out) {
     pace::LinearOp op = {};
@@ -172,6 +177,7 @@ void bind_linear(py::module_& m) {
              py::arg("has_mins") = false, py::arg("levels") = 0, py::arg("offset") = -1, py::arg("group_scales") = 0);
     m.def("packed_bytes", packed_bytes);
     m.def("init_packed", init_packed);
+    m.def("is_packed", is_packed);
     m.def("place_packed", [](Address weight) { pace::place_packed(at<void>(weight)); }, release);
     m.def("pack_rows", pack_rows, release);
     m.def("pack_codes", pack_codes, release);

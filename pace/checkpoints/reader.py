@@ -129,6 +129,11 @@ class CheckpointReader:
         return row_ranges(prod(lead), columns * self.tensors[name].dtype.itemsize, piece_bytes)
 
     @property
+    def files(self) -> list[Path]:
+        """Those that hold the tensors."""
+        return sorted({file.path for file in self._files.values()})
+
+    @property
     def total_bytes(self) -> int:
         return sum(info.nbytes for info in self.tensors.values())
 

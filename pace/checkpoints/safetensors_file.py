@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from pace.checkpoints.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
+from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular, parse_json, read_at
+from pace.checkpoints.mapping import Mapping
 
 # About 100 bytes describe a tensor, so this is room for 160,000 tensors in one file; the supported families have at
 # most a few thousand. The limit bounds what a hostile header can cost in memory.
@@ -71,8 +72,7 @@ class SafetensorsFile:
             size = os.fstat(descriptor).st_size
             header = _read_header(path, descriptor, size)
             self._data_start = 8 + len(header)
-            # A private, writable mapping: torch wants writable memory, and a stray write stays in this process.
-            self._mapping: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+            self._mapping: Mapping | None = Mapping(descriptor, size)
         finally:
             os.close(descriptor)
         self.tensors, self._begin = _check_header(path, header, size - self._data_start)
@@ -89,9 +89,9 @@ class SafetensorsFile:
         if self._mapping is None:
             raise ValueError(f"{self.path} has been closed; no tensor can be read from it")
         if begin % info.dtype.itemsize == 0:  # the mapping itself starts on a page
-            flat = torch.frombuffer(self._mapping, dtype=info.dtype, count=prod(shape), offset=begin)
+            flat = self._mapping.tensor(info.dtype, prod(shape), begin)
         else:
-            raw = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=begin)
+            raw = self._mapping.tensor(torch.uint8, nbytes, begin)
             flat = copy_in_own_pages(raw).view(info.dtype)
         return flat.reshape(shape)
 
@@ -99,8 +99,7 @@ class SafetensorsFile:
         """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
         _, begin, nbytes = self._range(name, start, stop)
         if self._mapping is not None and nbytes:
-            first_page = begin - begin % PAGE_BYTES
-            self._mapping.madvise(mmap.MADV_DONTNEED, first_page, begin + nbytes - first_page)
+            self._mapping.release(begin, nbytes)
 
     def _range(self, name: str, start: int, stop: int | None) -> tuple[tuple[int, ...], int, int]:
         """Shape, first byte in the file and number of bytes of rows [start, stop)."""
@@ -114,7 +113,6 @@ class SafetensorsFile:
         return (len(rows), *info.shape[-1:])[: len(info.shape)], begin + rows.start * row_bytes, len(rows) * row_bytes
 
     def close(self) -> None:
-        # Not mmap.close(): it would unmap under the tensors that still look into it.
         self._mapping = None
 
 

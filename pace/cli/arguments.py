@@ -28,7 +28,7 @@ MODEL_OPTIONS = (
     "bmc_rows",
     "prefix_cache_bytes",
 )
-MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only")
+MODEL_OPTIONS += ("quantization", "backend", "revision", "cache_dir", "local_files_only", "weights", "weights_cache")
 """Arguments of LLMModel that the command line can set; a token is best given as HF_TOKEN, where no process list shows
 it."""
 
@@ -71,6 +71,18 @@ def add_loading_arguments(group: argparse._ActionsContainer, reads_quantization:
     )
     group.add_argument("--dtype", default=argparse.SUPPRESS, help="bfloat16 (default), float16 or float32")
     add_quantization_argument(group, argparse.SUPPRESS, reads_quantization)
+    group.add_argument(
+        "--weights",
+        choices=["memory", "mapped"],
+        default=argparse.SUPPRESS,
+        help="mapped: quantised experts of a mixture stay in a file, for a model larger than memory",
+    )
+    group.add_argument(
+        "--weights-cache",
+        default=argparse.SUPPRESS,
+        metavar="DIR",
+        help="with mapped: the folder of that file (default: that of the model)",
+    )
     group.add_argument(
         "--num-threads", type=int, default=argparse.SUPPRESS, metavar="N", help="default: what `pace env` says"
     )

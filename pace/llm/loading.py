@@ -22,6 +22,7 @@ from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
+from pace.llm.models.mapped_experts import ExpertCache, check_has_experts
 from pace.llm.models.model_utils import (
     fill_model,
     make_model,
@@ -112,6 +113,12 @@ class LoadOptions:
     """The same as `quantization="nf4"`."""
     load_in_8bit: bool = False
     """The same as `quantization="int8"`."""
+    weights: str = "memory"
+    """ "memory", or "mapped" for a mixture whose experts may be larger than memory: those that are stored quantised are
+    packed into a file once, and read from it as tokens choose them (docs/models.md). The results are the same. A draft
+    model's weights are in memory."""
+    weights_cache: str | Path | None = None
+    """With `weights="mapped"`, the folder of that file; None for that of the checkpoint."""
 
     def __post_init__(self) -> None:
         optional = type(None)
@@ -130,6 +137,8 @@ class LoadOptions:
         self._check("cache_dir", "a path or None", str, os.PathLike, optional)
         self._check("local_files_only", "True or False", bool)
         self._check("progress", "True or False", bool)
+        self._check("weights_cache", "a path or None", str, os.PathLike, optional)
+        self._check_weights()
 
     @classmethod
     def read(cls, given: Mapping[str, Any], other_names: Mapping[str, Any]) -> LoadOptions:
@@ -147,6 +156,16 @@ class LoadOptions:
         value = getattr(self, name)
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise TypeError(f"{name} must be {allowed}; got {type(value).__name__}")
+
+    def _check_weights(self) -> None:
+        if self.weights not in ("memory", "mapped"):
+            raise ValueError(f'weights must be "memory" or "mapped"; got {self.weights!r:.100}')
+        if self.weights_cache is not None and self.weights == "memory":
+            raise ValueError(
+                'weights_cache is the folder of the file that weights="mapped" needs; give both or neither'
+            )
+        if self.weights == "mapped" and self.ops is not native:
+            raise ValueError(f'weights="mapped" needs the native kernels; got backend={str(self.backend)!r}')
 
     # -- the options as they are understood ----------------------------------------------------------------------------
 
@@ -216,6 +235,9 @@ def open(options: LoadOptions) -> Loaded:
     threads = use_threads(options.num_threads, options.pin_threads)
     directory = find_checkpoint(options.model_name_or_path, **options.hub)
     model = make_model(directory, options.weight_dtype, ops, options.kv_dtype, options.quantization_config)
+    if options.weights == "mapped":
+        check_has_experts(model)
+        model.expert_cache = ExpertCache(directory, options.weights_cache and Path(options.weights_cache))
     _check_length(options, model)
     tokenizer = _find_tokenizer(options, directory, model)
     defaults = _read_defaults(directory, tokenizer, model)

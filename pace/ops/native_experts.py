@@ -9,7 +9,7 @@ from pace import _C
 from pace.ops.checks import check_heads, check_rows, check_vector, describe
 from pace.ops.experts import SCORES, ClampedSwiglu, Router
 from pace.ops.native_linear import activation_code
-from pace.ops.weight import PackedWeight, take_memory, weight_nbytes
+from pace.ops.weight import PackedWeight, Room, weight_nbytes
 from pace.ops.weight_layout import AnyLayout
 
 CLAMPED_SWIGLU = 6
@@ -20,24 +20,25 @@ ALIGNMENT = 4096
 
 
 class ExpertStack:
-    """One product of all experts, or of all heads: `experts`, weights `[n, k]` of one layout, `stride` bytes apart in one piece of
-    memory. Each is a `PackedWeight` like any other. `nbytes` counts the gaps."""
+    """One product of all experts, or of all heads: `experts`, weights `[n, k]` of one layout, `stride` bytes apart in one
+    piece of memory. Each is a `PackedWeight` like any other. `nbytes` counts the gaps.
 
-    __slots__ = ("address", "experts", "glu", "k", "layout", "n", "n_out", "nbytes", "stride")
+    Of a mapped stack, rows that have chosen ask the system for the pages of their experts."""
 
-    def __init__(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False):
+    __slots__ = ("address", "experts", "glu", "is_mapped", "k", "layout", "n", "n_out", "nbytes", "stride")
+
+    def __init__(self, count: int, n: int, k: int, layout: AnyLayout, glu: bool = False, room: Room | None = None):
+        """`room`: of `nbytes` at a page; its own unless given. It is mapped where it holds the experts already. Raises
+        ValueError where they should be there and are not."""
         if count < 1:
             raise ValueError(f"a stack has one expert or more; got {count}")
         self.n, self.k, self.layout, self.glu = n, k, layout, glu
         self.n_out = n // 2 if glu else n
         self.stride = _stride(n, k, layout, glu)
         self.nbytes = count * self.stride
-        memory = take_memory(self.nbytes, ALIGNMENT)
-        self.address = memory.data_ptr()
-        self.experts = [
-            PackedWeight(n, k, layout, glu, memory=memory[i * self.stride : (i + 1) * self.stride])
-            for i in range(count)
-        ]
+        room = room or Room.take(self.nbytes, ALIGNMENT)
+        self.address, self.is_mapped = room.address, room.is_packed
+        self.experts = [PackedWeight(n, k, layout, glu, room=room.at(i * self.stride)) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.experts)
@@ -151,7 +152,7 @@ def lower_stack(stack: ExpertStack, bias: Tensor | None) -> _C.ExpertStack:
         bias.shape != (len(stack), stack.n) or bias.dtype != torch.float32 or not bias.is_contiguous()
     ):
         raise ValueError(f"bias must be contiguous float32 [{len(stack)}, {stack.n}]; got {describe(bias)}")
-    return _C.ExpertStack(stack.address, stack.stride, 0 if bias is None else bias.data_ptr())
+    return _C.ExpertStack(stack.address, stack.stride, 0 if bias is None else bias.data_ptr(), stack.is_mapped)
 
 
 def lower_activation(activation: str | ClampedSwiglu) -> tuple[int, float, float]:

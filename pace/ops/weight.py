@@ -3,8 +3,10 @@ packed."""
 
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,14 +49,38 @@ class Slabs:
         with self._lock:
             start = -(-self._used // alignment) * alignment
             if start + num_bytes > len(self._slab):
-                memory = reserve(max(self.SLAB_BYTES, num_bytes), huge_pages=True)
-                self._slab, start = torch.frombuffer(memory, dtype=torch.uint8), 0
+                self._slab, start = torch.frombuffer(self._reserve(num_bytes), dtype=torch.uint8), 0
             self._used = start + -(-num_bytes // CACHE_LINE) * CACHE_LINE
             return self._slab[start : start + num_bytes]
+
+    def _reserve(self, num_bytes: int) -> mmap.mmap:
+        try:
+            return reserve(max(self.SLAB_BYTES, num_bytes), huge_pages=True)
+        except OSError:  # a limit on addresses, which may have room for what is needed
+            return reserve(num_bytes, huge_pages=True)
 
 
 _slabs = Slabs()
 take_memory = _slabs.take
+
+
+class Room(NamedTuple):
+    """Memory for a weight, at a cache line."""
+
+    address: int
+    owner: object
+    """What it goes with."""
+    is_packed: bool = False
+    """Whether the weight is there already, to be read only; else zeros are."""
+
+    @classmethod
+    def take(cls, num_bytes: int, alignment: int = CACHE_LINE) -> Room:
+        memory = take_memory(num_bytes, alignment)
+        return cls(memory.data_ptr(), memory)
+
+    def at(self, offset: int) -> Room:
+        """From a byte of it on."""
+        return self._replace(address=self.address + offset)
 
 
 class PackedWeight:
@@ -81,9 +107,10 @@ class PackedWeight:
         layout: AnyLayout,
         glu: bool = False,
         order: Tensor | None = None,
-        memory: Tensor | None = None,
+        room: Room | None = None,
     ):
-        """`memory`: uint8 zeros at a cache line, `nbytes` or more; its own unless given."""
+        """`room`: of `nbytes` or more; its own unless given. Raises ValueError where such a weight should be there already
+        and is not."""
         if n < 1 or k < 1:
             raise ValueError(f"a weight needs at least one row and one column; got [{n}, {k}]")
         if glu and n % 2:
@@ -99,9 +126,11 @@ class PackedWeight:
         self.order_address = 0 if order is None else self._order32.data_ptr()
         self.n_out = n // 2 if glu else n
         self.nbytes = weight_nbytes(n, k, layout, glu)
-        self._buffer = take_memory(self.nbytes) if memory is None else memory[: self.nbytes]
-        self.address = self._buffer.data_ptr()
+        self.address, self._buffer, is_packed = room or Room.take(self.nbytes)
         weakref.finalize(self, _C.release_pages, self.address, self.nbytes).atexit = False
+        if is_packed:
+            _check(self.address, n, k, layout, glu)
+            return
         _init(self.address, n, k, layout, glu)
         if _C.cpu_info()["numa_nodes"] > 1:
             _C.place_packed(self.address)
@@ -117,11 +146,21 @@ def weight_nbytes(n: int, k: int, layout: AnyLayout, glu: bool = False) -> int:
 
 def _init(address: int, n: int, k: int, layout: AnyLayout, glu: bool) -> None:
     levels = [_levels(of_part) for _, of_part in parts_of(layout, n)]  # alive until they are copied
-    parts = [
+    _C.init_packed(address, _parts(n, layout, levels), k, glu)
+
+
+def _check(address: int, n: int, k: int, layout: AnyLayout, glu: bool) -> None:
+    """Raises ValueError unless the headers there are those of such a weight: kernels go by them."""
+    levels = [_levels(of_part) for _, of_part in parts_of(layout, n)]
+    if not _C.is_packed(address, _parts(n, layout, levels), k, glu):
+        raise ValueError(f"no weight [{n}, {k}] in {layout} lies there")
+
+
+def _parts(n: int, layout: AnyLayout, levels: list[Tensor | None]) -> list[tuple[int, _C.PackedFormat]]:
+    return [
         (rows, _format(of_part, 0 if table is None else table.data_ptr()))
         for (rows, of_part), table in zip(parts_of(layout, n), levels)
     ]
-    _C.init_packed(address, parts, k, glu)
 
 
 def _format(layout: torch.dtype | WeightLayout, levels: int = 0) -> _C.PackedFormat:

@@ -48,11 +48,12 @@ struct RouteOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// One product of every expert: weights of one shape and layout, `stride` bytes apart (pace/ops/expert_stack.py).
+// One product of every expert: weights of one shape and layout, `stride` bytes apart (pace/ops/native_experts.py).
 struct ExpertStack {
     const void* weights;
     int64_t stride;
     const float* bias;  // [experts][n], or null
+    bool mapped;        // pages of a file, which may have to be read first
     const void* of(int64_t expert) const { return static_cast<const char*>(weights) + expert * stride; }
 };
 
@@ -68,7 +69,8 @@ struct ExpertStack {
 //   phase 4  panels of down: all blocks, experts ascending, each row added to its token
 //
 // Where rows are so few that a barrier would cost more, phases 0, 1 and 3 have no chunks: every thread does for itself
-// what they do.
+// what they do. Not where a stack is mapped: phase 1 then asks the system for the pages of all chosen experts, once, and
+// those of later experts are read while the first are multiplied.
 struct ExpertsOp {
     static constexpr int kPhases = 5;
     const float* x;  // [rows][K]
@@ -126,6 +128,7 @@ struct ExpertsOp {
     Copy ready(int thread) const;  // after what phases 0 and 1 do
     void prepare_rows(const Copy& copy, int64_t begin, int64_t end) const;
     void sort(const Copy& copy) const;
+    void read_ahead(const Copy& copy) const;
     void prepare_hidden(const Copy& copy, int64_t begin, int64_t end) const;
     void multiply_up(const Copy& copy, const Block& block, int64_t first_panel, int64_t end_panel) const;
     void multiply_down(const Copy& copy, int64_t first_panel, int64_t end_panel) const;

@@ -95,6 +95,10 @@ int64_t packed_bytes(const std::vector<PackedPart>& parts, int64_t k, bool glu);
 void init_packed(void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu);
 void init_packed(void* weight, const std::vector<PackedPart>& parts, int64_t k, bool glu);
 
+// Whether the headers of a weight that somebody else made are those that init_packed writes.
+bool is_packed(const void* weight, int64_t n, int64_t k, const PackedFormat& format, bool glu);
+bool is_packed(const void* weight, const std::vector<PackedPart>& parts, int64_t k, bool glu);
+
 // The header of `weight`; throws std::invalid_argument if there is none.
 const PackedHeader& packed_header(const void* weight);
 

@@ -174,6 +174,11 @@ class GgufCheckpoint:
         return row_ranges(prod(shape[:-1]), shape[-1], piece_elements)
 
     @property
+    def files(self) -> list[Path]:
+        """Those that hold the tensors."""
+        return sorted({file.path for file in self._files.values()})
+
+    @property
     def total_bytes(self) -> int:
         """Of all that `read` returns: of a matrix in blocks, a byte for each code."""
         return sum(_read_bytes(*info) for info in self.tensors.values())

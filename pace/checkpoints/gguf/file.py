@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pace.checkpoints.files import PAGE_BYTES, git_lfs_message, is_git_lfs_pointer, open_regular
+from pace.checkpoints.files import git_lfs_message, is_git_lfs_pointer, open_regular
 from pace.checkpoints.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
+from pace.checkpoints.mapping import Mapping
 from pace.naming import shown
 
 MAGIC = b"GGUF"
@@ -123,13 +124,12 @@ class GgufFile:
         descriptor = open_regular(path)
         try:
             size = os.fstat(descriptor).st_size
-            # A private, writable mapping: torch wants writable memory, and a stray write stays in this process.
-            self._mapping: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) if size else None
+            self._mapping: Mapping | None = Mapping(descriptor, size) if size else None
         finally:
             os.close(descriptor)
-        header = _Header(path, self._mapping or b"", size)
+        header = _Header(path, self._mapping.data if size else b"", size)
         self.metadata, self.tensors = header.read()
-        self._mapping.madvise(mmap.MADV_DONTNEED, 0, header.position)
+        self._mapping.release(0, header.position)
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows [start, stop) of a tensor as they are stored, uint8 `[rows, row_bytes]`: a view, not to be written to.
@@ -140,17 +140,14 @@ class GgufFile:
         begin, count = self._range(tensor, start, stop)
         if not count * tensor.row_bytes:
             return torch.empty(count, tensor.row_bytes, dtype=torch.uint8)
-        return torch.frombuffer(self._mapping, dtype=torch.uint8, count=count * tensor.row_bytes, offset=begin).view(
-            count, -1
-        )
+        return self._mapping.tensor(torch.uint8, count * tensor.row_bytes, begin).view(count, -1)
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Drops the mapped pages of rows [start, stop) from this process's memory; a later access reads them again."""
         tensor = self.tensors[name]
         begin, count = self._range(tensor, start, stop)
         if self._mapping is not None and count * tensor.row_bytes:
-            first_page = begin - begin % PAGE_BYTES
-            self._mapping.madvise(mmap.MADV_DONTNEED, first_page, begin + count * tensor.row_bytes - first_page)
+            self._mapping.release(begin, count * tensor.row_bytes)
 
     @staticmethod
     def _range(tensor: GgufTensor, start: int, stop: int | None) -> tuple[int, int]:
@@ -159,7 +156,6 @@ class GgufFile:
         return tensor.begin + rows.start * tensor.row_bytes, len(rows)
 
     def close(self) -> None:
-        # Not mmap.close(): it would unmap under the tensors that still look into it.
         self._mapping = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from math import prod
+from pathlib import Path
 
 from torch import Tensor
 
@@ -102,6 +103,11 @@ class QuantizedCheckpoint:
             return self._reader.row_ranges(name)
         matrix = self._matrices[name]
         return row_ranges(matrix.num_rows, matrix.shape[-1] * (1 if isinstance(matrix.dtype, WeightLayout) else 4))
+
+    @property
+    def files(self) -> list[Path]:
+        """Those that hold the tensors."""
+        return self._reader.files
 
     @property
     def total_bytes(self) -> int:

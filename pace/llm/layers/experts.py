@@ -13,7 +13,8 @@ from pace.llm.layers.linear import GatedLinear, Linear
 from pace.llm.layers.mlp import GatedMLP
 from pace.llm.layers.slot import Rows, Source
 from pace.ops.experts import ClampedSwiglu, Router
-from pace.ops.weight_layout import AnyLayout
+from pace.ops.protocol import Stack
+from pace.ops.weight_layout import AnyLayout, WeightLayout, parts_of
 
 Parts = dict[str, int | Source]
 Form = Callable[[int], Parts]
@@ -42,7 +43,9 @@ class ExpertLinear(Layer):
         self.forms = forms
         self.glu = glu
         self.has_bias = bias
-        self.stack = None
+        self.stack: Stack | None = None
+        self.mapped: Stack | None = None
+        """Experts that need no memory, because they are in a file. May be set until `allocate`."""
         self.biases: Tensor | None = None
         """float32 `[E, n]`."""
         self.experts = self._of_form(forms[0])
@@ -70,16 +73,33 @@ class ExpertLinear(Layer):
         """How each expert is stored; plans have been made equal by then."""
         return self.experts[0].storage(dtype)
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether all of it is stored as codes, which are the same bytes on every instruction set."""
+        return all(isinstance(layout, WeightLayout) for _, layout in parts_of(self.storage(torch.float32), self.n))
+
+    def tensors(self) -> set[str]:
+        """The names of the tensors that hold its matrices."""
+        return {expert.tensor(part) for expert in self.experts for part in expert.parts}
+
     def allocate(self, ops: ModuleType, dtype: torch.dtype) -> None:
-        self.stack = ops.empty_stack(self.count, self.n, self.k, self.storage(dtype), self.glu)
         if self.has_bias:
             self.biases = torch.zeros(self.count, self.n, dtype=torch.promote_types(dtype, torch.float32))
-        for index, (expert, weight) in enumerate(zip(self.experts, self.stack.experts, strict=True)):
-            expert.hold(ops, weight, self.biases[index] if self.has_bias else None)
+        self.hold(ops, self.mapped or ops.empty_stack(self.count, self.n, self.k, self.storage(dtype), self.glu))
+
+    def hold(self, ops: ModuleType, stack: Stack) -> None:
+        """Takes a stack for its own."""
+        self.stack = stack
+        for index, (expert, weight) in enumerate(zip(self.experts, stack.experts, strict=True)):
+            expert.hold(ops, weight, self.biases[index] if self.biases is not None else None)
+
+    def stack_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
+        """Bytes of the matrices alone."""
+        return ops.stack_nbytes(self.count, self.n, self.k, self.storage(dtype), self.glu)
 
     def planned_nbytes(self, ops: ModuleType, dtype: torch.dtype) -> int:
         of_biases = sum(expert.bias.planned_nbytes(ops, dtype) for expert in self.experts)
-        return of_biases + ops.stack_nbytes(self.count, self.n, self.k, self.storage(dtype), self.glu)
+        return of_biases + self.stack_nbytes(ops, dtype)
 
     @property
     def nbytes(self) -> int:

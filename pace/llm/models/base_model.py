@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from collections.abc import Callable, Container, Mapping
 from types import ModuleType
 from typing import ClassVar
 
@@ -18,6 +16,7 @@ from pace.batch import ForwardBatch, KVSpec
 from pace.llm.layers import (
     Block,
     Embedding,
+    ExpertLinear,
     Layer,
     LayerNorm,
     LMHead,
@@ -29,10 +28,12 @@ from pace.llm.layers import (
 )
 from pace.llm.layers.rotary import Angles
 from pace.llm.layers.slot import check_slots
-from pace.llm.models.filling import TensorReader, fillings
+from pace.llm.models.filling import TensorReader, fill_slots
+from pace.llm.models.mapped_experts import ExpertCache, map_experts, mapped_stacks
 from pace.llm.models.model_config import ModelConfig
 from pace.llm.models.weight_plan import StoredQuantized, plan_weights
 from pace.memory import available_memory_bytes
+from pace.ops import native
 from pace.ops.weight_layout import QuantizedRows, WeightLayout
 from pace.quant import QuantizationConfig
 
@@ -83,6 +84,8 @@ class BaseModelForCausalLM(Layer):
         """Of keys and values: a float dtype, or int8. May be changed until a cache is made for `kv_spec`."""
         self.ops = ops
         self.quantization: QuantizationConfig | None = None
+        self.expert_cache: ExpertCache | None = None
+        """Where `load_weights` maps quantised experts from; None for experts in memory."""
 
     # ------------------------------------------------------------------------------------------------ what the engine
     # sees
@@ -174,31 +177,19 @@ class BaseModelForCausalLM(Layer):
         Piece by piece (`reader.row_ranges`): at most `workers` of them are held at once besides the packed weights.
         Nothing is allocated before every name and shape has been compared. Raises one ValueError that lists all tensors
         that are missing, unexpected or of another shape than the config demands; MemoryError where they do not fit into
-        memory."""
+        memory; with `expert_cache`, ValueError where no experts are quantised, and what `map_experts` raises."""
         names, slots = self.plan_layout(reader)
-        self.check_memory()
+        mapped = mapped_stacks(self) if self.expert_cache else []
+        self.check_memory(mapped)
+        wanted = {name: slots[names[name]] for name in reader.tensors if names[name] in slots}
+
+        def fill(tensors: Container[str]) -> None:
+            some = {name: found for name, found in wanted.items() if names[name] in tensors}
+            fill_slots(reader, some, workers, progress)
+
+        filled = map_experts(self.expert_cache, reader.files, mapped, fill) if self.expert_cache else set()
         self.allocate(self.ops, self.dtype)
-
-        failed = Event()
-
-        def run(fill: Callable[[], int]) -> None:
-            if failed.is_set():
-                return
-            try:
-                progress(fill())
-            except BaseException:
-                failed.set()
-                raise
-
-        with ThreadPoolExecutor(workers) as pool:
-            wanted = [name for name in reader.tensors if names[name] in slots]
-            tasks = [pool.submit(run, fill) for name in wanted for fill in fillings(reader, name, slots[names[name]])]
-            try:
-                for task in tasks:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
+        fill(slots.keys() - filled)
 
     def plan_layout(self, reader: TensorReader) -> tuple[dict[str, str], dict[str, list[Slot]]]:
         """Settles how each matrix will be stored, by what a checkpoint holds and `quantize` said; nothing is allocated
@@ -314,22 +305,31 @@ class BaseModelForCausalLM(Layer):
             if isinstance(dtype, WeightLayout) and names[name] in slots
         }
 
-    def check_memory(self) -> None:
-        """Raises MemoryError where the weights are more than the memory that is left; else the system would end the
-        process."""
-        needed, available = self.planned_nbytes(self.ops, self.dtype), available_memory_bytes()
-        if needed > available:
-            kind, narrower = f"as {str(self.dtype).removeprefix('torch.')}", ""
-            if any(matrix.plan.layouts for matrix in self.matrices()):
-                kind = "as they are quantised"
-            elif self.dtype == torch.float32:
-                narrower = "load with dtype=bfloat16, which takes half, or quantization='int4', an eighth; or "
-            else:
-                narrower = "load with quantization='int4', which takes a quarter; or "
-            raise MemoryError(
-                f"the weights take {needed / 2**30:.2f} GiB {kind}, and {available / 2**30:.2f} GiB of memory are left; {narrower}free some memory or "
-                f"take a smaller model"
-            )
+    def check_memory(self, mapped: list[ExpertLinear]) -> None:
+        """Raises MemoryError where the weights but those of `mapped` are more than the memory that is left; else the
+        system would end the process."""
+        of_mapped = sum(stack.stack_nbytes(self.ops, self.dtype) for stack in mapped)
+        needed, available = self.planned_nbytes(self.ops, self.dtype) - of_mapped, available_memory_bytes()
+        if needed <= available:
+            return
+        kind, advice = f"as {str(self.dtype).removeprefix('torch.')}", ""
+        if any(matrix.plan.layouts for matrix in self.matrices()):
+            kind = "as they are quantised"
+        elif self.dtype == torch.float32:
+            advice = "load with dtype=bfloat16, which takes half, or quantization='int4', an eighth; or "
+        else:
+            advice = "load with quantization='int4', which takes a quarter; or "
+        could_be = sum(
+            stack.stack_nbytes(self.ops, self.dtype) for stack in self.stacks() if stack.is_quantised and not mapped
+        )
+        if mapped:
+            kind += f" besides {of_mapped / 2**30:.2f} GiB of experts, which are mapped"
+        elif self.ops is native and 0 < needed - could_be <= available:
+            advice = f'load with weights="mapped", which leaves {could_be / 2**30:.2f} GiB of experts in a file; or '
+        raise MemoryError(
+            f"the weights take {needed / 2**30:.2f} GiB {kind}, and {available / 2**30:.2f} GiB of memory are left; {advice}free some memory or "
+            f"take a smaller model"
+        )
 
     # -------------------------------------------------------------------------------------------------------------
     # reports

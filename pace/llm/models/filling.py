@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from threading import Event
 from typing import Protocol
 
 import torch
@@ -27,6 +30,10 @@ class TensorReader(Protocol):
     tensors: Mapping[str, tuple[torch.dtype | WeightLayout, tuple[int, ...]]]
     """Name -> (dtype, shape) of every tensor."""
 
+    @property
+    def files(self) -> list[Path]:
+        """Those that hold the tensors."""
+
     def column_order(self, name: str) -> Tensor | None:
         """`QuantizedRows.order` of a quantised tensor's rows; asked for those alone, before any is read."""
 
@@ -39,6 +46,32 @@ class TensorReader(Protocol):
 
     def release(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """The rows just read are no longer needed."""
+
+
+def fill_slots(
+    reader: TensorReader, slots: Mapping[str, list[Slot]], workers: int, progress: Callable[[int], object]
+) -> None:
+    """Fills the slots of tensors, `workers` pieces at a time; `progress` is told the bytes of each piece. After an error
+    no further piece is begun, and the first one is raised."""
+    failed = Event()
+
+    def run(fill: Callable[[], int]) -> None:
+        if failed.is_set():
+            return
+        try:
+            progress(fill())
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(workers) as pool:
+        tasks = [pool.submit(run, fill) for name in slots for fill in fillings(reader, name, slots[name])]
+        try:
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 def fillings(reader: TensorReader, name: str, slots: list[Slot]) -> Iterator[Callable[[], int]]:

@@ -1,0 +1,165 @@
+"""A file of packed weights, written once and then mapped.
+
+    [ head ][ body ]    both whole pages
+
+The head is all that there is to know about the body. A file whose head or size is another was made of something else,
+or is not whole, and is written anew. Nothing of a file is understood before that, and nothing of it is trusted after:
+who uses the body checks it.
+
+A file is written under another name, brought to the disk, and only then gets its own. Who writes it holds a lock, and
+others wait for it; the lock of a process that ended is nobody's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pace.checkpoints.files import PAGE_BYTES
+from pace.memory import format_bytes
+
+logger = logging.getLogger("pace")
+
+PARTIAL = ".part"
+"""What the name of a file ends with until it is whole."""
+
+Used = TypeVar("Used")
+
+
+def make_head(description: bytes) -> bytes:
+    """A head that differs wherever descriptions do."""
+    return description + bytes(-(len(description) + 1) % PAGE_BYTES + 1)
+
+
+def open_packed(
+    path: Path,
+    head: bytes,
+    body_bytes: int,
+    use: Callable[[mmap.mmap], Used],
+    write: Callable[[mmap.mmap], object],
+) -> Used:
+    """What `use` makes of the file `path`, mapped to be read only; `write` fills the body first where there is no such
+    file. Both get the whole mapping; that of `write` has zeros behind the head.
+
+    `use` raises ValueError for a damaged body: the file is written anew. Raises OSError, a PermissionError say, that
+    tells what to do where it has to be written and cannot be. What `write` raises leaves no file."""
+    used = _use(path, head, body_bytes, use)
+    if used is not None:
+        return used
+    with _explained(path, len(head) + body_bytes), _locked(path.with_name(path.name + PARTIAL)) as descriptor:
+        used = _use(path, head, body_bytes, use)  # another process may have written it meanwhile
+        if used is not None:
+            return used
+        logger.info("writing %s: %s", path, format_bytes(body_bytes))
+        _fill(descriptor, head, body_bytes, write)
+        os.replace(path.with_name(path.name + PARTIAL), path)
+        _sync_folder(path.parent)
+    used = _use(path, head, body_bytes, use)
+    if used is None:
+        raise ValueError(f"{path} was changed by another process as soon as it was written; give each a folder")
+    return used
+
+
+def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Used]) -> Used | None:
+    """None where there is no such file, or none that is whole."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise PermissionError(f"{path} may not be read by this user; give weights_cache= another folder") from None
+    try:
+        status = os.fstat(descriptor)
+        fits = stat.S_ISREG(status.st_mode) and status.st_size == len(head) + body_bytes
+        if not fits or os.pread(descriptor, len(head), 0) != head:
+            logger.warning("%s is of another checkpoint, or not whole: it is written anew", path)
+            return None
+        mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
+    try:
+        return use(mapping)
+    except ValueError as error:
+        logger.warning("%s is damaged (%s): it is written anew", path, error)
+        return None
+
+
+def _fill(descriptor: int, head: bytes, body_bytes: int, write: Callable[[mmap.mmap], object]) -> None:
+    size = len(head) + body_bytes
+    os.ftruncate(descriptor, 0)
+    os.posix_fallocate(descriptor, 0, size)  # a full disk is an error now, and would be a SIGBUS later
+    os.pwrite(descriptor, head, 0)
+    mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE)
+    write(mapping)
+    mapping.flush()
+    os.fsync(descriptor)
+
+
+@contextmanager
+def _locked(partial: Path) -> Iterator[int]:
+    """A descriptor of a file that no other process has, of whatever content; the file is gone afterwards, unless it has
+    got another name."""
+    descriptor = _lock(partial)
+    while not _is(descriptor, partial):  # whoever had the lock has renamed or removed that file
+        os.close(descriptor)
+        descriptor = _lock(partial)
+    try:
+        yield descriptor
+    finally:
+        if _is(descriptor, partial):
+            os.unlink(partial)
+        os.close(descriptor)
+
+
+def _lock(partial: Path) -> int:
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process is writing %s: waiting for it", partial)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name survives a crash only after this."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path, num_bytes: int) -> Iterator[None]:
+    """Makes the folder; errors of the system say what to do."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        needed = f"it takes {format_bytes(num_bytes)}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            needed += f", and {format_bytes(shutil.disk_usage(path.parent).free)} are free there"
+        raise OSError(
+            error.errno, f"{path} cannot be written ({error.strerror}): {needed}; give weights_cache= another folder"
+        ) from None
