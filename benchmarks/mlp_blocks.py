@@ -29,7 +29,7 @@ from pace import _C  # noqa: E402
 from pace.bench.shapes import SHAPES  # noqa: E402
 from pace.llm.models.model_list import read_config  # noqa: E402
 from pace.llm.models.model_utils import use_threads  # noqa: E402
-from pace.ops.native_linear import ACTIVATION_CODES  # noqa: E402
+from pace.ops.kernels.linear import ACTIVATION_CODES  # noqa: E402
 from pace.ops.weight import PackedWeight  # noqa: E402
 
 SCRIPT = "benchmarks/mlp_blocks.py"

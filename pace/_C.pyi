@@ -90,6 +90,9 @@ def experts(
     x: int, x_stride: int, rows: int, routing: int, count: int, top_k: int, gate_up: ExpertStack, down: ExpertStack,
     activation: int, alpha: float, limit: float, residual: int, out: int,
 ) -> None: ...  # fmt: skip
+def heads_linear(
+    x: int, token_stride: int, head_stride: int, rows: int, heads: int, weights: ExpertStack, out: int
+) -> None: ...
 def gate(x: int, x_stride: int, rows: int, k: int, gates: int, gate_stride: int) -> None: ...
 
 # Norms and rows of logits.

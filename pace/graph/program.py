@@ -12,7 +12,7 @@ from pace.graph import recorded
 from pace.graph.instructions import Instruction, Places, Value
 from pace.graph.passes import fuse, plan_buffers
 from pace.graph.symbols import Recording, SymbolicAngles
-from pace.ops.native_attention import kv_view
+from pace.ops.kernels.attention import kv_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,10 +17,10 @@ from torch import Tensor
 from pace import _C
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value, address
 from pace.graph.symbols import HeadRows, Ids, LayerKv, Rows, Slots, Spans, SymbolicAngles
-from pace.ops import native_experts
 from pace.ops.checks import check_head_weights, check_vector
 from pace.ops.experts import ClampedSwiglu, Router
-from pace.ops.native_linear import ACTIVATION_CODES
+from pace.ops.kernels import experts as expert_kernels
+from pace.ops.kernels.linear import ACTIVATION_CODES
 from pace.ops.weight import PackedWeight
 
 # -- rows of a table
@@ -162,7 +162,7 @@ class Choice:
     choice_bias: Tensor | None
 
     def lower(self) -> _C.Router:
-        return native_experts.lower_router(self.router, self.choice_bias)
+        return expert_kernels.lower_router(self.router, self.choice_bias)
 
 
 @dataclass(eq=False)
@@ -194,8 +194,8 @@ class Experts(Instruction):
     operator = "mlp"
     out: Value
     x: Columns
-    gate_up: native_experts.ExpertStack
-    down: native_experts.ExpertStack
+    gate_up: expert_kernels.ExpertStack
+    down: expert_kernels.ExpertStack
     choices: Columns
     activation: str | ClampedSwiglu
     gate_up_bias: Tensor | None
@@ -213,9 +213,9 @@ class Experts(Instruction):
             places.value(self.choices.value),
             self.choice is not None,
             choice.lower(),
-            native_experts.lower_stack(self.gate_up, self.gate_up_bias),
-            native_experts.lower_stack(self.down, self.down_bias),
-            *native_experts.lower_activation(self.activation),
+            expert_kernels.lower_stack(self.gate_up, self.gate_up_bias),
+            expert_kernels.lower_stack(self.down, self.down_bias),
+            *expert_kernels.lower_activation(self.activation),
             self.residual and places.value(self.residual.value),
         )
 
@@ -229,15 +229,15 @@ class Experts(Instruction):
 
 def experts(
     x: Rows,
-    gate_up: native_experts.ExpertStack,
-    down: native_experts.ExpertStack,
+    gate_up: expert_kernels.ExpertStack,
+    down: expert_kernels.ExpertStack,
     routing: Rows,
     activation: str | ClampedSwiglu,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     residual: Rows | None = None,
 ) -> Rows:
-    native_experts.check_stacks(gate_up, down)
+    expert_kernels.check_stacks(gate_up, down)
     if x.columns.count != gate_up.k:
         raise ValueError(f"x must be float32 [T, {gate_up.k}]; got {x.columns.count} columns")
     added = residual and residual.columns
@@ -259,16 +259,16 @@ class HeadsLinear(Instruction):
     operator = "projection"
     out: Value
     x: Heads
-    weights: native_experts.ExpertStack
+    weights: expert_kernels.ExpertStack
 
     def lower(self, program: _C.Program, places: Places) -> None:
-        stack = native_experts.lower_stack(self.weights, None)
+        stack = expert_kernels.lower_stack(self.weights, None)
         program.heads_linear(places.value(self.out), places.heads(self.x), stack)
 
 
-def heads_linear(x: HeadRows, weights: native_experts.ExpertStack) -> Rows:
+def heads_linear(x: HeadRows, weights: expert_kernels.ExpertStack) -> Rows:
     heads = x.heads
-    native_experts.check_head_stack(weights, heads.count, heads.head_dim)
+    expert_kernels.check_head_stack(weights, heads.count, heads.head_dim)
     return x.recording.rows(HeadsLinear(Value(heads.count * weights.n), heads, weights))
 
 

@@ -4,13 +4,13 @@ Activations are float32; weights are `PackedWeight` in float32, bfloat16, float1
 shapes and dtypes and make one call, which releases the GIL and shares its work among the threads of the pool.
 """
 
-from pace.ops.native_attention import attention, rotary_, store_kv
-from pace.ops.native_elementwise import scale_, softcap_
-from pace.ops.native_experts import ExpertStack, empty_stack, experts, gate_, heads_linear, route, stack_nbytes
-from pace.ops.native_linear import activation, embedding, linear, linear_glu
-from pace.ops.native_norm import head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
-from pace.ops.native_quantize import quantize
-from pace.ops.native_sampling import (
+from pace.ops.kernels.attention import attention, rotary_, store_kv
+from pace.ops.kernels.elementwise import scale_, softcap_
+from pace.ops.kernels.experts import ExpertStack, empty_stack, experts, gate_, heads_linear, route, stack_nbytes
+from pace.ops.kernels.linear import activation, embedding, linear, linear_glu
+from pace.ops.kernels.norm import head_layer_norm_, head_rms_norm_, layer_norm, rms_norm
+from pace.ops.kernels.quantize import quantize
+from pace.ops.kernels.sampling import (
     apply_mask_,
     argmax,
     log_softmax,

@@ -15,7 +15,7 @@ class QuantizerKernel:
     """A rule of csrc/kernels/quantize_weights.inl, and what it needs to know."""
 
     name: str
-    """A key of `pace.ops.native_quantize.QUANTIZER_CODES`."""
+    """A key of `pace.ops.kernels.quantize.QUANTIZER_CODES`."""
     bounds: Tensor | None = None
     """float32, between ascending levels."""
     code_of_level: Tensor | None = None

@@ -83,7 +83,7 @@ def test_epilogues_agree_with_the_reference(name):
 
 
 def test_native_knows_the_activations_of_the_reference():
-    from pace.ops.native_linear import ACTIVATION_CODES
+    from pace.ops.kernels.linear import ACTIVATION_CODES
 
     assert set(ACTIVATION_CODES) - {None} == set(reference.ACTIVATIONS)
 

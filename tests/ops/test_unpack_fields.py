@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pace import _C
-from pace.ops.native_quantize import add_fields_, unpack_fields
+from pace.ops.kernels.quantize import add_fields_, unpack_fields
 
 
 def definition(packed: Tensor, run: int, bits: int) -> Tensor:

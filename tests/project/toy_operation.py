@@ -189,7 +189,7 @@ def add(copy: Copy) -> None:
     # 4. One op with its twin
     copy.add_before("pace/ops/protocol.py", "    def rms_norm(", PROMISE)
     copy.write("pace/ops/native_hinge.py", NATIVE)
-    copy.add_after("pace/ops/native.py", "from pace.ops.native_attention", "from pace.ops.native_hinge import hinge\n")
+    copy.add_after("pace/ops/native.py", "from pace.ops.kernels.attention", "from pace.ops.native_hinge import hinge\n")
     copy.add_after("pace/ops/native.py", '    "head_rms_norm_",', '    "hinge",\n')
     copy.add_before("pace/ops/reference.py", "def activation(", TWIN)
     # 5. One instruction

@@ -48,7 +48,7 @@ struct RouteOp {
     int64_t chunk_count, rows_per_chunk;
 };
 
-// One product of every expert: weights of one shape and layout, `stride` bytes apart (pace/ops/native_experts.py).
+// One product of every expert: weights of one shape and layout, `stride` bytes apart (pace/ops/kernels/experts.py).
 struct ExpertStack {
     const void* weights;
     int64_t stride;

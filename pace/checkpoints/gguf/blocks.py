@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pace.ops.native_quantize import add_fields_, unpack_fields
+from pace.ops.kernels.quantize import add_fields_, unpack_fields
 from pace.ops.weight_layout import SUPER_GROUPS, QuantizedRows, WeightLayout
 from pace.quant.format import power_of_two
 

@@ -21,7 +21,7 @@ from pace.checkpoints.mapping import address_of
 from pace.checkpoints.packed_file import make_head, open_packed
 from pace.llm.layers import ExpertLinear, Layer
 from pace.ops import native
-from pace.ops.native_experts import ExpertStack
+from pace.ops.kernels.experts import ExpertStack
 from pace.ops.weight import Room
 
 FORMAT = 1

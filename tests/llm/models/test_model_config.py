@@ -15,7 +15,8 @@ from pace.llm.layers.rotary import RopeConfig
 from pace.llm.models.model_config import MAX_HEAD_DIM
 from pace.llm.models.model_list import MODEL_LIST, read_config
 from pace.llm.models.rope_config import USED
-from pace.ops import native_attention, reference
+from pace.ops import reference
+from pace.ops.kernels import attention as native_attention
 
 
 def config_of(architecture, **fields):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tests.llm.models import references
-from tests.llm.models.latent_variants import LATENT_BASE, LATENTS
-from tests.llm.models.mixture_variants import MIXTURE_BASE, MIXTURES
+from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
+from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 
 MAX_POSITIONS = 64
 PROMPT = 45

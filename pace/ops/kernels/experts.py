@@ -8,7 +8,7 @@ from torch import Tensor
 from pace import _C
 from pace.ops.checks import check_heads, check_rows, check_vector, describe
 from pace.ops.experts import SCORES, ClampedSwiglu, Router
-from pace.ops.native_linear import activation_code
+from pace.ops.kernels.linear import activation_code
 from pace.ops.weight import PackedWeight, Room, weight_nbytes
 from pace.ops.weight_layout import AnyLayout
 
