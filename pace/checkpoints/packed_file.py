@@ -73,7 +73,7 @@ def _use(path: Path, head: bytes, body_bytes: int, use: Callable[[mmap.mmap], Us
     """None where there is no such file, or none that is whole."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
         raise PermissionError(f"{path} may not be read by this user; give weights_cache= another folder") from None

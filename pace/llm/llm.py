@@ -252,6 +252,7 @@ class LLMModel:
             cache_budget=cache.budget_bytes + drafts.cache_budget,
             cache_tokens=cache.capacity,
             process=resident_bytes(),
+            mapped=self._model.mapped_nbytes,
         )
 
     def operator_report(self) -> OperatorReport:

@@ -177,6 +177,8 @@ class MemoryReport:
     """Tokens of all sequences together that the budget holds."""
     process: int
     """Resident memory of the whole process; 0 where the system does not tell."""
+    mapped: int = 0
+    """Of the weights, those that stay in a file (`weights="mapped"`), and are in memory as far as there is room."""
 
     @property
     def total(self) -> int:
@@ -213,5 +215,6 @@ class MemoryReport:
             ("cache, touched", self.cache_touched),
         ]
         rows += [(f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
+        rows += [("of the weights, in a file", self.mapped)] if self.mapped else []
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
         return "\n".join(lines + [f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows])

@@ -340,6 +340,11 @@ class BaseModelForCausalLM(Layer):
         return self._totals(lambda part: part.nbytes)
 
     @property
+    def mapped_nbytes(self) -> int:
+        """Bytes of the experts that are mapped."""
+        return sum(stack.mapped.nbytes for stack in self.stacks() if stack.mapped)
+
+    @property
     def usual_layout(self) -> WeightLayout | None:
         """The layout of codes in which it holds most bytes; None where all weights are floats."""
         sizes: Counter[WeightLayout] = Counter()

@@ -1,0 +1,213 @@
+"""Files of packed weights: written once, used only where they are whole, and safe with several processes at once."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import resource
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from pace.checkpoints.packed_file import PARTIAL, make_head, open_packed
+
+BODY = 3 * 4096
+HEAD = make_head(b"of this")
+
+
+def fill(mapping):
+    mapping[len(HEAD) :] = b"w" * BODY
+
+
+def body(mapping):
+    return bytes(mapping[len(HEAD) :])
+
+
+def refuse(mapping):
+    pytest.fail("the file was written again")
+
+
+def make(path, write=fill, use=body, head=HEAD):
+    return open_packed(path, head, BODY, use, write)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "folder" / "a.experts"
+
+
+def test_heads_are_whole_pages_and_differ_wherever_descriptions_do():
+    lengths = [0, 1, 4094, 4095, 4096, 4097]
+    heads = [make_head(b"x" * length) for length in lengths]
+    assert [len(head) % 4096 for head in heads] == [0] * len(lengths) and len(set(heads)) == len(lengths)
+    assert make_head(b"x") != make_head(b"y")
+
+
+def test_it_is_written_once_and_found_from_then_on(path):
+    assert make(path) == b"w" * BODY
+    assert make(path, write=refuse) == b"w" * BODY
+    assert os.listdir(path.parent) == [path.name]
+
+
+def cut_off(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def grow(path):
+    os.truncate(path, path.stat().st_size + 1)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def change_head(path):
+    with open(path, "r+b") as file:
+        file.write(b"O")
+
+
+@pytest.mark.parametrize("damage", [cut_off, grow, empty, change_head])
+def test_what_is_not_whole_or_of_something_else_is_written_anew(path, damage, caplog):
+    make(path)
+    damage(path)
+    assert make(path) == b"w" * BODY and path.name in caplog.text
+    assert make(path, write=refuse) == b"w" * BODY
+
+
+def test_a_body_that_its_user_refuses_is_written_anew(path, caplog):
+    make(path)
+    with open(path, "r+b") as file:
+        file.seek(len(HEAD))
+        file.write(b"x")
+
+    def checked(mapping):
+        if body(mapping) != b"w" * BODY:
+            raise ValueError("an x")
+        return "good"
+
+    assert make(path, use=checked) == "good" and "damaged (an x)" in caplog.text
+
+
+def test_a_file_that_was_not_finished_is_not_used_and_does_not_stay(path):
+    path.parent.mkdir()
+    partial = path.with_name(path.name + PARTIAL)
+    partial.write_bytes(HEAD + b"w" * BODY)  # of a process that was killed
+
+    def zeros_first(mapping):
+        assert body(mapping) == bytes(BODY)
+        fill(mapping)
+
+    assert make(path, write=zeros_first) == b"w" * BODY
+    assert not partial.exists()
+
+
+def test_an_error_while_it_is_written_leaves_nothing(path):
+    def fail(mapping):
+        raise KeyError("a damaged tensor")
+
+    with pytest.raises(KeyError):
+        make(path, write=fail)
+    assert os.listdir(path.parent) == []
+    assert make(path) == b"w" * BODY
+
+
+def test_a_link_under_the_partial_name_is_not_followed(path):
+    path.parent.mkdir()
+    target = path.parent / "precious"
+    target.write_bytes(b"mine")
+    path.with_name(path.name + PARTIAL).symlink_to(target)
+    with pytest.raises(OSError, match="cannot be written"):
+        make(path)
+    assert target.read_bytes() == b"mine"
+
+
+def test_threads_that_want_it_at_once_get_one_file(path):
+    written, results, go = [], [], threading.Barrier(4)
+
+    def slow(mapping):
+        written.append(1)
+        fill(mapping)
+
+    def run():
+        go.wait()
+        results.append(make(path, write=slow))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [b"w" * BODY] * 4 and written == [1]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def _write_until_killed(path, started):
+    def hang(mapping):
+        started.set()
+        threading.Event().wait()
+
+    make(path, write=hang)
+
+
+def test_the_lock_of_a_process_that_was_killed_is_nobodys(path):
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    process = context.Process(target=_write_until_killed, args=(path, started))
+    process.start()
+    assert started.wait(60)
+    results = []
+    waiting = threading.Thread(target=lambda: results.append(make(path)))
+    waiting.start()
+    waiting.join(0.2)
+    assert not results and not path.exists(), "it did not wait for who writes"
+    process.kill()
+    waiting.join(60)
+    process.join()
+    assert results == [b"w" * BODY]
+    assert os.listdir(path.parent) == [path.name]
+
+
+# -- folders that cannot be written
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written.*it takes 16.0 KiB; give weights_cache="):
+        make(tmp_path / "file" / "a.experts")
+
+
+@pytest.fixture
+def nobody():
+    """Has the calling thread meet files as another user, who owns none."""
+    libc = ctypes.CDLL(None)
+    before = libc.setfsuid(65534) if os.geteuid() == 0 else None
+    yield
+    if before is not None:
+        libc.setfsuid(before)
+
+
+@pytest.fixture
+def shared_folder():
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o555)
+        yield Path(name)
+        os.chmod(name, 0o700)
+
+
+def test_a_folder_that_may_not_be_written_is_told(shared_folder, nobody):
+    with pytest.raises(PermissionError, match="cannot be written.*give weights_cache="):
+        make(shared_folder / "a.experts")
+
+
+def test_a_file_for_which_there_is_no_room_is_told_before_anything_is_packed(path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (BODY, before[1]))
+    try:
+        with pytest.raises(OSError, match="it takes 16.0 KiB, and .* are free there; give weights_cache="):
+            make(path, write=refuse)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(path.parent) == []

@@ -1,0 +1,249 @@
+"""Experts in a file: the same bits, from a file that is made once and never used for anything else; and a mixture that
+is larger than a limit of memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pace import _C
+from pace.assets import TINY
+from pace.checkpoints import reader
+from pace.checkpoints.packed_file import PARTIAL
+from pace.llm import LLMModel, SamplingConfig
+from tests.llm.models.test_expert_forms import in_mxfp4
+from tests.llm.models.variants import save_tiny
+
+IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
+INT4 = {"quantization": "int4"}
+MAPPED = {"weights": "mapped"}
+
+
+def logits(folder, ids=IDS, **options):
+    with LLMModel(folder, progress=False, **options) as model, model.session() as session:
+        return session.append(ids, logits="all")
+
+
+def caches(folder):
+    return sorted(folder.glob("*.experts"))
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    save_tiny(tmp_path / "qwen", "qwen3_moe", {})
+    return tmp_path / "qwen"
+
+
+@pytest.fixture
+def gpt_oss(tmp_path):
+    """With biases, and experts that come as MXFP4."""
+    folder = tmp_path / "gpt_oss"
+    save_tiny(folder, "gpt_oss", {"hidden_size": 64, "intermediate_size": 96})
+    in_mxfp4(folder)
+    return folder
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of tensors, as they are read."""
+    names = []
+    read = reader.CheckpointReader.read
+    monkeypatch.setattr(
+        reader.CheckpointReader, "read", lambda self, name, *rows: names.append(name) or read(self, name, *rows)
+    )
+    return names
+
+
+@pytest.mark.usefixtures("restore_isa_and_threads")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("options", [INT4, {"quantization": "int8", "backend": "native-eager"}], ids=str)
+def test_bits_are_those_of_weights_in_memory(qwen, options, threads):
+    for ids in ([7], IDS, IDS * 4):
+        expected = logits(qwen, ids, **options)
+        assert torch.equal(logits(qwen, ids, num_threads=threads, **options, **MAPPED), expected)
+
+
+def test_experts_that_come_quantised_are_mapped(gpt_oss):
+    expected = logits(gpt_oss)
+    assert torch.equal(logits(gpt_oss, **MAPPED), expected)
+    assert torch.equal(logits(gpt_oss, **MAPPED), expected)
+    assert len(caches(gpt_oss)) == 1
+
+
+@pytest.mark.usefixtures("restore_isa_and_threads")
+def test_one_file_serves_every_instruction_set(qwen):
+    logits(qwen, **INT4, **MAPPED)
+    stamp = caches(qwen)[0].stat().st_mtime_ns
+    for isa in ("generic", "avx2"):
+        _C.select_isa(isa)
+        assert torch.equal(logits(qwen, **INT4, **MAPPED), logits(qwen, **INT4))
+    assert caches(qwen)[0].stat().st_mtime_ns == stamp
+
+
+def test_rows_keep_their_bits_among_others(qwen):
+    with LLMModel(qwen, progress=False, **INT4, **MAPPED) as model:
+        prompts, config = [IDS[:4], IDS, IDS[3:9]], SamplingConfig(max_new_tokens=12, ignore_eos=True)
+        together = model.generate(prompts, config).generated_token_ids
+        assert together == [model.generate(prompt, config).generated_token_ids[0] for prompt in prompts]
+
+
+# -- the file
+
+
+def test_the_second_load_reads_no_expert(qwen, reads):
+    first = logits(qwen, **INT4, **MAPPED)
+    assert any(".experts." in name for name in reads)
+    stamp = caches(qwen)[0].stat()
+    reads.clear()
+    assert torch.equal(logits(qwen, **INT4, **MAPPED), first)
+    assert reads and not any(".experts." in name for name in reads)
+    assert caches(qwen)[0].stat() == stamp
+
+
+def test_a_changed_checkpoint_gets_a_new_file(qwen, reads):
+    first = logits(qwen, **INT4, **MAPPED)
+    path = qwen / "model.safetensors"
+    before = path.stat()
+    state = load_file(path)
+    state["model.layers.0.mlp.experts.0.up_proj.weight"] *= -1
+    save_file(state, path, metadata={"format": "pt"})
+    assert path.stat().st_size == before.st_size
+    changed = logits(qwen, **INT4, **MAPPED)
+    assert torch.equal(changed, logits(qwen, **INT4)) and not torch.equal(changed, first)
+    assert len(caches(qwen)) == 1
+    for touched in (path, qwen / "config.json"):
+        os.utime(touched, ns=(0, 0))
+        reads.clear()
+        assert torch.equal(logits(qwen, **INT4, **MAPPED), changed)
+        assert any(".experts." in name for name in reads)
+
+
+def damage_header(path, offset):
+    """Makes kernels believe that the second expert has other sizes."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        assert file.read(4) == b"PACE"
+        file.seek(offset + 16)
+        file.write((1 << 20).to_bytes(8, "little"))
+
+
+def test_a_damaged_file_is_written_anew(qwen, caplog):
+    expected = logits(qwen, **INT4, **MAPPED)
+    [path] = caches(qwen)
+    damage_header(path, 2 * 4096)
+    assert torch.equal(logits(qwen, **INT4, **MAPPED), expected)
+    assert "is damaged" in caplog.text
+    os.truncate(path, path.stat().st_size // 2)
+    assert torch.equal(logits(qwen, **INT4, **MAPPED), expected)
+    assert "not whole" in caplog.text
+
+
+def test_each_plan_has_a_file(qwen):
+    for format in ("int4", "int8", "int4"):
+        assert torch.equal(logits(qwen, quantization=format, **MAPPED), logits(qwen, quantization=format))
+    assert len(caches(qwen)) == 2
+
+
+def test_models_of_one_name_share_a_folder(qwen, tmp_path, reads):
+    other = tmp_path / "elsewhere" / "qwen"
+    save_tiny(other, "qwen3_moe", {"num_experts_per_tok": 2})
+    folder = tmp_path / "cache"
+    for model in (qwen, other):
+        logits(model, weights_cache=folder, **INT4, **MAPPED)
+    reads.clear()
+    for model in (qwen, other):
+        assert torch.equal(logits(model, weights_cache=str(folder), **INT4, **MAPPED), logits(model, **INT4))
+        assert not caches(model)
+    assert len(caches(folder)) == 2
+
+
+def test_a_damaged_checkpoint_leaves_no_file(qwen):
+    path = qwen / "model.safetensors"
+    state = load_file(path)
+    state["model.layers.1.mlp.experts.2.down_proj.weight"][0, 0] = torch.nan
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="cannot be quantised"):
+        logits(qwen, **INT4, **MAPPED)
+    assert not caches(qwen) and not list(qwen.glob("*" + PARTIAL))
+
+
+def test_a_folder_that_cannot_be_written_is_told(qwen):
+    with pytest.raises(OSError, match="cannot be written.*give weights_cache= another folder"):
+        logits(qwen, weights_cache=qwen / "config.json", **INT4, **MAPPED)
+
+
+# -- what cannot be mapped
+
+
+def test_what_has_no_such_experts_is_refused_by_name(qwen):
+    with pytest.raises(ValueError, match="LlamaForCausalLM has none"):
+        LLMModel(TINY, progress=False, **INT4, **MAPPED)
+    with pytest.raises(ValueError, match="those of this checkpoint are floats"):
+        LLMModel(qwen, progress=False, **MAPPED)
+
+
+def test_stacks_that_are_floats_stay_in_memory_beside_mapped_ones(qwen):
+    config = {"format": "int4", "overrides": {"*.0.mlp.experts.*": None}}
+    with LLMModel(qwen, progress=False, quantization=config, **MAPPED) as model, model.session() as session:
+        found = session.append(IDS, logits="all")
+        first, second = (layer.mlp.gate_up for layer in model._model.layers)
+        assert first.mapped is None and second.mapped is second.stack
+        assert model.memory_report().mapped == second.stack.nbytes + model._model.layers[1].mlp.down.stack.nbytes
+    assert torch.equal(found, logits(qwen, quantization=config))
+
+
+# -- larger than memory
+
+LIMITED = """
+import re, resource, sys
+import torch
+from pace.llm import LLMModel
+
+folder, room, weights, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+taken = int(re.search(r"VmData:\\s*(\\d+)", open("/proc/self/status").read())[1]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (taken + room, taken + room))
+options = {"quantization": "int8", "weights": weights, "progress": False, "num_threads": 1}
+try:
+    with LLMModel(folder, **options) as model, model.session() as session:
+        torch.save(session.append([3, 14, 15, 92, 65, 35], logits="all"), out)
+except MemoryError as error:
+    print(error)
+    sys.exit(3)
+"""
+ROOM = 32 << 20
+"""Besides what Python and the libraries take. The experts are 48 MiB, the checkpoint is 97 MiB."""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large")
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 64, "num_hidden_layers": 4}
+    save_tiny(folder, "qwen3_moe", sizes)
+    state = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    yield folder
+    shutil.rmtree(folder)
+
+
+def run_limited(folder, weights, out):
+    command = [sys.executable, "-c", LIMITED, folder, str(ROOM), weights, out]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+
+
+def test_a_mixture_larger_than_a_limit_is_refused_with_numbers_or_runs_from_the_file(large, tmp_path):
+    refused = run_limited(large, "memory", tmp_path / "none")
+    assert refused.returncode == 3, refused.stderr
+    assert "the weights take 0.05 GiB as they are quantised, and 0.0" in refused.stdout
+    assert 'load with weights="mapped", which leaves 0.05 GiB of experts in a file' in refused.stdout
+    expected = logits(large, [3, 14, 15, 92, 65, 35], quantization="int8")
+    for out in ("first", "second"):  # which packs, and which does not
+        ran = run_limited(large, "mapped", tmp_path / out)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert torch.equal(torch.load(tmp_path / out), expected)
+    assert caches(large)[0].stat().st_size > ROOM
