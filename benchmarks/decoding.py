@@ -231,7 +231,7 @@ def race_of_drafts(path: str, draft: str, new_tokens: int, repeats: int) -> list
         def decode(name: str, drafter: Drafter, index: int) -> tuple[int, float]:
             """Tokens after the first of a text, and their seconds. The weights are the same ones: where in memory a
             model happens to lie makes a few percent."""
-            model._open.driver.call(lambda engine: setattr(engine, "drafter", drafter)).result()
+            model.generator.driver.call(lambda engine: setattr(engine, "drafter", drafter)).result()
             out = model.generate(prompts[index], case.config)
             texts[name][index] = out.generated_token_ids[0]
             if name == "drafts":

@@ -222,8 +222,8 @@ void Program::store_kv(HeadsOf k, HeadsOf v, int layer) {
 }
 
 void Program::heads_linear(Value out, HeadsOf x, const ExpertStack& weights) {
-    const std::string name = "heads " + std::to_string(x.count) + " x " + std::to_string(out.columns / x.count) + " x " +
-                             std::to_string(x.head_dim);
+    const std::string name = "heads " + std::to_string(x.count) + " x " + std::to_string(out.columns / x.count) +
+                             " x " + std::to_string(x.head_dim);
     record<HeadsLinearOp>(name, false, [=](HeadsLinearOp& op, const Frame& frame) {
         op.x = frame.at(x);
         op.rows = frame.rows_of(x.value);
@@ -242,7 +242,8 @@ void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Pre
         const KvView& kv = step.cache[layer];
         const HeadsView queries = frame.at(q);
         op.q = queries.data;
-        op.args = {queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out), sinks};
+        op.args = {
+            queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out), sinks};
         if (latent) {
             const HeadsView of_latents = frame.at(*latent);
             op.args.latent_q = of_latents.data;

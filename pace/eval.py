@@ -25,7 +25,9 @@ CONTEXT = 512
 """Tokens of a window, where nobody says otherwise."""
 
 PIECE_BYTES = 16 << 20
-"""Of one model's logits in float32 at a time; the log-probabilities of two models in float64 are four times as much."""
+"""Of one model's logits in float32 at a time."""
+COMPARED_BYTES = 4 << 20
+"""Of logits in float64 at a time: they stay in the caches, which a vocabulary of 152k in 128 rows would not."""
 FEWEST_ROWS = 128
 """Rows of logits at a time, however large the vocabulary is: a step of the engine has no more of them."""
 
@@ -139,7 +141,7 @@ def evaluate(
     Raises ValueError for texts of fewer than two tokens, a context of less than two or more than the models take, and
     for models that do not share their vocabulary."""
     models = [model] if reference is None else [model, reference]
-    context = read_context(context, min(m._open.engine.max_length for m in models))
+    context = read_context(context, min(m.max_seq_len for m in models))
     rows = encode(texts, model.tokenizer, model.config.vocab_size)
     if reference is not None:
         _check_comparable(model, reference, texts, rows)
@@ -158,18 +160,25 @@ def evaluate(
 
 def is_quantized(model: LLMModel) -> bool:
     """Whether any matrix is, from its checkpoint or by request."""
-    return any(matrix.plan.layouts for matrix in model._open.engine.model.model.matrices())
+    return any(matrix.plan.layouts for matrix in model.generator.engine.model.model.matrices())
 
 
 def compare(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     """float64 `[columns, R]` for logits `[R, V]` of one model, or of a model and its reference, and the tokens `[R]`
     that came: `-log p(token)`, and with a reference its `-log r(token)`, KL(r || p), and whether the first choices are
     the same."""
-    model, *reference = (rows.double().log_softmax(-1) for rows in logits)
-    losses = [-rows.gather(1, targets[:, None])[:, 0] for rows in (model, *reference)]
-    if not reference:
+    num_rows = max(1, COMPARED_BYTES // (8 * logits[0].shape[1]))
+    pieces = zip(zip(*(rows.split(num_rows) for rows in logits)), targets.split(num_rows))
+    return torch.cat([_compared(some, tokens) for some, tokens in pieces], dim=1)
+
+
+def _compared(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
+    rows = [each.double() for each in logits]
+    norms = [each.logsumexp(-1, keepdim=True) for each in rows]
+    losses = [(norm - each.gather(1, targets[:, None]))[:, 0] for each, norm in zip(rows, norms)]
+    if len(rows) == 1:
         return torch.stack(losses)
-    [reference] = reference
+    model, reference = (each - norm for each, norm in zip(rows, norms))
     divergence = (reference.exp() * (reference - model)).sum(-1)
     return torch.stack([*losses, divergence, (logits[0].argmax(-1) == logits[1].argmax(-1)).double()])
 

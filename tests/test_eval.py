@@ -101,7 +101,7 @@ def test_texts_share_steps_and_change_nothing(monkeypatch):
     """Each token's numbers are, bit for bit, those of its text alone."""
     ids = model().tokenizer(TEXTS[1])["input_ids"]
     rows = [ids[start : start + 2 + start % 7] for start in range(12)]
-    batches, build, steps = model()._open.engine.batches, model()._open.engine.batches.build, []
+    batches, build, steps = model().generator.engine.batches, model().generator.engine.batches.build, []
     monkeypatch.setattr(batches, "build", lambda spans, kv: steps.append(len(spans)) or build(spans, kv))
     together = evaluate(model(), rows, model(TINY_DRAFT), progress=False)
     assert steps == [12]

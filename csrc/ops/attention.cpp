@@ -142,9 +142,8 @@ void AttentionOp::cut_tiles(int threads) {
             tasks.push_back({tile.rows, -1, 0, tile.prepares});
             continue;
         }
-        const int64_t row_work =
-            std::min<int64_t>(range.positions, kPartitionPositions) *
-            (args.kv.key_dim + (args.latent_q ? 2 : 1) * args.kv.value_dim);
+        const int64_t row_work = std::min<int64_t>(range.positions, kPartitionPositions) *
+                                 (args.kv.key_dim + (args.latent_q ? 2 : 1) * args.kv.value_dim);
         const int pieces = partitions < threads ? row_pieces(tile.rows.rows, row_work, partitions, threads) : 1;
         // Pieces read the same new keys, which are stored once, before any of them.
         const bool prepares = tile.prepares && pieces == 1;

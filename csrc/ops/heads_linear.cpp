@@ -45,8 +45,8 @@ void HeadsLinearOp::run(int, int64_t chunk, int thread) const {
             product.prepare_row(x.at(first_row + row, head), {}, nullptr, own + row * product.input_bytes);
         inputs = {own, product.input_bytes, count};
     }
-    float* const sums = static_cast<float*>(
-        thread_scratch(size_t(count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
+    float* const sums =
+        static_cast<float*>(thread_scratch(size_t(count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
     product.run(weights.of(head), inputs, first_panel, end_panel, sums,
                 [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
                     e.columns = columns;

@@ -138,8 +138,8 @@ void LinearOp::run(int phase, int64_t chunk, int thread) const {
     const int64_t stride = plain ? x_stride * int64_t(sizeof(float)) : product.input_bytes;
     const char* const first =
         plain ? reinterpret_cast<const char*>(x) : prepared_inputs(thread);  // uses the scratch too
-    float* const sums = static_cast<float*>(
-        thread_scratch(size_t(count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
+    float* const sums =
+        static_cast<float*>(thread_scratch(size_t(count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
     product.run(weight, {first + first_row * stride, stride, count}, first_panel, end_panel, sums,
                 [&](int64_t first_column, int64_t columns, const EpilogueArgs& e) {
                     finish(first_row, first_column, columns, e);

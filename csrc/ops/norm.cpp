@@ -8,9 +8,7 @@ namespace pace {
 namespace {
 constexpr int64_t kChunkElements = 8 * 1024;  // some 2 us of work
 
-auto kernel_of(const Norm& norm) {
-    return norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm;
-}
+auto kernel_of(const Norm& norm) { return norm.kind == Norm::Kind::Layer ? kernels().layer_norm : kernels().rms_norm; }
 }  // namespace
 
 void norm_head(const Norm& norm, int64_t head, float* x, int64_t k) {

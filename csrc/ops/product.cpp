@@ -79,8 +79,7 @@ void Product::prepare_row(const float* x, const Norm& norm, const int32_t* order
 // Sums of a part's panels [first_panel, first_panel + panel_count).
 void Product::multiply(const Part& part, const void* weight, const Inputs& x, int64_t first_panel, int64_t panel_count,
                        float* sums, int64_t sums_stride) const {
-    const PackedHeader& h =
-        *reinterpret_cast<const PackedHeader*>(static_cast<const char*>(weight) + part.offset);
+    const PackedHeader& h = *reinterpret_cast<const PackedHeader*>(static_cast<const char*>(weight) + part.offset);
     const InputKind& kind = kinds_[size_t(part.input)];
     const void* const rows = static_cast<const char*>(x.rows) + kind.offset;
     if (h.quantized())

@@ -25,7 +25,13 @@ void experts(Program& program, Value out, Columns x, const Norm* norm, Value cho
              const pace::Router& router, const pace::ExpertStack& gate_up, const pace::ExpertStack& down,
              int activation, float alpha, float limit, const Value* residual) {
     program.experts(out,
-                    {x, norm ? *norm : Norm{}, choices, chooses, router, gate_up, down,
+                    {x,
+                     norm ? *norm : Norm{},
+                     choices,
+                     chooses,
+                     router,
+                     gate_up,
+                     down,
                      {pace::Activation(activation), alpha, limit}},
                     residual);
 }
@@ -58,8 +64,9 @@ void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_r
     std::vector<pace::Angles> angles;
     for (const auto& [cos, sin] : tables) angles.push_back({at<const float>(cos), at<const float>(sin)});
     program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions),
-                 angles.data(), at<const int64_t>(slots), at<const int64_t>(rows), spans, at<const int32_t>(query_start),
-                 at<const int32_t>(kv_len), at<const int32_t>(block_table), table_stride, at<float>(logits)});
+                 angles.data(), at<const int64_t>(slots), at<const int64_t>(rows), spans,
+                 at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table),
+                 table_stride, at<float>(logits)});
 }
 
 py::list timings(const Program& program) {

@@ -106,9 +106,7 @@ class Costs:
             head_bytes=head_matrix.planned_nbytes(native, dtype),
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
-            attention=tuple(
-                _attention_costs(part, kv_dtype or dtype) for part in attention
-            ),
+            attention=tuple(_attention_costs(part, kv_dtype or dtype) for part in attention),
             experts=experts,
             code=read.most_common(1)[0][0],
         )

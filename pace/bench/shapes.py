@@ -52,9 +52,7 @@ _GEMMA2 = dict(
 _QWEN3_MOE = _QWEN3 | dict(
     architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", norm_topk_prob=True, max_position_embeddings=262144
 )
-_LATENT = dict(
-    rms_norm_eps=1e-6, hidden_act="silu", kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1
-)
+_LATENT = dict(rms_norm_eps=1e-6, hidden_act="silu", kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=1)
 _MIXTRAL = _LLAMA | dict(
     architectures=["MixtralForCausalLM"],
     model_type="mixtral",

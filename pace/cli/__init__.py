@@ -47,7 +47,10 @@ class OneLineErrorParser(argparse.ArgumentParser):
         self.exit(2, f"pace: error: {message} (see: {self.prog} --help)\n")
 
     def _hint(self, message: str) -> str:
-        """The option that was meant by the first of those that there are not, "" where none is near."""
+        """The option that was meant by the first of those that there are not, "" where none is near; where a word is too
+        many, that of the model."""
+        if re.match(r"unrecognized arguments: [^-]", message) and "--model" in self._option_string_actions:
+            return "; a model is given by --model"
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown is None:
             return ""

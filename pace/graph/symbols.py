@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pace import _C
-from pace.batch import LayerCache, Latent
+from pace.batch import Latent, LayerCache
 from pace.graph.instructions import Columns, Heads, Instruction, Places, Value
 
 

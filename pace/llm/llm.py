@@ -117,18 +117,18 @@ class LLMModel:
         Raises ValueError or TypeError, before any work, for inputs or a config that cannot be served.
         After an exception or Ctrl-C the model is usable, and what other threads generate goes on.
         """
-        return self._open.generate(inputs, sampling_config, streamer, cancel, **fields)
+        return self.generator.generate(inputs, sampling_config, streamer, cancel, **fields)
 
     def stream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> Iterator[str]:
         """Yields the continuation of one prompt in pieces of text, which joined are its text in `generate`'s output. It
         goes on whether or not the next piece is asked for; closing the iterator ends it."""
-        return self._open.stream(prompt, sampling_config, **fields)
+        return self.generator.stream(prompt, sampling_config, **fields)
 
     def astream(self, prompt: Any, sampling_config: SamplingConfig | None = None, **fields: Any) -> AsyncIterator[str]:
         """The pieces of `stream`, for a task of an event loop: `async for piece in model.astream(...)`. The loop goes on
         while the model computes. Closing the iterator, or cancelling its task, ends the generation after the step under
         way. Raises what `stream` does, with the first piece that is asked for."""
-        return self._open.astream(prompt, sampling_config, **fields)
+        return self.generator.astream(prompt, sampling_config, **fields)
 
     def add_request(
         self,
@@ -149,7 +149,7 @@ class LLMModel:
 
         Raises what `generate` does, and ValueError for several prompts and for beams.
         """
-        return self._open.add_request(prompt, sampling_config, priority, cache_salt, **fields)
+        return self.generator.add_request(prompt, sampling_config, priority, cache_salt, **fields)
 
     def chat(
         self,
@@ -184,19 +184,19 @@ class LLMModel:
         config = SamplingConfig.read(sampling_config, fields)
         if response_format is not None:
             config.response_format = response_format
-        answer = self._open.chat(
+        answer = self.generator.chat(
             messages, config, tools, tool_choice, parallel_tool_calls, tool_format, template_variables
         )
         return answer if stream else answer.output
 
     def session(self) -> Session:
         """An empty sequence to append tokens to, look at logits of, take tokens back from, and fork."""
-        return Session(self._open.driver)
+        return Session(self.generator.driver)
 
     def score(self, texts_or_ids: Any) -> list[Tensor]:
         """For each sequence of T tokens (inputs as in `generate`) fp32 `[T - 1]`: entry i is the log-probability of token
         i + 1 after tokens 0 .. i. The first token has none."""
-        generator = self._open
+        generator = self.generator
         return score(
             generator.driver, read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
         )
@@ -206,7 +206,7 @@ class LLMModel:
         decoding would have taken them. What stands before, and begins a text of a call before, is not computed again.
 
         Raises ValueError for a start below 1, and what `score` does."""
-        generator = self._open
+        generator = self.generator
         rows = read_prompts(texts_or_ids, self.tokenizer, generator.engine.model.vocab_size).rows
         return score_from(generator.driver, rows, starts)
 
@@ -224,12 +224,21 @@ class LLMModel:
     def max_seq_len(self) -> int:
         """Tokens that a sequence, prompt included, may get: what the model was loaded with, its config allows, or its
         cache holds if that is less."""
-        return self._open.engine.max_length
+        return self.generator.engine.max_length
+
+    @property
+    def generator(self) -> Generator:
+        """What is behind this face, for programs that make turns or sequences of their own, such as `pace.integrations`.
+        Its engine is to be looked at only. Raises ValueError once the model is closed."""
+        generator = self._generator
+        if generator is None:
+            raise ValueError("this model is closed; load it again with LLMModel(...)")
+        return generator
 
     def memory_report(self) -> MemoryReport:
         """Bytes of the weights by part, of the key/value cache (a draft model's included), and of the process; and how
         these weights compare with as many of float32 and bfloat16."""
-        engine = self._open.engine
+        engine = self.generator.engine
         cache, drafts = engine.cache, engine.drafter.memory()
         return MemoryReport(
             weights=self._model.resident_bytes() | drafts.weights,
@@ -245,7 +254,7 @@ class LLMModel:
     def operator_report(self) -> OperatorReport:
         """Which implementation of each operator of the forward pass ran since the model was loaded, how often, and, op
         by op, how long."""
-        return self._open.engine.model.operator_report()
+        return self.generator.engine.model.operator_report()
 
     def close(self) -> None:
         """Frees weights and cache, after the step under way. What other threads wait for raises ValueError, and from
@@ -272,11 +281,4 @@ class LLMModel:
 
     @property
     def _engine(self) -> Engine:
-        return self._open.engine
-
-    @property
-    def _open(self) -> Generator:
-        generator = self._generator
-        if generator is None:
-            raise ValueError("this model is closed; load it again with LLMModel(...)")
-        return generator
+        return self.generator.engine

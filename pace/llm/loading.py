@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pace import _C
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager, check_cache_options
 from pace.llm.configs import KVCacheType, SamplingConfig
@@ -36,6 +37,7 @@ from pace.llm.runners import make_runner
 from pace.llm.speculation.build import Speculation, check_spec_config
 from pace.llm.speculation.configs import SpecConfig
 from pace.memory import available_memory_bytes, format_bytes, parse_bytes
+from pace.ops import native
 from pace.quant import QuantizationConfig, read_quantization
 
 logger = logging.getLogger("pace")
@@ -233,8 +235,15 @@ def open(options: LoadOptions) -> Loaded:
         drafter,
         options.max_seq_len,
         cache_options=options.cache_options,
+        max_tokens_per_step=tokens_per_step(model),
     )
     return Loaded(model, engine, tokenizer, defaults)
+
+
+def tokens_per_step(model: BaseModelForCausalLM) -> int:
+    """A step of many tokens reads all experts of a mixture, however many tokens it has. Where products outrun memory so
+    far that reading decides, which tiles of AMX do, it takes more of them."""
+    return 2048 if model.ops is native and _C.isa() == "amx" and any(model.stacks()) else 512
 
 
 def _check_length(options: LoadOptions, model: BaseModelForCausalLM) -> None:

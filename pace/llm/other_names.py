@@ -34,6 +34,12 @@ SAMPLING_ADVICE = {
     "prompt_lookup_num_tokens": "spec_config=PromptLookupConfig(...) of LLMModel drafts from the prompt",
     "input_ids": "give the tokenizer's output as it is: generate(inputs)",
     "attention_mask": "give the tokenizer's output as it is: generate(inputs)",
+    "stream": "LLMModel.stream gives the text in pieces",
+    "messages": "LLMModel.chat takes messages",
+    "echo": "output_token_ids of the output hold the prompt, too",
+    "output_scores": "logprobs=K gives log-probabilities",
+    "return_dict_in_generate": "an output always has all of its parts",
+    "use_cache": "keys and values are always kept",
 }
 NOT_IMPLEMENTED = (
     "min_length", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
@@ -52,6 +58,8 @@ MODEL_ADVICE = {
     "gpu_memory_utilization": "kv_cache_bytes bounds keys and values",
     "model": "the model is the first argument",
     "tokenizer": "tokenizer_name_or_path says where it is",
+    "low_cpu_mem_usage": "no checkpoint is in memory twice",
+    "use_safetensors": "what is there is read, safetensors first",
     "draft_model": "spec_config=DraftModelConfig(...) drafts",
     "assistant_model": "spec_config=DraftModelConfig(...) drafts",
 }

@@ -78,7 +78,9 @@ def attention(
             f"q must be [T, Hq, {key_dim}] with Hq a multiple of the {kv_heads} heads of the cache; got {describe(q)}"
         )
     if latent_q is not None and check_heads("latent_q", latent_q) != (tokens, heads, kv.value_dim):
-        raise ValueError(f"latent_q must be [{tokens}, {heads}, {kv.value_dim}] for this cache; got {describe(latent_q)}")
+        raise ValueError(
+            f"latent_q must be [{tokens}, {heads}, {kv.value_dim}] for this cache; got {describe(latent_q)}"
+        )
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 (None is unlimited); got {window}")
     if softcap is not None and not softcap > 0:

@@ -113,9 +113,7 @@ def heads_linear(x: Tensor, weights: ExpertStack) -> Tensor:
     tokens, heads, head_dim = check_heads("x", x)
     check_head_stack(weights, heads, head_dim)
     out = torch.empty(tokens, heads * weights.n)
-    _C.heads_linear(
-        x.data_ptr(), x.stride(0), x.stride(1), tokens, heads, lower_stack(weights, None), out.data_ptr()
-    )
+    _C.heads_linear(x.data_ptr(), x.stride(0), x.stride(1), tokens, heads, lower_stack(weights, None), out.data_ptr())
     return out
 
 

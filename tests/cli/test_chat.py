@@ -42,6 +42,12 @@ def test_a_text_of_several_lines(command, tmp_path, lines):
     assert json.loads((tmp_path / "talk.json").read_text())[0]["content"] == "What is\n  7 + 8?"
 
 
+@pytest.mark.parametrize("line", ["/usr/bin/env is what?", "// a comment", "/", " /help"])
+def test_a_path_is_no_command(command, tmp_path, line):
+    code, out, err = command("chat", "--max-new-tokens", "3", stdin=f"{line}\n/save {tmp_path}/talk.json\n")
+    assert code == 0 and out and json.loads((tmp_path / "talk.json").read_text())[0]["content"] == line.strip()
+
+
 def test_what_stands_between_quotes_is_no_command(command):
     assert command("chat", stdin='"""What is the capital of Spain?"""\n') == (0, MADRID, "")
     code, out, err = command("chat", stdin='"""/help"""\n')
@@ -144,6 +150,46 @@ def test_save(command, tmp_path):
     assert "No such file" in command("chat", stdin=f"{SPAIN}/save {tmp_path}/no/where\n")[2]
 
 
+def test_load(command, tmp_path):
+    """What is asked next is of the saved conversation, which may be saved there again; `/regen` knows its last answer."""
+    file = tmp_path / "talk.json"
+    command("chat", "--system", "Be brief.", stdin=f"{SPAIN}/save {file}\n")
+    code, out, err = command("chat", stdin=f"/load {file}\n/regen\n{PORTUGAL}/save {file}\n/reset\n")
+    assert (code, out) == (0, MADRID + LISBON)
+    loaded, same, saved, reset = err.splitlines()
+    assert f"3 messages from {file}" in loaded and "5 messages" in saved and "Be brief." in reset
+    file.write_text("[]")
+    assert command("chat", stdin=f"{SPAIN}/load {file}\n/regen\n")[2].count("no answer yet") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "Expecting value"),
+        ('{"role": "user"}', "messages must be a list"),
+        ("null", "messages must be a list"),
+        ('["What?"]', "messages[0] must be a dict"),
+        ('[{"role": "king", "content": "What?"}]', "unknown role king"),
+        ('[{"role": "user", "content": 5}]', "messages[0].content must be text"),
+        ('[{"role": "assistant", "tool_calls": [{}]}]', "messages[0].tool_calls[0].function.name must be"),
+    ],
+)
+def test_what_is_no_conversation(command, tmp_path, text, message):
+    """It is refused, and the one under way goes on."""
+    file = tmp_path / "talk.json"
+    file.write_text(text)
+    code, out, err = command("chat", stdin=f"{SPAIN}/load {file}\n{PORTUGAL}")
+    assert (code, out) == (0, MADRID + LISBON) and err.count("\n") == 1
+    assert err.startswith(f"pace: error: {file} holds no conversation for this model: ") and message in err
+
+
+def test_load_needs_a_file(command, tmp_path):
+    code, out, err = command("chat", stdin=f"/load\n/load {tmp_path}/nowhere\n/load {tmp_path}\n")
+    nameless, missing, directory = err.splitlines()
+    assert (code, out) == (0, "") and "/load FILE" in nameless
+    assert "No such file" in missing and "Is a directory" in directory
+
+
 def test_tools(command, tmp_path):
     """A call is shown; the next line is its result."""
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -153,6 +199,10 @@ def test_tools(command, tmp_path):
     code, out, err = command("chat", "--tools", str(file), stdin=lines)
     assert (code, err) == (0, "")
     assert out == f'get_weather({{"city": "Rome"}})\nIt is 25 degrees.\n{MADRID}'
+    question, result = lines.splitlines()[:2]
+    command("chat", "--tools", str(file), stdin=f"{question}\n/save {tmp_path}/talk.json\n")
+    code, out, err = command("chat", "--tools", str(file), stdin=f"/load {tmp_path}/talk.json\n{result}\n")
+    assert out == "It is 25 degrees.\n" and "2 messages" in err and "the result of get_weather comes next" in err
     for text in ("[5]", "{", '[{"name": "a b"}]'):
         file.write_text(text)
         code, out, err = command("chat", "--tools", str(file), stdin="")

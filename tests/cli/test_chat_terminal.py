@@ -121,6 +121,15 @@ def test_a_paste_is_one_text(start, tmp_path):
         assert said(chat, tmp_path / "talk.json") == ["What is\n  7\n+ 8?"]
 
 
+@pytest.mark.parametrize("text", ["// adds\nint add(int a, int b);", '"""\nAdds.\n"""\ndef add(a, b):'])
+def test_a_paste_is_whole_whatever_it_begins_with(start, tmp_path, text):
+    with start("chat", "--max-new-tokens", "3") as chat:
+        chat.paste(text)
+        chat.type("\r")
+        chat.read_until("cut off", "> ")
+        assert said(chat, tmp_path / "talk.json") == [text]
+
+
 def test_a_text_between_quotes(start, tmp_path):
     with start("chat") as chat:
         chat.type('"""What is\r')

@@ -65,6 +65,7 @@ def test_help_names_every_command(command):
         (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs needs --json"),
         (["chat", "--prompt-logprobs", "2"], "--prompt-logprobs"),
         (["generate", "--x"], "--x"),
+        (["chat", "model.gguf"], "unrecognized arguments: model.gguf; a model is given by --model"),
         (["generate", "x", "--prompt-lookup", "--draft", "y"], "--draft"),
         (["chat", "--do-sample", "--num-return-sequences", "2"], "one answer"),
         (["chat", "--num-beams", "2"], "as it comes"),

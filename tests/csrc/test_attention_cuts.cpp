@@ -61,7 +61,8 @@ class Step {
         AttentionOp op = {};
         op.q = q.data;
         op.args = {width_, dim, kv_, heads, 0.1f, model_.window, model_.softcap, out_.data()};
-        op.heads = {q, k, v, heads, norm, norm, {}, false, cos_.data(), sin_.data(), dim / 2, false, kv_, slots_.data()};
+        op.heads = {q,     k,           v,           heads,   norm,  norm, {},
+                    false, cos_.data(), sin_.data(), dim / 2, false, kv_,  slots_.data()};
         op.tokens = starts_.back();
         op.spans = int64_t(lengths_.size());
         op.query_start = starts_.data();

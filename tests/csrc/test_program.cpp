@@ -90,8 +90,8 @@ struct Layer {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
             const Angles angles = {&cos[p * kHalf], &sin[p * kHalf]};
-            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, &slots[p],
-                         rows.data(), 1, query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
+            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, &slots[p], rows.data(), 1,
+                         query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
         }
         return logits;
     }

@@ -50,6 +50,16 @@ HEALTHY = [
             "original_max_position_embeddings": 50,
         },
     ),
+    ("gemma2", "F16", 0, {"query_pre_attn_scalar": 12}),
+    ("gemma3_text", "Q8_0", 0, {"query_pre_attn_scalar": 12}),
+    ("olmo3", "F32", 12, {"num_hidden_layers": 2}),
+    ("granite", "Q8_0", 0, {}),
+    ("cohere", "F16", 0, {"use_qk_norm": True}),
+    ("minicpm", "Q8_0", 0, {}),
+    ("gpt2", "F16", 0, {}),
+    ("gpt_neox", "Q8_0", 12, {}),
+    ("stablelm", "F32", 0, {"qk_layernorm": True}),
+    ("chatglm", "Q8_0", 0, {}),
 ]
 
 
@@ -79,7 +89,8 @@ def healthy_checkpoints(folder: Path) -> dict[str, Files]:
 
 def _where_it_fits(kind: str):
     """Rows of attention's output and of the MLP are not all of whole blocks."""
-    return lambda name: kind if kind.startswith("F") or not ("o_proj" in name or "down_proj" in name) else "F16"
+    others = ("o_proj", "down_proj", "dense", "dense_4h_to_h")
+    return lambda name: kind if kind.startswith("F") or name.split(".")[-2] not in others else "F16"
 
 
 LETTERS = [chr(97 + index) for index in range(26)]

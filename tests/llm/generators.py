@@ -99,7 +99,7 @@ def by_hand(generator: Generator | LLMModel) -> Iterator[ByHand]:
 def driver_of(generator: Generator | LLMModel | EngineDriver) -> EngineDriver:
     if isinstance(generator, EngineDriver):
         return generator
-    return (generator._open if isinstance(generator, LLMModel) else generator).driver
+    return (generator.generator if isinstance(generator, LLMModel) else generator).driver
 
 
 def check_idle(generator: Generator | LLMModel | EngineDriver, used_bytes: int | None = 0) -> None:

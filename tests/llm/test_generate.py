@@ -434,13 +434,13 @@ def test_a_stream_left_early_frees_its_blocks(model: LLMModel, leave) -> None:
 
     stream = model.stream([5], SamplingConfig(max_new_tokens=50, ignore_eos=True, logits_processors=[slow]))
     next(stream)
-    used = model._open.engine.cache.used_bytes
+    used = model.generator.engine.cache.used_bytes
     leave(stream)
     del stream
     go_on.set()
     assert used > 0
     check_idle(model)
-    assert model._open.engine.cache.used_bytes == 0
+    assert model.generator.engine.cache.used_bytes == 0
 
 
 @pytest.mark.parametrize(

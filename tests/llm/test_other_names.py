@@ -43,6 +43,7 @@ def test_names_of_the_same_meaning():
     [
         ("best_of", TypeError, "no field 'best_of'; num_return_sequences with logprobs"),
         ("stop_token_ids", TypeError, "eos_token_id takes the place"),
+        ("stream", TypeError, "LLMModel.stream gives the text in pieces"),
         ("penalty_alpha", NotImplementedError, "pace does not implement it"),
         ("temprature", TypeError, "did you mean 'temperature'"),
         ("zzz", TypeError, r"'zzz'\. Known: max_new_tokens, "),

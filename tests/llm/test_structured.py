@@ -47,7 +47,7 @@ def plain_loop(prompt: str, name: str, rules: str) -> tuple[list[int], list]:
     """Tokens and log-probabilities: a row of the model, llguidance's own mask, and a pick."""
     model = bundled("plain")
     tokenizer, config = model.tokenizer, RULES[rules].copy()
-    ends = model._open.defaults.eos_token_id
+    ends = model.generator.defaults.eos_token_id
     table = llguidance.LLTokenizer(
         tokenizer.backend_tokenizer.to_str(), n_vocab=model.config.vocab_size, eos_token=ends[0]
     )

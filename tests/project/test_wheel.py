@@ -91,6 +91,23 @@ def test_it_needs_no_library_but_the_systems_own(wheel, tmp_path):
     assert set(re.findall(r"NEEDED.*\[(.*)\]", shown)) <= SYSTEM
 
 
+def test_auditwheel_says_the_same_of_it(wheel):
+    pytest.importorskip("auditwheel")
+    command = [sys.executable, "-m", "auditwheel", "show", wheel]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    platform = wheel.stem.rpartition("-")[2]
+    assert f'consistent with the following platform tag: "{platform}"' in " ".join(shown.split())
+
+
+def test_a_source_archive_has_what_a_wheel_is_built_from(tmp_path):
+    """`python -m build` makes the one of the other."""
+    pytest.importorskip("setuptools")
+    subprocess.run([sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", tmp_path], cwd=ROOT, check=True)
+    listed = set((tmp_path / "pace_llm.egg-info" / "SOURCES.txt").read_text().splitlines())
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*") if path.is_file()}
+    assert len(sources) > 50 and sources | {"CMakeLists.txt", "setup.py", "pyproject.toml"} <= listed
+
+
 def test_it_has_every_instruction_set(commands):
     program = "import pace; from pace import _C; print(pace.__file__); print(*_C.available_isas())"
     path, isas = run(commands, "python", "-c", program).splitlines()

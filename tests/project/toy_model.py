@@ -54,6 +54,7 @@ def add(copy: Copy, fault: str = "") -> None:
     variants = "tests/llm/models/variants.py"
     copy.add_after(variants, "BASE = {", '    "seed_oss": {"num_key_value_heads": 2, "head_dim": 8},\n')
     copy.add_after(variants, "VARIANTS:", VARIANTS)
+    copy.add_after("tests/fuzz/checkpoints.py", "ARCHITECTURES = [", '    ("seed_oss", {}),\n')
 
 
 def add_row(copy: Copy) -> None:

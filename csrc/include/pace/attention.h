@@ -71,7 +71,8 @@ struct AttentionArgs {
     int64_t window;  // a position sees this many, itself included; kNoWindow = all before it
     float softcap;   // scores become softcap * tanh(score / softcap); 0 = off
     float* out;      // [tokens][query_heads * value_dim]
-    const float* sinks = nullptr;  // [query_heads]: one more score of each head, not times scale, without a value; or null
+    const float* sinks =
+        nullptr;  // [query_heads]: one more score of each head, not times scale, without a value; or null
 
     // Where values are latents, they are keys as well: a score is that of q and the key, plus that of this query
     // [tokens][query_heads][value_dim] and the value. Null: values are values alone.

@@ -68,7 +68,7 @@ struct EpilogueArgs {
     int64_t rows, columns;  // of out
     bool glu;
     Activation activation;
-    float alpha, limit;     // of ClampedSwiglu
+    float alpha, limit;  // of ClampedSwiglu
     float scale = 1;
     const float* bias;      // of the first column; may be null
     const float* up_bias;   // with glu and bias

@@ -114,12 +114,12 @@ class Program {
     void gate(Columns x, Columns gate);  // in place
     void route(Value out, Columns logits, const Router& router);
     void experts(Value out, const Mixture& mixture, const Value* residual);
-    void norm_heads(HeadsOf heads, const Norm& norm);               // in place
+    void norm_heads(HeadsOf heads, const Norm& norm);            // in place
     void rotate_heads(HeadsOf heads, const Rotation& rotation);  // in place
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void heads_linear(Value out, HeadsOf x, const ExpertStack& weights);
-    void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer, float scale,
-                   int64_t window, float softcap, const float* sinks);
+    void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
+                   float scale, int64_t window, float softcap, const float* sinks);
 
     // Where this step's values are.
     struct Frame {

@@ -4,13 +4,14 @@ Hub.
     blk.3.attn_q.weight, Q4_K      ->  model.layers.3.self_attn.q_proj.weight, rows of codes and scales (`QuantizedRows`)
 
 What llama.cpp's converter changes is undone: it permutes the rows of Llama's queries and keys, so that the pairs that
-are rotated together lie side by side, and turns scalings of the rotary embedding into a factor for each pair. Names and
-keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and convert_hf_to_gguf.py of
+are rotated together lie side by side, adds 1 to the norms of Gemma, and turns scalings of the rotary embedding into a
+factor for each pair. Names and keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp and convert_hf_to_gguf.py of
 llama.cpp.
 """
 
 from __future__ import annotations
 
+import re
 from math import prod
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from pace.checkpoints.gguf.blocks import BlockType
 from pace.checkpoints.gguf.config import read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
-from pace.checkpoints.gguf.names import ARCHITECTURES, PERMUTED, ROPE_FACTORS, hub_name
+from pace.checkpoints.gguf.names import ARCHITECTURES, OF_ONE_ROW, PERMUTED, RAISED_NORMS, ROPE_FACTORS, hub_name
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
 from pace.checkpoints.reader import row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
@@ -67,10 +68,22 @@ class GgufCheckpoint:
             if architecture in PERMUTED
             else {}
         )
-        self.tensors = {name: self._info(name) for name in self._sources if self._sources[name] not in ROPE_FACTORS}
+        unused = [name for name, source in self._sources.items() if source in ROPE_FACTORS or self._is_beyond(source)]
+        self.tensors = {name: self._info(name) for name in self._sources if name not in unused}
+
+    def _is_beyond(self, source: str) -> bool:
+        """Whether a tensor belongs to a layer behind the last, which predicts further tokens."""
+        found = re.match(r"blk\.(\d+)\.", source)
+        num_further = self.metadata.integer(f"{self.architecture}.nextn_predict_layers", 0)
+        return bool(found and num_further and int(found[1]) >= self.config["num_hidden_layers"])
 
     def _tensor(self, name: str) -> GgufTensor:
-        return self._files[name].tensors[self._sources[name]]
+        tensor = self._files[name].tensors[self._sources[name]]
+        is_row = len(tensor.shape) == 1 and name.endswith(OF_ONE_ROW)
+        return tensor._replace(shape=(1, *tensor.shape)) if is_row else tensor
+
+    def _is_raised(self, name: str) -> bool:
+        return self.architecture in RAISED_NORMS and name.endswith("norm.weight")
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._tensor(name).shape for name in self._sources}
@@ -88,6 +101,8 @@ class GgufCheckpoint:
 
     def _info(self, name: str) -> TensorInfo:
         tensor = self._tensor(name)
+        if self._is_raised(name):
+            return TensorInfo(torch.float64, tensor.shape)
         if isinstance(tensor.kind, BlockType):
             return TensorInfo(tensor.kind.layout if len(tensor.shape) in (2, 3) else torch.float32, tensor.shape)
         return TensorInfo(tensor.kind, tensor.shape)
@@ -103,6 +118,8 @@ class GgufCheckpoint:
             whole = self._floats(name)
             if heads := self._permuted_heads(name):
                 whole = whole[hub_order(range(whole.shape[0]), whole.shape[0] // heads)]
+            if self._is_raised(name):
+                whole = whole.double() - 1  # exact, so that the model's own 1 gives the file's bits again
             return whole[start:stop] if tensor.shape else whole
         raw = self._raw(name, range(tensor.num_rows)[start:stop])
         if isinstance(tensor.kind, BlockType):

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from pace.checkpoints.gguf.families import LAYER_NORMS, PARALLEL, of_family
 from pace.checkpoints.gguf.file import Metadata
-from pace.checkpoints.gguf.names import ARCHITECTURES
+from pace.checkpoints.gguf.llama_like import FULL_EVERY
+from pace.checkpoints.gguf.mixtures import MIXTURE_KEYS, has_experts
+from pace.checkpoints.gguf.names import ARCHITECTURES, hub_name
 
 CONFIG_KEYS = {
     "context_length": "max_position_embeddings",
@@ -23,7 +26,7 @@ PER_LAYER_KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
 }
 """One number, or one for each layer."""
-REFUSED_KEYS = {
+MATH_KEYS = {
     "expert_count": "num_experts",
     "logit_scale": "logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -34,25 +37,32 @@ REFUSED_KEYS = {
     "attention.clamp_kqv": "clip_qkv",
     "attention.causal": "is_causal",
     "attention.max_alibi_bias": "alibi",
+    "rope.dimension_sections": "use_mrope",
 }
-"""Keys that would change the mathematics, and the field of config.json that is refused, or harmless, for the same
-value."""
+"""Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
+an architecture has no such thing."""
+HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe")  # fmt: skip
+"""Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    PARALLEL,
     "attention.key_length",
     "attention.value_length",
     "attention.sliding_window",
+    "attention.sliding_window_pattern",
     "rope.dimension_count",
 }
 READ_KEYS |= {
     "rope.freq_base",
+    "rope.freq_base_swa",
     "rope.scale_linear",
     *(f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
 }
 READ_KEYS |= {
     *(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "ext_factor", "attn_factor", "log_multiplier"))
 }
-HARMLESS_KEYS = {"vocab_size", "expert_used_count", "tensor_data_layout", "leading_dense_block_count"}
+HARMLESS_KEYS = {"vocab_size", "tensor_data_layout"}
 
 END_TOKENS = {
     "<|eot_id|>",
@@ -82,39 +92,39 @@ def read_config(
     fields: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
     for name, field in CONFIG_KEYS.items():
         fields[field] = metadata.required(key(name), metadata.integer(key(name)))
+    fields["num_hidden_layers"] -= metadata.integer(key("nextn_predict_layers"), 0)  # which predict further tokens
     for name, field in PER_LAYER_KEYS.items():
         fields[field] = _same_for_all(metadata, key(name))
     if fields["num_key_value_heads"] is None:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     for field in ("intermediate_size", "num_attention_heads"):
         metadata.required(key(next(name for name, other in PER_LAYER_KEYS.items() if other == field)), fields[field])
-    for name, field in REFUSED_KEYS.items():
+    for name, field in MATH_KEYS.items():
         value = metadata.get(key(name))
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if value is False or value:  # 0 means that there is no such thing
-            fields[field] = value
-    fields["rms_norm_eps"] = _shortest(
-        metadata.required(
-            key("attention.layer_norm_rms_epsilon"), metadata.number(key("attention.layer_norm_rms_epsilon"))
-        )
-    )
+            fields[field] = _shortest(value) if type(value) is float else value
+    epsilon = key(f"attention.layer_norm_{'' if architecture in LAYER_NORMS else 'rms_'}epsilon")
+    epsilon_field = LAYER_NORMS.get(architecture, "rms_norm_eps")
+    fields[epsilon_field] = _shortest(metadata.required(epsilon, metadata.number(epsilon)))
     fields["head_dim"] = _head_dim(metadata, key, fields)
-    embedding = shapes.get("model.embed_tokens.weight")
+    embedding = shapes.get(hub_name("token_embd.weight", architecture))
     if embedding is None or len(embedding) != 2:
         raise ValueError(
             f"{metadata.path} has no matrix token_embd.weight; its tensors are damaged or not a language model's"
         )
     fields["vocab_size"] = embedding[0]
     fields["tie_word_embeddings"] = "lm_head.weight" not in shapes
-    if architecture in ("llama", "qwen3"):  # the others have biases always, or never
+    if architecture in HAS_BIASES:
         fields["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
-    if architecture == "llama":
+    if architecture in ("llama", "smollm3", "granite"):
         fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
-    fields |= _window(metadata, key, architecture, fields)
+    if architecture not in (*FULL_EVERY, "gpt-oss") and not has_experts(metadata, "llama"):
+        fields |= _window(metadata, key, architecture, fields)
     fields |= _rope(metadata, key, fields, factors)
-    fields |= special_tokens(metadata)
+    fields = of_family(architecture, fields, metadata, shapes) | special_tokens(metadata)
     unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
-    unknown -= CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | REFUSED_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
+    unknown -= MIXTURE_KEYS | CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | MATH_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
     # The reader of config.json says that it ignores fields that it does not know.
     return fields | {key(name): True for name in unknown}
 

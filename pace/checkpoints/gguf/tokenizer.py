@@ -49,16 +49,22 @@ _LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SIGNS}[\r\n/]*|{_SPACES}"
+_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
+    + _SPACES
+)
 
 _CUTS = {
     ("default",): Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2", "phi-2", "olmo", "mpt"): Cut((_GPT2,)),
+    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling"): Cut((_GPT2,)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"): Cut((r"\p{N}", _GPT2)),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"): Cut(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
-    ("dbrx", "smaug-bpe"): Cut((_LLAMA3,)),
+    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): Cut((_LLAMA3,)),
     ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo"): Cut((_QWEN2,), normalizer={"type": "NFC"}),
+    ("hunyuan",): Cut((_QWEN2,)),
+    ("hunyuan-dense", "deepseek-v3"): Cut((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
     ("tekken",): Cut((_TEKKEN,), ignore_merges=True, add_bos=True),
     ("gpt-4o", "llama4", "kanana2"): Cut((_GPT4O,)),
 }

@@ -19,11 +19,12 @@ HELP = '''\
 /set NAME VALUE  change a setting, such as temperature or max_new_tokens; without VALUE back to its default; alone: show
 /stats           times and tokens of the last answer, and how full the context is
 /save FILE       write the conversation: a JSON list of messages
+/load FILE       take up a conversation that is written there
 /help            this
 /exit            leave (so does Ctrl-D)
 A text of several lines stands between """ and """; one that is pasted needs none. Ctrl-C stops an answer; what was said
-so far stays in the conversation. A line that starts with / is a command: to say such a line to the model, put a space in
-front.'''
+so far stays in the conversation. A line that starts with / and a word is a command: to say such a line to the model, put
+a space in front.'''
 ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
 """Words of other tools."""
 
@@ -36,7 +37,8 @@ class Commands:
         self.conversation, self.notice = conversation, notice
         self.is_over = False
         """Whether the user means to leave."""
-        self._saved: set[Path] = set()
+        self._known: set[Path] = set()
+        """Files that hold what was said here, which may be written again."""
 
     def obey(self, line: str) -> Iterator[str]:
         """Obeys one line that starts with a slash; yields pieces of an answer, where there is one. Raises ValueError,
@@ -56,6 +58,8 @@ class Commands:
                 self._stats()
             case "/save":
                 self._save(text)
+            case "/load":
+                self._load(text)
             case "/help":
                 self.notice(HELP)
             case "/exit":
@@ -91,12 +95,24 @@ class Commands:
         if not text:
             raise ValueError("say where to: /save FILE")
         path = Path(text).expanduser().resolve()
-        if path.exists() and path not in self._saved:
+        if path.exists() and path not in self._known:
             raise ValueError(f"{text} exists already; give another name")
         messages = json.dumps(self.conversation.messages, ensure_ascii=False, indent=1)
         path.write_text(messages + "\n", encoding="utf-8")
-        self._saved.add(path)
+        self._known.add(path)
         self.notice(f"({len(self.conversation.messages)} messages in {text})")
+
+    def _load(self, text: str) -> None:
+        if not text:
+            raise ValueError("say where from: /load FILE")
+        path = Path(text).expanduser().resolve()
+        try:
+            self.conversation.resume(json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{text} holds no conversation for this model: {error}") from None
+        self._known.add(path)
+        awaited = "".join(f"; the result of {call.name} comes next" for call in self.conversation.open_calls[:1])
+        self.notice(f"({len(self.conversation.messages)} messages from {text}{awaited})")
 
 
 def check_settings(config: SamplingConfig) -> None:

@@ -50,6 +50,15 @@ class Conversation:
         """The last answer."""
         self._is_warned = False
 
+    def resume(self, messages: list[dict]) -> None:
+        """Takes the place of a conversation with these messages, as clients of chats save them, and goes on where they
+        end. Raises TypeError or ValueError for what the model's template does not take; then nothing changes."""
+        if messages != []:
+            self._template.render(messages, self._known_tools, begin_answer=False)
+        system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+        self.restart(system)
+        self.messages, self.open_calls = messages, _open_calls(messages)
+
     @property
     def num_tokens(self) -> int:
         """What the conversation fills of the context, by its last answer."""
@@ -74,12 +83,11 @@ class Conversation:
     def answer_again(self) -> Iterator[str]:
         """Yields another answer to what was said last, which takes the place of the first when it ends or is stopped.
         Raises ValueError where nothing is answered yet."""
-        if self.last is None:
+        if (last := _last_answer(self.messages)) is None:
             raise ValueError("there is no answer yet that could be given again")
-        before = self.last.message
-        last = max(index for index, message in enumerate(self.messages) if message["role"] == "assistant")
+        before = self.messages[last]
         yield from self._answer(self.messages[:last])
-        if self.last.message == before:
+        if self.messages[-1] == before:
             self.notice("(the same again: `/set do_sample true` draws another, and so does another seed)")
 
     def _answer(self, messages: list[dict]) -> Iterator[str]:
@@ -149,7 +157,21 @@ def _turns(messages: list[dict]) -> tuple[list[dict], list[list[dict]]]:
     """What stands before the first question, and the turns: each a question, and all up to the next."""
     starts = [index for index, message in enumerate(messages) if message["role"] == "user"]
     ends = [*starts[1:], len(messages)]
-    return messages[: starts[0]], [messages[start:end] for start, end in zip(starts, ends)]
+    return messages[: min(starts, default=None)], [messages[start:end] for start, end in zip(starts, ends)]
+
+
+def _last_answer(messages: list[dict]) -> int | None:
+    """Where it stands."""
+    return max((index for index, message in enumerate(messages) if message["role"] == "assistant"), default=None)
+
+
+def _open_calls(messages: list[dict]) -> list[ToolCall]:
+    """Calls of the last answer that have no result yet; results come in their order."""
+    if (last := _last_answer(messages)) is None or any(message["role"] != "tool" for message in messages[last + 1 :]):
+        return []
+    calls = [(call.get("id", ""), call["function"]) for call in messages[last].get("tool_calls") or ()]
+    calls = [ToolCall(id, function["name"], function.get("arguments", "{}")) for id, function in calls]
+    return calls[len(messages) - last - 1 :]
 
 
 def _shown(event: Event) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import termios
@@ -14,6 +15,8 @@ from pace.cli.chat.history import History
 
 QUOTES = '"""'
 """Begin and end a text of several lines."""
+COMMAND = re.compile(r"/(\w+|\?)(\s|$)")
+"""How a command begins, and no path or comment."""
 LOADING = "loading..."
 LOCAL_FLAGS = 3
 """Their place in what `termios.tcgetattr` gives."""
@@ -143,12 +146,13 @@ class Terminal:
 
 def read_said(source: Terminal | Pipe) -> Said:
     """The next line that says something, or the lines between triple quotes, the quotes left out. Raises EOFError at the
-    end of the input, ValueError where that comes before the closing quotes."""
+    end of the input, ValueError where that comes before the closing quotes. A paste is whole, whatever it begins with."""
     while not (text := source.line("> ")).strip():
         pass
-    if not text.startswith(QUOTES):
+    is_paste = "\n" in text
+    if not text.startswith(QUOTES) or (is_paste and not text.rstrip().endswith(QUOTES)):
         source.remember(text)
-        return Said(text.strip(), text.startswith("/"))
+        return Said(text.strip(), COMMAND.match(text) is not None)
     text = text.removeprefix(QUOTES)
     while not text.rstrip().endswith(QUOTES):
         try:

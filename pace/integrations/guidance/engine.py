@@ -62,7 +62,7 @@ class PaceEngine(Engine):
         **options: Any,
     ) -> None:
         """`options` are those of guidance's Engine. Raises ValueError for a model without a tokenizer."""
-        table = model._open.guides.grammars.table
+        table = model.generator.guides.grammars.table
         self.model_obj = model  # guidance's name for it
         self.hf_tokenizer = model.tokenizer
         if isinstance(chat_template, str):

@@ -80,6 +80,10 @@ class PaceEngine(BaseEngine):
             raise TypeError("this model is open: token and model_load_kwargs came too late")
         if max_concurrency is not None and (not isinstance(max_concurrency, int) or max_concurrency < 1):
             raise ValueError(f"max_concurrency must be an int of at least 1, or None; got {max_concurrency!r}")
+        if max_context_size is not None and (not isinstance(max_context_size, int) or max_context_size < 2):
+            raise ValueError(f"max_context_size must be an int of at least 2, or None; got {max_context_size!r}")
+        if prompt_pipeline is not None and not callable(prompt_pipeline):
+            raise TypeError(f"prompt_pipeline must be a PromptPipeline or a function; got {prompt_pipeline!r:.60}")
         check_device(device)
         format = None if parser in ("auto", None) else format_named(parser)
         self._defaults = hyper.read(hyperparams)
@@ -100,7 +104,7 @@ class PaceEngine(BaseEngine):
         plain = PlainManner(self._tokenizer, format or detect_format(""))
         manner = plain if self._prompts is None else self._prompts.template
         self._planner = TurnPlanner(manner, parser is not None, constrain_tool_calls)
-        self._reader = PromptReader(self._tokenizer, self._model._engine.model.vocab_size)
+        self._reader = PromptReader(self._tokenizer, self._model.config.vocab_size)
         self._markers = [] if parser else self._planner.markers
         self._shows_reasoning = show_reasoning_in_stream
         self._slots = Slots(max_concurrency)
@@ -111,7 +115,10 @@ class PaceEngine(BaseEngine):
         self, messages: list[ChatMessage], functions: list[AIFunction] | None = None, **hyperparams: Any
     ) -> int:
         """Number of tokens of the prompt that these are. Where the messages alone have more than the context holds, it is
-        theirs, without what the chat template adds: kani asks once for each message that it may leave out."""
+        theirs, without what the chat template adds: kani asks once for each message that it may leave out. Without
+        messages it is what the functions add to one."""
+        if not messages and self._makes_own_prompts:
+            return self._num_tokens_of(functions)
         if self._makes_own_prompts and (num_tokens := self._reader.are_too_long(messages, self.max_context_size)):
             return num_tokens
         return len(self._reader.read(self.build_prompt(messages, functions)))
@@ -186,10 +193,14 @@ class PaceEngine(BaseEngine):
     @deprecated("Use Kani.prompt_token_len instead")
     def function_token_reserve(self, functions: list[AIFunction]) -> int:
         """Number of tokens by which these functions make a prompt longer."""
-        asked = [ChatMessage.user("")]
-        return self.prompt_len(asked, functions) - self.prompt_len(asked)
+        return self._num_tokens_of(functions)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _num_tokens_of(self, functions: list[AIFunction] | None) -> int:
+        """By how many these functions make a prompt longer."""
+        asked = [ChatMessage.user("")]
+        return self.prompt_len(asked, functions) - self.prompt_len(asked) if functions else 0
 
     @property
     def _makes_own_prompts(self) -> bool:
@@ -206,7 +217,7 @@ class PaceEngine(BaseEngine):
         time."""
         if self._is_closed:
             raise ValueError("this engine is closed; make another")
-        generator = self._model._open
+        generator = self._model.generator
         wanted = hyper.merged(self._defaults, hyper.read(hyperparams))
         prompt = self.build_prompt(messages, functions)
         tokens = self._reader.read(prompt)
@@ -231,7 +242,7 @@ class PaceEngine(BaseEngine):
     def _end_tokens(self) -> list[int]:
         """Those of the checkpoint, and the tokenizer's own."""
         own = self._tokenizer.eos_token_id
-        return [*(self._model._open.defaults.eos_token_id or ()), *([] if own is None else [own])]
+        return [*(self._model.generator.defaults.eos_token_id or ()), *([] if own is None else [own])]
 
     def _read_tokenizer(self, cls: Any, options: Mapping[str, Any] | None, token: str | bool | None) -> Any:
         if cls is None and not options:
@@ -255,9 +266,9 @@ class PaceEngine(BaseEngine):
             return None
 
     def _context_size(self, asked: int | None) -> int:
-        most = self._model._engine.max_length
+        most = self._model.max_seq_len
         if asked is not None and asked > most:
-            why = self._model._engine.explain_length_limit(asked)
+            why = self._model.generator.engine.explain_length_limit(asked)
             logger.warning("max_context_size is %d here, and %d was asked for: %s", most, asked, why)
         return most if asked is None else min(asked, most)
 

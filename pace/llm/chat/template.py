@@ -87,9 +87,11 @@ class ChatTemplate:
         With `continue_answer` the last message goes on. `variables` are what the template may look at. A template that
         knows no tools is told of them in the first message.
 
-        Raises ValueError for content that is no text and arguments that are no JSON object, TemplateRefusal for what the
-        template itself raises (roles that must alternate, say).
+        Raises TypeError for messages that are no dicts, ValueError for one without a role, content that is no text and
+        arguments that are no JSON object, TemplateRefusal for what the template itself raises (roles that must alternate,
+        say).
         """
+        _check(messages)
         options = {"add_generation_prompt": begin_answer, "continue_final_message": continue_answer}
         options |= variables or {}
         if tools and not self._knows_tools:
@@ -209,10 +211,22 @@ def _reason(error: Exception) -> str:
     return f"the chat template refuses these messages: {kind}{error}"
 
 
+def _check(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise TypeError(f"messages must be a list of dicts with role and content; got {messages!r:.60}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TypeError(f"messages[{index}] must be a dict with role and content; got {message!r:.60}")
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f'messages[{index}] must have a role, such as "user"; got {message!r:.60}')
+
+
 def _text(content: Any, place: str) -> str:
     """A message's content as one string."""
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, Sequence):
+        raise ValueError(f"{place} must be text, or parts of type text; got {shown(content)}")
     texts = []
     for index, part in enumerate(content):
         text = part.get("text") if isinstance(part, Mapping) else None
@@ -227,6 +241,8 @@ def _text(content: Any, place: str) -> str:
 
 def _calls(items: Sequence[Any], place: str) -> list[ToolCall]:
     """The calls of a message of the assistant. Raises ValueError for other than calls with a JSON object."""
+    if not isinstance(items, Sequence):
+        raise ValueError(f"{place} must be a list of calls")
     calls = []
     for index, item in enumerate(items):
         where = f"{place}[{index}].function"

@@ -115,9 +115,7 @@ class Vectors(Layer):
         return sum(self.lengths.values())
 
     def _fill(self, source: Tensor, start: int) -> None:
-        values = self.values[start : start + len(source)].copy_(source)
-        if self.offset:
-            values += self.offset
+        self.values[start : start + len(source)] = source.double() + self.offset if self.offset else source
 
     @property
     def nbytes(self) -> int:

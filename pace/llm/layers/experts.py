@@ -52,10 +52,10 @@ class ExpertLinear(Layer):
         return [kind(form(expert), self.k, self.has_bias) for expert in range(self.count)]
 
     def choose(self, tensors: Container[str]) -> None:
-        """Takes the first form all of whose matrices are among these names, and leaves it where there is none."""
+        """Takes the first form all of whose tensors are among these names, and leaves it where there is none."""
         for form in self.forms:
             experts = self._of_form(form)
-            if all(expert.tensor(part) in tensors for expert in experts for part in expert.parts):
+            if all(name in tensors for expert in experts for name in expert.slots()):
                 self.experts = experts
                 return
 

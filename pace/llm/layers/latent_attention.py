@@ -151,9 +151,7 @@ def head_projections(name: str, heads: int, rank: int, nope_dim: int, value_dim:
 
     def of_both(first: int, rows: int) -> Form:
         tensor = f"{name}.kv_b_proj"
-        return lambda h: {
-            tensor: Source((heads * both, rank), (Rows(h * both + first, rows),), f"{tensor}.weight")
-        }
+        return lambda h: {tensor: Source((heads * both, rank), (Rows(h * both + first, rows),), f"{tensor}.weight")}
 
     def of_one(tensor: str, rows: int, k: int) -> Form:
         return lambda h: {

@@ -33,6 +33,7 @@ from pace.checkpoints.reader import (
     TORCH_NAME,
     shard_names,
 )
+from pace.naming import shown
 
 logger = logging.getLogger("pace")
 
@@ -376,7 +377,9 @@ def _tokenizer_from_files(directory: Path) -> tuple[Callable | None, str]:
             "tokenizer.json",
             "vocab.json",
         ):  # those are large: left to their library
-            read_json_object(path, MAX_CONFIG_BYTES)
+            settings = read_json_object(path, MAX_CONFIG_BYTES)
+            if path.name == "tokenizer_config.json":
+                _check_tokenizer_class(path, settings.get("tokenizer_class"))
 
     def make():
         from transformers import AutoTokenizer
@@ -386,6 +389,18 @@ def _tokenizer_from_files(directory: Path) -> tuple[Callable | None, str]:
         )
 
     return make, f"its files ({', '.join(sorted(path.name for path in present))}, and config.json)"
+
+
+def _check_tokenizer_class(path: Path, name: object) -> None:
+    """Raises ValueError for the name of something else in transformers, which would be made instead: a model of the
+    default size, say."""
+    if not isinstance(name, str) or "Tokenizer" in name:
+        return
+    import transformers
+
+    found = getattr(transformers, name, None)
+    if found is not None and not (isinstance(found, type) and hasattr(found, "convert_ids_to_tokens")):
+        raise ValueError(f"{path}: tokenizer_class must name a tokenizer; got {shown(name)}")
 
 
 def _gguf_tokenizer(path: Path) -> tuple[Callable | None, str]:

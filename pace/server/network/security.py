@@ -106,7 +106,7 @@ class Gate:
         if len(named) != 1 or _without_port(named[0]) not in self.hosts:
             raise ApiError(
                 403,
-                "this server is not known under the name in Host. Its owner may add it: pace serve --allowed-host NAME",
+                "this server is not known under the name in Host; its owner may add it to the allowed hosts",
                 code="unknown_host",
             )
 

@@ -17,16 +17,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_writer import permute, rope_factors
+from tests.checkpoints.gguf import mixture_files
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}
-"""By model_type."""
-OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-INNER = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
+    "gemma3_text": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
+    "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense", "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm",
+    "starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
+    **mixture_files.ARCHITECTURES,
 }  # fmt: skip
+"""By model_type."""
+PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 
 HALVES = {
     Kind.Q2_K: (80, 82, 1.5), Kind.Q3_K: (108, None, 0), Kind.Q4_K: (0, 2, 7.5), Kind.Q5_K: (0, 2, 15.5),
@@ -51,12 +52,16 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_shard)
     rope = add_config(writer, config)
     add(writer)
-    held = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        kind = Kind[(types if isinstance(types, str) else types(name)) if tensor.ndim == 2 else "F32"]
-        data, held[name] = stored(tensor.float(), kind, seed=len(held))
+    names = tensor_names(architecture, config.get("num_hidden_layers") or 8)
+    held, state = {}, load_file(folder / "model.safetensors")
+    for name, tensor in rearranged(state, config).items():
+        is_matrix = tensor.ndim >= 2 and "norm" not in name and not name.endswith(("bias", "ffn_gate_inp.weight"))
+        kind = Kind[(types if isinstance(types, str) else types(name)) if is_matrix else "F32"]
+        data, held[name] = stored(tensor.float().contiguous(), kind, seed=len(held))
         part = re.search(r"self_attn\.([qk])_proj", name)
-        if part and architecture == "llama":
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        if part and architecture in PERMUTED:
             data = (
                 permute(
                     torch.from_numpy(data), config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]
@@ -64,30 +69,72 @@ def write_gguf(
                 .contiguous()
                 .numpy()
             )
-        writer.add_tensor(file_name(name), data, raw_dtype=kind)
+        writer.add_tensor(names(name), data, raw_dtype=kind)
     for name, factors in rope.items():
         writer.add_tensor(name, factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()  # no progress: it would be written on stderr
     writer.close()
-    return held
+    return rearranged(held, config, back=True)
 
 
-def file_name(name: str) -> str:
-    """GGUF's name of a checkpoint's tensor."""
-    part, _, end = name.rpartition(".")
-    if part in OUTER:
-        return f"{OUTER[part]}.{end}"
-    _, _, index, inner = part.split(".", 3)
-    return f"blk.{index}.{INNER[inner]}.{end}"
+def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
+    """GGUF's name of a checkpoint's tensor, as the gguf package has it; that of ChatGLM the converter cuts."""
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = gguf.get_tensor_name_map(number, num_layers)
+    prefix = "transformer." if architecture == "chatglm" else ""
+    return lambda name: (
+        name
+        if name.startswith("blk.")
+        else known.get_name(name.removeprefix(prefix), try_suffixes=(".weight", ".bias"))
+    )
+
+
+def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = False) -> dict[str, Tensor]:
+    """Tensors as the converter arranges their elements: GPT-2's matrices are turned, GPT-NeoX's queries come before its
+    keys and values, and StableLM's norms of heads are stacked. With `back`, the Hub's again."""
+    family = config["model_type"]
+    if family == "gpt2":
+        turned = r".*\.(c_attn|c_proj|c_fc)\.weight"
+        return {name: tensor.t() if re.fullmatch(turned, name) else tensor for name, tensor in state.items()}
+    if family == "gpt_neox":
+        heads = config["num_attention_heads"]
+        parts = (3, heads) if back else (heads, 3)
+        return {
+            name: tensor.unflatten(0, (*parts, -1)).transpose(0, 1).flatten(0, 2)
+            if "query_key_value" in name
+            else tensor
+            for name, tensor in state.items()
+        }
+    if family in mixture_files.ARCHITECTURES and not back:
+        return mixture_files.arranged(state)
+    if family != "stablelm":
+        return state
+    found: dict[str, Any] = {}
+    for name, tensor in state.items():
+        if back and "layernorm.weight" in name and "self_attn" in name:
+            stem = name.removesuffix("weight")
+            found |= {f"{stem}norms.{head}.weight": row for head, row in enumerate(tensor)}
+        elif norm := re.fullmatch(r"(.*_layernorm)\.norms\.(\d+)\.weight", name):
+            found.setdefault(f"{norm[1]}.weight", {})[int(norm[2])] = tensor
+        else:
+            found[name] = tensor
+    stacks = {
+        name: torch.stack([rows[head] for head in sorted(rows)])
+        for name, rows in found.items()
+        if isinstance(rows, dict)
+    }
+    return found | stacks
 
 
 def stored(values: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray, Tensor]:
     """How a file holds a tensor, and what it then holds: of a type that cannot be written, random blocks of about the
     same spread."""
     if kind in HALVES:
-        data = random_blocks(values.shape, kind, float(values.std()), seed)
+        *stack, k = values.shape
+        blocks = random_blocks((math.prod(stack), k), kind, float(values.std()), seed)
+        data = blocks.reshape(*stack, -1)
     elif kind == Kind.BF16:
         data = values.bfloat16().view(torch.uint8).numpy()
     else:
@@ -114,6 +161,9 @@ def random_blocks(shape: tuple[int, int], kind: Kind, spread: float, seed: int) 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.ndarray]:
     """The keys of a config.json; returns the tensors that belong to its rotary embedding."""
+    if config["model_type"] in ("gpt2", "chatglm"):
+        {"gpt2": add_gpt2, "chatglm": add_chatglm}[config["model_type"]](writer, config)
+        return {}
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
@@ -128,11 +178,27 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
+    if config["model_type"] in LAYER_NORMS:
+        writer.add_layer_norm_eps(config[LAYER_NORMS[config["model_type"]]])
+    else:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
+    if "use_parallel_residual" in config:
+        writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_rope_dimension_count(dim)
-    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-    if config.get("sliding_window") and config["model_type"] in ("mistral", "phi3"):
+    if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3", "smollm3"):
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    add_factors(writer, config)
+    if config["model_type"] in mixture_files.ARCHITECTURES:
+        mixture_files.add_keys(writer, config)
+    if "full_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    if "alpha" in rope:
+        theta, rope = theta * rope["alpha"] ** (dim / (dim - 2)), {}
+    writer.add_rope_freq_base(theta)
     kind = rope.get("rope_type", "default")
     if kind == "llama3":
         return {
@@ -154,6 +220,52 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     return {}
+
+
+def add_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Factors and caps, each where the family has it."""
+    if config["model_type"] == "minicpm":
+        writer.add_embedding_scale(config["scale_emb"])
+        writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
+        writer.add_logit_scale(config["hidden_size"] / config["dim_model_base"])
+    for field, add in {
+        "attention_multiplier": writer.add_attention_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "logits_scaling": writer.add_logit_scale,
+        "logit_scale": writer.add_logit_scale,
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+    }.items():
+        if config.get(field) is not None:
+            add(config[field])
+
+
+LAYER_NORMS = {"starcoder2": "norm_epsilon"} | dict.fromkeys(
+    ("stablelm", "gpt_neox", "cohere", "cohere2"), "layer_norm_eps"
+)
+
+
+def add_gpt2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_block_count(config["n_layer"])
+    writer.add_feed_forward_length(config["n_inner"] or 4 * config["n_embd"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def add_chatglm(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["seq_length"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_layers"])
+    writer.add_feed_forward_length(config["ffn_hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["multi_query_group_num"])
+    writer.add_layer_norm_rms_eps(config["layernorm_epsilon"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"] // 2)
+    writer.add_rope_freq_base(10000.0 * config["rope_ratio"])
+    writer.add_add_bos_token(False)
 
 
 # -------------------------------------------------------------------------------------------------------------

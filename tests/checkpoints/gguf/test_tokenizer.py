@@ -114,11 +114,13 @@ PIECES = {
     "llama-bpe": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "dbrx": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "qwen2": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "hunyuan": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "hunyuan-dense": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "tekken": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "gpt-4o": "I'd| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
 }
 """How each rule cuts; that llama.cpp 0.3.36 (llama-cpp-python) gives the same tokens for the texts of this page was
-checked by hand."""
+checked by hand, but for Hunyuan's."""
 
 
 @pytest.mark.parametrize("name", PIECES)

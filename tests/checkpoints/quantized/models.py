@@ -110,7 +110,8 @@ def tensors_of(
     random.seed(0)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        save_tiny(Path(folder), model_type, SIZES | dict(fields))
+        of_experts = {"moe_intermediate_size": 64} if model_type == "qwen3_moe" else {}
+        save_tiny(Path(folder), model_type, SIZES | of_experts | dict(fields))
         config = json.loads((Path(folder) / "config.json").read_text())
         floats = load_file(Path(folder) / "model.safetensors")
     state = {}

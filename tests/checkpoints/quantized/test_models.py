@@ -48,7 +48,7 @@ def matrices(folder):
 @pytest.mark.parametrize(
     ("model_type", "kind"),
     [
-        *((model_type, kind) for model_type in ("llama", "qwen2") for kind in KINDS),
+        *((model_type, kind) for model_type in ("llama", "qwen2", "qwen3_moe") for kind in KINDS),
         *(("phi3", kind) for kind in ("gptq-act-order", "awq", "bnb-nf4")),
         *(("deepseek_v3", kind) for kind in KINDS),
     ],
@@ -66,7 +66,7 @@ def test_logits_and_text_are_those_of_the_weights_in_fp32(kind, model_type, tmp_
         assert model.generate(PROMPT, config).generated_token_ids == oracle.generate(PROMPT, config).generated_token_ids
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3_moe"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_on_the_kernels(kind, model_type, tmp_path):
     """Relative to the logits' norm. Integer products round inputs to steps of max|x| / 127, whose largest is at most 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from kani import ChatMessage, ChatRole, Kani
-from kani.exceptions import PromptTooLong
+from kani import AIFunction, ChatMessage, ChatRole, Kani
+from kani.exceptions import MessageTooLong, PromptTooLong
 
 from pace.assets import TINY
 from pace.integrations.kani import PaceEngine
@@ -100,6 +100,18 @@ def test_a_prompt_that_is_too_long(engine, run):
         run(collected(engine.stream(messages)))
 
 
+def test_what_no_prompt_has_room_for_is_one_error(engine, run, caplog):
+    """kani asks how long a prompt of no messages is, before it says which part is too long."""
+    with pytest.raises(MessageTooLong):
+        run(Kani(engine).chat_round("x " * 3000))
+    schema = {"type": "object", "properties": {}}
+    functions = [AIFunction(lambda: "5", name=f"count_{i}", desc="", json_schema=schema) for i in range(300)]
+    assert engine.prompt_len([]) == 0 and engine.prompt_len([], functions) > 1024
+    with pytest.raises(PromptTooLong, match="number of functions"):
+        run(Kani(engine, functions=functions, chat_history=[ChatMessage.user("Hi.")]).get_prompt())
+    assert not caplog.records
+
+
 def test_an_answer_ends_with_the_context(make_engine, run):
     engine = make_engine(max_context_size=64)
     assert engine.max_context_size == 64
@@ -158,6 +170,11 @@ def test_arguments_that_cannot_be(model):
         PaceEngine(model=model, parser="no such")
     with pytest.raises(ValueError, match="max_concurrency"):
         PaceEngine(model=model, max_concurrency=0)
+    for size in (-1, 1, "1024"):
+        with pytest.raises(ValueError, match="max_context_size must be an int of at least 2"):
+            PaceEngine(model=model, max_context_size=size)
+    with pytest.raises(TypeError, match="prompt_pipeline must be a PromptPipeline or a function; got 5"):
+        PaceEngine(model=model, prompt_pipeline=5)
 
 
 def test_a_context_larger_than_the_models_is_cut_and_told_of(make_engine, caplog):

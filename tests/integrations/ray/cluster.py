@@ -28,9 +28,11 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         context = ray.init(
-            "local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False
-        )
+            "local", num_cpus=4, include_dashboard=True, dashboard_port=free_port(), object_store_memory=80 << 20,
+            log_to_driver=False,
+        )  # fmt: skip
         self.address = context.address_info["gcs_address"]
+        self.dashboard = f"http://{context.dashboard_url}"
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -114,7 +114,7 @@ def test_a_part_of_a_cpu_is_refused(cluster):
         ({"prompts": "a", "texts": "a"}, "names of their own"),
         ({"prompts": "a", "errors": "text"}, "names of their own"),
         ({"prompts": "a", "sampling": {"num_return_sequences": 2}}, "num_return_sequences"),
-        ({"prompts": "a", "sampling": {"max_tokens": 2}}, "max_tokens"),
+        ({"prompts": "a", "sampling": {"max_token": 2}}, "did you mean 'max_new_tokens'"),
         ({"prompts": "a", "num_threads": 2}, "num_threads is num_cpus"),
     ],
 )

@@ -161,8 +161,18 @@ def test_ids_of_nine_characters(tokenizer):
             r"messages\[0\].tool_calls\[0\].function.arguments",
         ),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}, "JSON object"),
+        ({"role": "user", "content": 5}, r"messages\[0\].content must be text"),
+        ({"role": "assistant", "tool_calls": 5}, r"messages\[0\].tool_calls must be a list"),
+        ({"content": "What?"}, r"messages\[0\] must have a role"),
+        ("What?", r"messages\[0\] must be a dict"),
     ],
 )
 def test_messages_that_cannot_be_rendered(tokenizer, message, place):
-    with pytest.raises(ValueError, match=place):
+    with pytest.raises((TypeError, ValueError), match=place):
         ChatTemplate(tokenizer).render([message])
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "What?"}, "What?", None])
+def test_what_is_no_list_of_messages(tokenizer, messages):
+    with pytest.raises(TypeError, match="messages must be a list of dicts with role and content; got "):
+        ChatTemplate(tokenizer).render(messages)

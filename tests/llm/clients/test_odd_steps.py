@@ -85,7 +85,7 @@ def test_a_string_is_found_across_step_points(every: int | None) -> None:
 
 
 def test_one_that_is_cancelled_at_its_step_point_has_no_more_tokens() -> None:
-    generator = bundled("lookup")._open
+    generator = bundled("lookup").generator
     config = SamplingConfig(max_new_tokens=30, step_every=3, step_callback=lambda context: None)
     with by_hand(generator) as hand:
         request = generator.add_request("1, 2, 3, 1, 2, 3, 1, 2, 3,", config)

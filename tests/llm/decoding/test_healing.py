@@ -106,7 +106,7 @@ def by_hand(prompt: str) -> tuple[list[int], list[int]]:
             else:
                 token = int(logits.argmax())
             tokens.append(token)
-            if token in model._open.defaults.eos_token_id:
+            if token in model.generator.defaults.eos_token_id:
                 break
             logits = session.append([token])[0]
     return healed.tokens, tokens

@@ -226,9 +226,9 @@ def test_an_error_that_is_kept_does_not_keep_the_weights(kind: str) -> None:
         raise ValueError("of a step")
 
     model = LLMModel(TINY, progress=False)
-    weights, engine = weakref.ref(model._model), weakref.ref(model._open.engine)
+    weights, engine = weakref.ref(model._model), weakref.ref(model.generator.engine)
     if kind == "a step":
-        model._open.engine.model.forward = fails_in_step
+        model.generator.engine.model.forward = fails_in_step
     gc.collect()
     gc.disable()
     try:

@@ -48,7 +48,7 @@ class Reference(nn.Module):
         """Nothing: no reference has a tied head."""
 
     def save_pretrained(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(vars(self.config)))
         save_file(self.state_dict(), folder / "model.safetensors")
 

@@ -325,6 +325,12 @@ def test_tokenizer(tmp_path, caplog):
     assert not caplog.records
 
 
+def test_a_tokenizer_class_that_is_a_model_is_refused(tmp_path):
+    settings = json.dumps({"tokenizer_class": "LlamaForCausalLM"}).encode()
+    with pytest.raises(ValueError, match="tokenizer_config.json: tokenizer_class must name a tokenizer; got .Llama"):
+        load_tokenizer(with_tokenizer(tmp_path, **{"tokenizer_config.json": settings}))
+
+
 @pytest.mark.parametrize(
     "model_type",
     ["llama", "mistral", "qwen2", "qwen3", "phi3", "phi", "gptj", "opt", "gpt_neox", "stablelm", "unheard-of"],

@@ -175,6 +175,8 @@ def test_another_name_is_refused_where_no_key_is_needed(hosts):
     for method, path in (("POST", "/v1/chat/completions"), ("GET", "/health"), ("GET", "/"), ("OPTIONS", "/")):
         asked = Asked(gate(), method, path, *(("host", host) for host in hosts))
         assert asked.status == 403 and asked.seen is None and asked.json["error"]["type"] == "permission_error"
+    message = asked.json["error"]["message"]
+    assert "may add it to the allowed hosts" in message and "pace serve" not in message  # which also Ray may be
 
 
 def test_further_names_may_be_allowed():

@@ -38,6 +38,8 @@ class GPT2Config(ModelConfig):
     layer_norm_epsilon: float = number(1e-5, 0.0, 1.0)
     scale_attn_weights: bool = flag(True)
     scale_attn_by_inverse_layer_idx: bool = flag(False)
+    matrices_transposed: bool = flag(True)
+    """False in GGUF files."""
     tie_word_embeddings: bool = flag(True)
     bos_token_id: int | tuple[int, ...] | None = token_ids(50256)
     eos_token_id: int | tuple[int, ...] | None = token_ids(50256)
@@ -95,7 +97,8 @@ def gpt2_layer(config: GPT2Config, name: str, index: int) -> Block:
     hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
 
     def linear(part: str, n: int, k: int) -> Linear:
-        return Linear({f"{name}.{part}": Source((k, n), transposed=True)}, k, bias=True)
+        rows = Source((k, n), transposed=True) if config.matrices_transposed else n
+        return Linear({f"{name}.{part}": rows}, k, bias=True)
 
     attention = Attention(
         linear("attn.c_attn", 3 * hidden, hidden),

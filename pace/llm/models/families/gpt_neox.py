@@ -39,6 +39,8 @@ class GPTNeoXConfig(ModelConfig):
     layer_norm_eps: float = number(1e-5, 0.0, 1.0)
     use_parallel_residual: bool = flag(True)
     attention_bias: bool = flag(True)
+    qkv_by_head: bool = flag(True)
+    """Whether the rows of queries, keys and values lie head by head; in GGUF files all queries come first."""
     bos_token_id: int | tuple[int, ...] | None = token_ids(0)
     eos_token_id: int | tuple[int, ...] | None = token_ids(2)
     rope: RopeConfig | None = None
@@ -91,8 +93,9 @@ def gpt_neox_layer(config: GPTNeoXConfig, name: str, rotary: Rotary) -> Block:
     """`x + attention(norm(x)) + mlp(other_norm(x))`; not parallel, the MLP reads a norm of the first sum."""
     hidden, heads, dim = config.hidden_size, config.num_attention_heads, config.head_dim
     by_head = Source((3 * hidden, hidden), tuple(Rows(part * dim, hidden, dim, 3 * dim) for part in range(3)))
+    rows = by_head if config.qkv_by_head else 3 * hidden
     attention = Attention(
-        Linear({f"{name}.attention.query_key_value": by_head}, hidden, config.attention_bias),
+        Linear({f"{name}.attention.query_key_value": rows}, hidden, config.attention_bias),
         Linear({f"{name}.attention.dense": hidden}, hidden, config.attention_bias),
         heads,
         Positions(heads, dim, dim),

@@ -36,6 +36,8 @@ class StableLmConfig(LlamaConfig):
     use_qkv_bias: bool = flag(False)
     use_parallel_residual: bool = flag(False)
     qk_layernorm: bool = flag(False)
+    head_norms_stacked: bool = flag(False)
+    """Whether the norms of heads are one tensor, as in GGUF files."""
     bos_token_id: int | tuple[int, ...] | None = token_ids(0)
     eos_token_id: int | tuple[int, ...] | None = token_ids(0)
 
@@ -74,6 +76,8 @@ class StableLmForCausalLM(LlamaForCausalLM):
         if not self.config.qk_layernorm:
             return NoHeadNorm()
         tensors = [f"{name}.norms.{head}.weight" for head in range(num_heads)]
+        if self.config.head_norms_stacked:
+            tensors = [f"{name}.weight"]
         return HeadLayerNorm(tensors, num_heads, self.config.head_dim, self.config.layer_norm_eps)
 
     def make_layer(self, name: str, index: int) -> Block:

@@ -17,7 +17,7 @@ from pace.llm.layers import (
 from pace.llm.layers.experts import fused, stacked
 from pace.llm.models.families.llama_like.granite import GraniteConfig, GraniteForCausalLM
 from pace.llm.models.families.mixtures.config import MixtureConfig
-from pace.llm.models.model_config import count
+from pace.llm.models.model_config import count, flag
 from pace.ops.experts import Router
 
 
@@ -60,6 +60,8 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 @dataclass(frozen=True, kw_only=True)
 class GraniteMoeSharedConfig(GraniteMoeConfig):
     shared_intermediate_size: int = count(0, minimum=0)
+    shared_split: bool = flag(False)
+    """Whether gate and up of the shared MLP are tensors of their own, as in GGUF."""
 
 
 class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):
@@ -69,8 +71,11 @@ class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):
         hidden, inner = self.config.hidden_size, self.config.shared_intermediate_size
         if inner == 0:
             return None
+        gate_up = {f"{name}.input_linear": 2 * inner}
+        if self.config.shared_split:
+            gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
         return GatedMLP(
-            GatedLinear({f"{name}.input_linear": 2 * inner}, hidden),
+            GatedLinear(gate_up, hidden),
             Linear({f"{name}.output_linear": hidden}, inner),
             self.config.hidden_act,
         )

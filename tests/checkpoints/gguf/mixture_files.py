@@ -1,0 +1,105 @@
+"""Tensors and keys of mixtures of experts as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor
+
+ARCHITECTURES = {
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "gpt_oss": "gpt-oss",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4_moe": "glm4moe",
+}
+"""By model_type."""
+PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+NAMES = {
+    r"mlp\.gate\.weight": "ffn_gate_inp.weight",
+    r"mlp\.gate\.wg\.weight": "ffn_gate_inp.weight",
+    r"block_sparse_moe\.gate\.weight": "ffn_gate_inp.weight",
+    r"block_sparse_moe\.router\.layer\.weight": "ffn_gate_inp.weight",
+    r"block_sparse_moe\.output_linear\.weight": "ffn_down_exps.weight",
+    r"shared_mlp\.output_linear\.weight": "ffn_down_shexp.weight",
+    r"mlp\.router\.(weight|bias)": r"ffn_gate_inp.\1",
+    r"mlp\.experts\.down_proj_bias": "ffn_down_exps.bias",
+    r"mlp\.(?:shared_experts?|shared_mlp)\.(gate|up|down)_proj\.weight": r"ffn_\1_shexp.weight",
+    r"mlp\.shared_expert_gate\.weight": "ffn_gate_inp_shexp.weight",
+    r"mlp\.(?:gate|moe_statics)\.e_score_correction_bias": "exp_probs_b.bias",
+    r"self_attn\.sinks": "attn_sinks.weight",
+}
+"""Of single tensors in a layer."""
+
+
+def arranged(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file: those of experts, routers and what stands beside them by GGUF's names."""
+    found: dict[str, Any] = {}
+    for name, tensor in state.items():
+        inside = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+        if not inside:
+            found[name] = tensor
+            continue
+        layer, part = inside.groups()
+        if expert := re.fullmatch(r".*\.experts\.(\d+)\.(\w+)\.weight", part):
+            found.setdefault(f"blk.{layer}.ffn_{PARTS[expert[2]]}_exps.weight", {})[int(expert[1])] = tensor
+        elif part.endswith(("input_linear.weight", "experts.gate_up_proj", "experts.gate_up_proj_bias")):
+            found |= {f"blk.{layer}.{half}": half_of for half, half_of in halves(part, tensor).items()}
+        elif part == "mlp.experts.down_proj":
+            found[f"blk.{layer}.ffn_down_exps.weight"] = tensor.transpose(1, 2)
+        else:
+            known = [re.sub(pattern, there, part) for pattern, there in NAMES.items() if re.fullmatch(pattern, part)]
+            one_row = part.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias"))
+            found[f"blk.{layer}.{known[0]}" if known else name] = tensor[0] if one_row else tensor
+    return {
+        name: torch.stack([tensor[expert] for expert in sorted(tensor)]) if isinstance(tensor, dict) else tensor
+        for name, tensor in found.items()
+    }
+
+
+def halves(part: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Gate and up, which are one tensor on the Hub."""
+    if "input_linear" in part:
+        kind = "shexp" if "shared" in part else "exps"
+        gate, up = tensor.chunk(2, dim=-2)
+        return {f"ffn_gate_{kind}.weight": gate, f"ffn_up_{kind}.weight": up}
+    if part.endswith("bias"):
+        return {"ffn_gate_exps.bias": tensor[:, ::2], "ffn_up_exps.bias": tensor[:, 1::2]}
+    rows = tensor.transpose(1, 2)
+    return {"ffn_gate_exps.weight": rows[:, ::2], "ffn_up_exps.weight": rows[:, 1::2]}
+
+
+def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    used = config.get("num_experts_per_tok") or config.get("moe_k") or config["moe_topk"]
+    writer.add_expert_count(next(config[name] for name in counts if name in config))
+    writer.add_expert_used_count(used if isinstance(used, int) else used[0])
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    if config["model_type"] not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe"):
+        writer.add_expert_feed_forward_length(inner)
+    if shared := config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(shared)
+    for field, add in {
+        "moe_num_shared_experts": writer.add_expert_shared_count,
+        "n_shared_experts": writer.add_expert_shared_count,
+        "moe_layer_interval": writer.add_interleave_moe_layer_step,
+        "moe_layer_start_index": writer.add_leading_dense_block_count,
+        "first_k_dense_replace": writer.add_leading_dense_block_count,
+        "routed_scaling_factor": writer.add_expert_weights_scale,
+        "n_group": writer.add_expert_group_count,
+        "topk_group": writer.add_expert_group_used_count,
+    }.items():
+        if field in config:
+            add(config[field])
+    if "norm_topk_prob" in config:
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if config["model_type"] == "glm4_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

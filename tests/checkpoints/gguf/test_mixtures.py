@@ -1,0 +1,96 @@
+"""Stacks of experts in files, in blocks of all types."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.llm import LLMModel
+from pace.llm.models.model_utils import load_model
+from tests.checkpoints.gguf.files import write_gguf
+from tests.llm.models.variants import save_tiny
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_key_value_heads": 2, "num_hidden_layers": 2}
+FAMILIES = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def written(tmp_path, model_type, types):
+    save_tiny(tmp_path / "hub", model_type, WIDE | FAMILIES[model_type])
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf", types)
+    return tmp_path / "model.gguf"
+
+
+def values(rows):
+    return rows if isinstance(rows, torch.Tensor) else rows.dequantize()
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in BLOCK_TYPES.values()])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_experts_have_the_weights_of_the_file(tmp_path, model_type, kind):
+    """Gate and up as they are, down in another type, to the bit where the kernels keep the values."""
+    path = written(tmp_path, model_type, lambda name: "Q8_0" if "down" in name else kind)
+    model = load_model(path, "float32", "torch", num_threads=1, progress=False)
+    layout = next(block.layout for block in BLOCK_TYPES.values() if block.name == kind)
+    with GgufCheckpoint(path) as reader:
+        for layer, block in enumerate(model.layers):
+            name = f"model.layers.{layer}.mlp.experts"
+            gate, up, down = (
+                values(reader.read(f"{name}.{part}_proj.weight")).unflatten(0, (4, -1))
+                for part in ("gate", "up", "down")
+            )
+            for e in range(4):
+                found = model.ops.unpack(block.mlp.gate_up.stack.experts[e])
+                assert torch.equal(found, torch.cat([gate[e], up[e]]))
+                assert torch.equal(model.ops.unpack(block.mlp.down.stack.experts[e]), down[e])
+            assert block.mlp.gate_up.storage(torch.float32) == layout
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_gate_and_up_may_have_two_types(tmp_path, model_type):
+    path = written(tmp_path, model_type, lambda name: "Q6_K" if "up" in name else "Q4_K")
+    ids = list(range(3, 40))
+    with LLMModel(path, dtype="float32", backend="torch", progress=False) as exact, exact.session() as session:
+        expected = session.append(ids, logits="all")
+    with LLMModel(path, dtype="float32", progress=False) as model, model.session() as session:
+        found = session.append(ids, logits="all")
+    # activations are rounded to int8 in each of some ten products, one after the other; a row may go to other experts
+    rows = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert rows.median() < 0.08
+
+
+def test_experts_before_they_were_stacked(tmp_path):
+    """Old files of Mixtral have a tensor for each."""
+    save_tiny(tmp_path / "hub", "mixtral", {})
+    stacked = tmp_path / "model.gguf"
+    write_gguf(tmp_path / "hub", stacked)
+
+    import gguf
+
+    apart, reader = tmp_path / "apart.gguf", gguf.GGUFReader(stacked)
+    writer = gguf.GGUFWriter(apart, "llama")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        if "_exps" not in tensor.name:
+            writer.add_tensor(tensor.name, tensor.data)
+            continue
+        for expert, matrix in enumerate(tensor.data):
+            writer.add_tensor(tensor.name.replace("_exps", f".{expert}"), matrix)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    def logits(path):
+        with LLMModel(path, dtype="float32", progress=False) as model, model.session() as session:
+            return session.append(list(range(3, 40)), logits="all")
+
+    assert torch.equal(logits(apart), logits(stacked))

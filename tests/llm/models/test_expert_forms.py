@@ -1,0 +1,181 @@
+"""The ways in which checkpoints hold experts: each is the same model, bit for bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pace.llm import LLMModel
+from pace.llm.models.model_utils import load_model
+from pace.quant import QuantizationConfig
+from tests.checkpoints.quantized import packers
+from tests.llm.models.variants import save_tiny
+
+IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
+
+
+def logits(folder, **options):
+    with LLMModel(folder, progress=False, **{"dtype": "float32"} | options) as model, model.session() as session:
+        return session.append(IDS, logits="all")
+
+
+def rewrite(folder, change):
+    """Changes the tensors of a checkpoint in place."""
+    state = load_file(folder / "model.safetensors")
+    state = {name: tensor.contiguous() for name, tensor in change(state).items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stack(state, names):
+    """Takes tensors out of `state` and stacks them."""
+    return torch.stack([state.pop(name) for name in names])
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    save_tiny(tmp_path, "qwen3_moe", {})
+    return tmp_path
+
+
+PARTS = ("gate", "up", "down")
+LAYERS = ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
+
+
+def numbers_of(state, experts):
+    return range(sum(name.startswith(experts) and name.endswith("down_proj.weight") for name in state))
+
+
+def fuse(state):
+    for experts in LAYERS:
+        numbers = numbers_of(state, experts)
+        gate, up, down = (stack(state, [f"{experts}.{e}.{part}_proj.weight" for e in numbers]) for part in PARTS)
+        state |= {f"{experts}.gate_up_proj": torch.cat([gate, up], 1), f"{experts}.down_proj": down}
+    return state
+
+
+def stack_apart(state):
+    for experts in LAYERS:
+        numbers = numbers_of(state, experts)
+        for part in PARTS:
+            state[f"{experts}.{part}_proj.weight"] = stack(
+                state, [f"{experts}.{e}.{part}_proj.weight" for e in numbers]
+            )
+    return state
+
+
+@pytest.mark.parametrize("change", [fuse, stack_apart])
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
+def test_stacked_experts_are_those_of_a_tensor_each(qwen, change, options):
+    expected = logits(qwen, **options)
+    rewrite(qwen, change)
+    assert not any(".experts.0." in name for name in load_file(qwen / "model.safetensors"))
+    assert torch.equal(logits(qwen, **options), expected)
+
+
+def test_mixtral_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
+    save_tiny(tmp_path, "mixtral", {})
+    expected = logits(tmp_path)
+    names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+    def rename(state):
+        new = {}
+        for name, tensor in state.items():
+            name = name.replace("block_sparse_moe", "mlp")
+            for old, here in names.items():
+                name = name.replace(f".{old}.weight", f".{here}.weight")
+            new[name] = tensor
+        return new
+
+    assert any("block_sparse_moe.experts.0.w1" in name for name in load_file(tmp_path / "model.safetensors"))
+    rewrite(tmp_path, rename)
+    assert torch.equal(logits(tmp_path), expected)
+    rewrite(tmp_path, fuse)
+    assert torch.equal(logits(tmp_path), expected)
+
+
+def test_an_expert_that_is_missing_is_named(qwen):
+    rewrite(qwen, lambda state: {k: v for k, v in state.items() if "layers.1.mlp.experts.3.up_proj" not in k})
+    with pytest.raises(ValueError, match=r"missing \(1\): model.layers.1.mlp.experts.3.up_proj.weight"):
+        logits(qwen)
+
+
+def test_stacks_of_another_size_are_refused(qwen):
+    rewrite(qwen, fuse)
+    name = "model.layers.0.mlp.experts.down_proj"
+    rewrite(qwen, lambda state: state | {name: state[name][:-1]})
+    with pytest.raises(ValueError, match=rf"{name} has shape \[7, 32, 24\], the config demands \[8, 32, 24\]"):
+        logits(qwen)
+
+
+# -- gpt-oss: transposed with gate and up in turns, or MXFP4
+
+
+@pytest.fixture
+def gpt_oss(tmp_path):
+    save_tiny(tmp_path, "gpt_oss", {"hidden_size": 64, "intermediate_size": 96})
+    return tmp_path
+
+
+def in_mxfp4(folder):
+    """Makes experts MXFP4 of random codes; returns what they stand for, as floats of the same names."""
+    floats = {}
+
+    def change(state):
+        for layer in range(3):
+            for part, (rows, k) in {"gate_up_proj": (192, 64), "down_proj": (64, 96)}.items():
+                name = f"model.layers.{layer}.mlp.experts.{part}"
+                del state[name]
+                packed = [packers.mxfp4(rows, k) for _ in range(6)]
+                for ending in ("blocks", "scales"):
+                    key = next(key for key in packed[0][0] if key.endswith(ending))
+                    state[f"{name}_{ending}"] = torch.stack([tensors[key] for tensors, _ in packed])
+                floats[name] = torch.stack([weight.float() for _, weight in packed]).transpose(1, 2)
+        return state
+
+    rewrite(folder, change)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    return floats
+
+
+def test_mxfp4_stacks_are_their_values(gpt_oss, tmp_path_factory):
+    floats_too = tmp_path_factory.mktemp("floats")
+    (floats_too / "config.json").write_text((gpt_oss / "config.json").read_text())
+    state = load_file(gpt_oss / "model.safetensors")
+    values = in_mxfp4(gpt_oss)
+    state = {name: tensor.contiguous() for name, tensor in (state | values).items()}
+    save_file(state, floats_too / "model.safetensors", metadata={"format": "pt"})
+    found = logits(gpt_oss, backend="torch")
+    expected = logits(floats_too, backend="torch")
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_mxfp4_stacks_stay_as_they_are_beside_what_is_quantised_now(gpt_oss):
+    in_mxfp4(gpt_oss)
+    model = load_model(gpt_oss, "bfloat16", "native", progress=False)
+    experts = model.layers[0].mlp.gate_up
+    assert str(experts.storage(torch.bfloat16)).startswith("mxfp4")
+    assert len({str(expert.plan.layouts) for expert in experts.experts}) == 6  # each its own part, one layout
+    with LLMModel(gpt_oss, quantization=QuantizationConfig("int8"), progress=False) as quantised:
+        with quantised.session() as session:
+            assert session.append(IDS, logits="all").isfinite().all()
+
+
+# -- what QuantizationConfig does
+
+
+def test_routers_are_never_quantised(qwen):
+    model = load_model(qwen, "bfloat16", "native", quantization="int4", progress=False)
+    mixture = model.layers[0].mlp
+    assert mixture.gate.weight.layout == torch.float32
+    assert all(str(stack.storage(torch.bfloat16)).startswith("int4") for stack in (mixture.gate_up, mixture.down))
+
+
+def test_experts_told_apart_become_floats_together(qwen, caplog):
+    config = QuantizationConfig("int4", overrides={"*.experts.3.down_proj": "int8"})
+    model = load_model(qwen, "bfloat16", "native", quantization=config, progress=False)
+    assert model.layers[0].mlp.down.storage(torch.bfloat16) == torch.bfloat16
+    assert "model.layers.0.mlp.experts.0.down_proj" in caplog.text
