@@ -151,11 +151,11 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
     const int passes = count_passes(rows);
     for (int pass = 0; pass < passes; ++pass) {
         const int row = pass_begin(rows, pass), count = pass_begin(rows, pass + 1) - row;
-        const auto score =
-            passes <= kFetchPasses ? score_rows<true, kOnePassRows, T> : score_rows<false, kOnePassRows, T>;
+        const auto score = passes <= kFetchPasses && !args.latent_q ? score_rows<true, kOnePassRows, T>
+                                                                    : score_rows<false, kOnePassRows, T>;
         score(count, s.q + pass * kPackedRows * key_dim, tile, pass, passes, key_dim, s.scores + row * kTilePositions);
         if (args.latent_q) {
-            add_latent_scores(count, s.latent_q + row * padded, tile, args.kv.value_dim, padded,
+            add_latent_scores(count, s.latent_q + row * padded, tile, pass, passes, args.kv.value_dim, padded,
                               s.scores + row * kTilePositions);
         }
     }
@@ -177,8 +177,8 @@ static void attend_blocks(const AttentionArgs& args, int rows, const TileBlocks<
             int next = row + 1;
             while (next < end && s.begin[next] == s.begin[row] && s.end[next] == s.end[row]) ++next;
             if (sees_any(row)) {
-                const auto add =
-                    passes <= kFetchPasses ? value_rows<true, kOnePassRows, T> : value_rows<false, kOnePassRows, T>;
+                const auto add = passes <= kFetchPasses && !args.latent_q ? value_rows<true, kOnePassRows, T>
+                                                                          : value_rows<false, kOnePassRows, T>;
                 add(next - row, s.scores + row * kTilePositions, tile, pass, passes, padded, s.begin[row], s.end[row],
                     s.out + row * padded);
             }
@@ -200,13 +200,17 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
     const KvView& kv = args.kv;
     const int64_t k_elements = kv.k_head_elements(), v_elements = kv.v_head_elements();
     const int32_t* const blocks = rows.blocks + position / kBlockPositions;
-    TileBlocks<T> tile = {first, last, {}, {}, {}, {}, {}};
+    TileBlocks<T> tile = {first, last, {}, {}, {}, {}, {}, {}, 0};
     for (int b = first; b <= last; ++b) {
         const bool has_next = position + kTilePositions + b * kBlockPositions <= s.position[rows.rows - 1];
         tile.keys[b] = kv.keys<const T>(blocks[b], rows.kv_head);
         tile.values[b] = kv.values<const T>(blocks[b], rows.kv_head);
         tile.next_keys[b] = has_next ? kv.keys<const T>(blocks[b + kTileBlocks], rows.kv_head) : tile.keys[b];
+        if (args.latent_q && has_next)
+            tile.next_latents[b] =
+                reinterpret_cast<const char*>(kv.values<const T>(blocks[b + kTileBlocks], rows.kv_head));
     }
+    tile.latent_bytes = kv.padded_dim() * int64_t(sizeof(T));
     constexpr bool kScaled = kScaleElements<T> > 0;
     for (int b = 0; kScaled && b < kTileBlocks; ++b) {
         const int64_t block =
@@ -217,7 +221,8 @@ static void attend_tile(const AttentionArgs& args, const QueryRows& rows, int64_
     const bool widen_first = sizeof(T) < sizeof(float) && rows.rows > kFetchPasses * kPassRows;
     if (!widen_first) return attend_blocks<kScaled>(args, rows.rows, tile, s);
 
-    TileBlocks<float> wide = {first, last, {}, {}, {}, {}, {}};
+    TileBlocks<float> wide = {first, last, {}, {}, {}, {}, {}, {}, tile.latent_bytes};
+    memcpy(wide.next_latents, tile.next_latents, sizeof wide.next_latents);
     memcpy(wide.key_scales, tile.key_scales, sizeof wide.key_scales);
     memcpy(wide.value_scales, tile.value_scales, sizeof wide.value_scales);
     for (int b = first; b <= last; ++b) {

@@ -178,6 +178,8 @@ struct TileBlocks {
     const T* next_keys[kTileBlocks];       // what the next tile reads, or any address that is harmless to prefetch
     const float* key_scales[kTileBlocks];  // of int8, also where it has been widened, and of all blocks; else null
     const float* value_scales[kTileBlocks];
+    const char* next_latents[kTileBlocks];  // of the next tile, as they are stored, or null
+    int64_t latent_bytes;                   // of one of them
 
     // What to fetch beside block b in this pass of `passes`: `wanted`, or what is in cache already.
     static const T* fetch(const T* wanted, const T* cached, int b, int pass, int passes) {
@@ -187,16 +189,24 @@ struct TileBlocks {
 
 // scores[r][j] += sum_d q[r][d] * values[j][d], times scales[j] where these are not null, for the positions of blocks
 // first .. last: values that are latents are keys, too. They are in memory position by position, as values want them, so
-// that lanes are elements of a latent here, and added up at last.
+// that lanes are elements of a latent here, and added up at last. Each pass fetches its part of the next tile's latents:
+// a tile of many rows takes several times as long as reading it, and would wait for it nonetheless.
 template <int R, class T>
-static void latent_scores(const float* q, const TileBlocks<T>& tile, int64_t value_dim, int64_t padded_dim,
-                          float* scores) {
+static void latent_scores(const float* q, const TileBlocks<T>& tile, int pass, int passes, int64_t value_dim,
+                          int64_t padded_dim, float* scores) {
     constexpr int kVectors = kPassVectors<R>;
     const int64_t whole = value_dim / kLanes * kLanes;
     for (int position = tile.first * kBlockPositions; position < (tile.last + 1) * kBlockPositions;
          position += kVectors) {
         const int block = position / kBlockPositions, offset = position % kBlockPositions;
         const T* const row = tile.values[block] + offset * padded_dim;
+        if (tile.next_latents[block]) {
+            const int64_t bytes = tile.latent_bytes, begin = bytes * pass / passes, end = bytes * (pass + 1) / passes;
+            const char* const next = tile.next_latents[block] + offset * bytes;
+            for (int v = 0; v < kVectors; ++v) {
+                for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(next + v * bytes + i, 0, 2);
+            }
+        }
         F32 sums[R][kVectors];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -277,10 +287,10 @@ static void score_rows(int rows, const float* q, const TileBlocks<T>& tile, int 
 }
 
 template <int R = kOnePassRows, class T>
-static void add_latent_scores(int rows, const float* q, const TileBlocks<T>& tile, int64_t value_dim,
-                              int64_t padded_dim, float* scores) {
-    if (rows == R) return latent_scores<R>(q, tile, value_dim, padded_dim, scores);
-    if constexpr (R > 1) add_latent_scores<R - 1>(rows, q, tile, value_dim, padded_dim, scores);
+static void add_latent_scores(int rows, const float* q, const TileBlocks<T>& tile, int pass, int passes,
+                              int64_t value_dim, int64_t padded_dim, float* scores) {
+    if (rows == R) return latent_scores<R>(q, tile, pass, passes, value_dim, padded_dim, scores);
+    if constexpr (R > 1) add_latent_scores<R - 1>(rows, q, tile, pass, passes, value_dim, padded_dim, scores);
 }
 
 template <bool kAhead, int R = kOnePassRows, class T>

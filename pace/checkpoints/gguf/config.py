@@ -11,6 +11,7 @@ import numpy as np
 
 from pace.checkpoints.gguf.families import LAYER_NORMS, PARALLEL, of_family
 from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.gguf.latent import LATENT, LATENT_KEYS
 from pace.checkpoints.gguf.llama_like import FULL_EVERY
 from pace.checkpoints.gguf.mixtures import MIXTURE_KEYS, has_experts
 from pace.checkpoints.gguf.names import ARCHITECTURES, hub_name
@@ -107,7 +108,7 @@ def read_config(
     epsilon = key(f"attention.layer_norm_{'' if architecture in LAYER_NORMS else 'rms_'}epsilon")
     epsilon_field = LAYER_NORMS.get(architecture, "rms_norm_eps")
     fields[epsilon_field] = _shortest(metadata.required(epsilon, metadata.number(epsilon)))
-    fields["head_dim"] = _head_dim(metadata, key, fields)
+    fields["head_dim"] = _head_dim(metadata, key, fields, is_latent=architecture in LATENT)
     embedding = shapes.get(hub_name("token_embd.weight", architecture))
     if embedding is None or len(embedding) != 2:
         raise ValueError(
@@ -124,7 +125,15 @@ def read_config(
     fields |= _rope(metadata, key, fields, factors)
     fields = of_family(architecture, fields, metadata, shapes) | special_tokens(metadata)
     unknown = {name.removeprefix(key("")) for name in metadata if name.startswith(key(""))}
-    unknown -= MIXTURE_KEYS | CONFIG_KEYS.keys() | PER_LAYER_KEYS.keys() | MATH_KEYS.keys() | READ_KEYS | HARMLESS_KEYS
+    unknown -= (
+        MIXTURE_KEYS
+        | LATENT_KEYS
+        | CONFIG_KEYS.keys()
+        | PER_LAYER_KEYS.keys()
+        | MATH_KEYS.keys()
+        | READ_KEYS
+        | HARMLESS_KEYS
+    )
     # The reader of config.json says that it ignores fields that it does not know.
     return fields | {key(name): True for name in unknown}
 
@@ -141,10 +150,13 @@ def _same_for_all(metadata: Metadata, key: str) -> int | None:
     return values[0]
 
 
-def _head_dim(metadata: Metadata, key, fields: dict[str, Any]) -> int:
+def _head_dim(metadata: Metadata, key, fields: dict[str, Any], is_latent: bool) -> int:
+    """Of heads that are rotated: of latent attention, what is rotated of them."""
     heads = fields["num_attention_heads"]
     if heads < 1:
         raise ValueError(f"{metadata.path}: {key('attention.head_count')} must be positive; got {heads}")
+    if is_latent:
+        return metadata.required(key("rope.dimension_count"), metadata.integer(key("rope.dimension_count")))
     head_dim = metadata.integer(key("attention.key_length"), fields["hidden_size"] // heads)
     if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
         raise NotImplementedError(
@@ -207,6 +219,8 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
             if (value := metadata.number(key(f"rope.scaling.yarn_{name}"))) is not None:
                 scaling[name] = value
         for name in ("attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"):
+            if name == "yarn_log_multiplier" and fields["model_type"] in LATENT:
+                continue
             if (value := metadata.number(key(f"rope.scaling.{name}"))) not in (None, 1.0):
                 raise NotImplementedError(
                     f"{metadata.path}: {key(f'rope.scaling.{name}')} = {value} is not implemented"

@@ -1,5 +1,5 @@
 """What the metadata of a family stand for: fields of a config.json that differ from a Llama's. Here for those with layer
-norms and for the `chatglm` code; others are in llama_like.py and mixtures.py."""
+norms and for the `chatglm` code; others are in llama_like.py, mixtures.py and latent.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from pace.checkpoints.gguf.file import Metadata
+from pace.checkpoints.gguf.latent import deepseek2, minicpm3
 from pace.checkpoints.gguf.llama_like import LLAMA_LIKE
 from pace.checkpoints.gguf.mixtures import MIXTURES
 
@@ -91,4 +92,6 @@ FAMILIES: dict[str, Callable[[Fields, Metadata, Collection[str]], Fields]] = {
     "qwen3vl": _qwen_vl,
     **LLAMA_LIKE,
     **MIXTURES,
+    "deepseek2": deepseek2,
+    "minicpm3": minicpm3,
 }

@@ -40,6 +40,8 @@ ARCHITECTURES = {
     "glm4moe": "Glm4MoeForCausalLM",
     "qwen2vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3vl": "Qwen3VLForConditionalGeneration",
+    "deepseek2": "DeepseekV2ForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
 }
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 """Architectures whose queries and keys have their rows permuted."""
@@ -96,7 +98,20 @@ def with_shared(name: str) -> Names:
     return LLAMA.but(ffn_gate_inp_shexp="mlp.shared_expert_gate", **parts)
 
 
+LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+
 NAMES = {
+    "deepseek2": with_shared("shared_experts").but(exp_probs_b="mlp.gate.e_score_correction_bias", **LATENT),
+    "minicpm3": LLAMA.but(**LATENT),
     "qwen2moe": with_shared("shared_expert"),
     "hunyuan-moe": with_shared("shared_mlp").but(
         attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm", ffn_gate_inp="mlp.gate.wg"

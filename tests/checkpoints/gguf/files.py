@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.comparison.gguf_writer import permute, rope_factors
-from tests.checkpoints.gguf import mixture_files
+from tests.checkpoints.gguf import latent_files, mixture_files
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5", "hunyuan_v1_dense": "hunyuan-dense", "cohere": "command-r", "cohere2": "cohere2", "minicpm": "minicpm",
     "starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2", "chatglm": "chatglm",
     **mixture_files.ARCHITECTURES,
+    **latent_files.ARCHITECTURES,
 }  # fmt: skip
 """By model_type."""
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
@@ -116,8 +117,10 @@ def rearranged(state: dict[str, Tensor], config: dict[str, Any], back: bool = Fa
             else tensor
             for name, tensor in state.items()
         }
-    if family in mixture_files.ARCHITECTURES and not back:
-        return mixture_files.arranged(state)
+    if family in (*mixture_files.ARCHITECTURES, *latent_files.MIXTURES) and not back:
+        state = mixture_files.arranged(state)
+    if family in latent_files.ARCHITECTURES and not back:
+        state = latent_files.arranged(state, config)
     if family != "stablelm":
         return state
     found: dict[str, Any] = {}
@@ -184,9 +187,13 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if config["model_type"] in latent_files.ARCHITECTURES:
+        latent_files.add_keys(writer, config)
+    else:
+        writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(dim)
     if config["model_type"] in LAYER_NORMS:
         writer.add_layer_norm_eps(config[LAYER_NORMS[config["model_type"]]])
     else:
@@ -195,13 +202,12 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    writer.add_rope_dimension_count(dim)
     if config.get("sliding_window") and config["model_type"] not in ("qwen2", "qwen3", "smollm3"):
         writer.add_sliding_window(config["sliding_window"])
     if config["model_type"] == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     add_factors(writer, config)
-    if config["model_type"] in mixture_files.ARCHITECTURES:
+    if config["model_type"] in (*mixture_files.ARCHITECTURES, *latent_files.MIXTURES):
         mixture_files.add_keys(writer, config)
     if "full_attention" in rope:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])

@@ -97,7 +97,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "n_group": writer.add_expert_group_count,
         "topk_group": writer.add_expert_group_used_count,
     }.items():
-        if field in config:
+        if config.get(field) is not None:
             add(config[field])
     if "norm_topk_prob" in config:
         writer.add_expert_weights_norm(config["norm_topk_prob"])

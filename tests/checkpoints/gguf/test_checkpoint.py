@@ -19,7 +19,7 @@ from pace.llm import LLMModel, SamplingConfig  # noqa: E402
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config  # noqa: E402
 from pace.llm.models.model_utils import load_model  # noqa: E402
 from pace.ops.weight_layout import QuantizedRows, WeightLayout  # noqa: E402
-from tests.checkpoints.gguf import mixture_files  # noqa: E402
+from tests.checkpoints.gguf import latent_files, mixture_files  # noqa: E402
 from tests.checkpoints.gguf.files import ARCHITECTURES, add_tokenizer, write_gguf  # noqa: E402
 from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
 from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny  # noqa: E402
@@ -42,6 +42,9 @@ HELD = [
     "gpt_oss-default", "hunyuan_v1_moe-default", "hunyuan_v1_moe-lists", "ernie4_5_moe-default",
     "glm4_moe-default", "glm4_moe-groups", "glm4_moe-all",
     "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default",
+    "deepseek_v2-default", "deepseek_v2-lite", "deepseek_v2-groups", "deepseek_v2-experts-everywhere", "deepseek_v3-default",
+    "deepseek_v3-yarn", "deepseek_v3-not-normalised", "deepseek_v3-one-group", "glm4_moe_lite-default", "glm4_moe_lite-eps",
+    "minicpm3-default", "minicpm3-longrope",
 ]  # fmt: skip
 """The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
 ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
@@ -52,6 +55,7 @@ TIED = ("gemma2", "cohere", "cohere2")
 """Whose files hold no head, by model_type."""
 WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
 WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
+WITH_TESTS_OF_THEIR_OWN = (*mixture_files.ARCHITECTURES, *latent_files.ARCHITECTURES)
 PROMPT = 45
 
 
@@ -202,7 +206,7 @@ MIXTURES = {
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-@pytest.mark.parametrize("model_type", [name for name in ARCHITECTURES if name not in mixture_files.ARCHITECTURES])
+@pytest.mark.parametrize("model_type", [name for name in ARCHITECTURES if name not in WITH_TESTS_OF_THEIR_OWN])
 def test_types_that_differ_within_a_layer(tmp_path, model_type, mixture):
     """Parts of one matrix here, in two types there."""
     path, theirs, _ = quantised(

@@ -1,0 +1,61 @@
+"""Tensors and keys of latent attention as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+from torch import Tensor
+
+ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "minicpm3": "minicpm3",
+}
+"""By model_type."""
+MIXTURES = tuple(name for name, architecture in ARCHITECTURES.items() if architecture == "deepseek2")
+
+
+def arranged(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
+    """kv_b cut into what makes keys, turned, and what makes values; MiniCPM3's is left whole."""
+    if config["model_type"] == "minicpm3":
+        return state
+    found: dict[str, Tensor] = {}
+    lengths = [config["qk_nope_head_dim"], config["v_head_dim"]]
+    for name, tensor in state.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = tensor
+            continue
+        keys, values = tensor.unflatten(0, (config["num_attention_heads"], -1)).split(lengths, dim=1)
+        found[name.replace("kv_b_proj", "k_b_proj")] = keys.transpose(1, 2).contiguous()
+        found[name.replace("kv_b_proj", "v_b_proj")] = values.contiguous()
+    return found
+
+
+def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool = True) -> None:
+    """`split`: as files are since kv_b is cut."""
+    rank, rope_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    key_length, value_length = config["qk_nope_head_dim"] + rope_dim, config["v_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_rope_dimension_count(rope_dim)
+    if config["model_type"] == "minicpm3":
+        writer.add_head_count_kv(config["num_attention_heads"])
+        writer.add_key_length(key_length)
+        return
+    writer.add_head_count_kv(1 if split else config["num_attention_heads"])
+    writer.add_key_length(rank + rope_dim if split else key_length)
+    writer.add_value_length(rank if split else value_length)
+    if split:
+        writer.add_key_length_mla(key_length)
+        writer.add_value_length_mla(value_length)
+    kinds = config.get("mlp_layer_types")
+    if kinds:
+        writer.add_leading_dense_block_count(kinds.index("sparse"))
+    is_sigmoid = config["model_type"] != "deepseek_v2"
+    types = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(types.SIGMOID if is_sigmoid else types.SOFTMAX)
+    if mscale := (config.get("rope_parameters") or {}).get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * mscale)
