@@ -142,8 +142,8 @@ void ExpertsOp::set_workspace(void* memory) {
 }
 
 ExpertsOp::Copy ExpertsOp::copy_of(int thread) const {
-    char* next = workspace + in_lines(size_t(pairs * second.k) * sizeof(float)) +
-                 (alone ? size_t(thread) * copy_bytes() : 0);
+    char* next =
+        workspace + in_lines(size_t(pairs * second.k) * sizeof(float)) + (alone ? size_t(thread) * copy_bytes() : 0);
     const auto take = [&next](size_t bytes) {
         char* const taken = next;
         next += in_lines(bytes);
@@ -214,8 +214,7 @@ void ExpertsOp::prepare_rows(const Copy& copy, int64_t begin, int64_t end) const
     if (!routing) {
         void* const scratch = thread_scratch(router.scratch_bytes());
         for (int64_t row = begin; row < end; ++row)
-            router.choose(*first.table, logits + row * router.experts, scratch,
-                          copy.routing + row * 2 * router.top_k);
+            router.choose(*first.table, logits + row * router.experts, scratch, copy.routing + row * 2 * router.top_k);
     }
     if (x_plain) return;
     for (int64_t row = begin; row < end; ++row)
@@ -271,16 +270,15 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
     const int32_t* const row_of = copy.row_of + block.first;
     const bool gathers = block.count > 1;
     const size_t gathered = gathers ? in_lines(size_t(block.count * bytes)) : 0;
-    char* const scratch = static_cast<char*>(thread_scratch(
-        gathered + size_t(block.count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
+    char* const scratch = static_cast<char*>(
+        thread_scratch(gathered + size_t(block.count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
     for (int32_t i = 0; gathers && i < block.count; ++i)
         std::memcpy(scratch + i * bytes, inputs + row_of[i] * stride, size_t(bytes));
     const Product::Inputs rows_of_block = {gathers ? scratch : inputs + row_of[0] * stride, bytes, block.count};
 
     const float* const bias = gate_up.bias ? gate_up.bias + block.expert * 2 * first.n_out : nullptr;
     first.run(gate_up.of(block.expert), rows_of_block, first_panel, end_panel,
-              reinterpret_cast<float*>(scratch + gathered),
-              [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
+              reinterpret_cast<float*>(scratch + gathered), [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
                   e.columns = columns;
                   e.activation = activation.kind;
                   e.alpha = activation.alpha;

@@ -151,7 +151,8 @@ bool is_packed(const void* weight, const std::vector<PackedPart>& parts, int64_t
     std::vector<int64_t> offsets;
     const PackedHeader h = make_header(parts, k, glu, offsets);
     const char* const begin = static_cast<const char*>(weight);
-    if (std::memcmp(begin, &h, sizeof h) || std::memcmp(begin + sizeof h, offsets.data(), parts.size() * sizeof(int64_t)))
+    if (std::memcmp(begin, &h, sizeof h) ||
+        std::memcmp(begin + sizeof h, offsets.data(), parts.size() * sizeof(int64_t)))
         return false;
     for (size_t i = 0; i < parts.size(); ++i)
         if (!is_packed(begin + offsets[i], parts[i].rows, k, parts[i].format, false)) return false;

@@ -10,8 +10,18 @@ using pace::Router;
 
 Router make_router(int score, int64_t experts, int64_t top_k, int64_t groups, int64_t kept_groups, bool group_top2,
                    bool normalise, float eps, float least_sum, float scale, float jitter, Address choice_bias) {
-    return {Router::Score(score), experts, top_k,     groups, kept_groups, group_top2,
-            normalise,            eps,     least_sum, scale,  jitter,      at<const float>(choice_bias)};
+    return {Router::Score(score),
+            experts,
+            top_k,
+            groups,
+            kept_groups,
+            group_top2,
+            normalise,
+            eps,
+            least_sum,
+            scale,
+            jitter,
+            at<const float>(choice_bias)};
 }
 
 void route(Address logits, int64_t stride, int64_t rows, const Router& router, Address routing) {

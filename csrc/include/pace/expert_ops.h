@@ -116,10 +116,10 @@ struct ExpertsOp {
     bool alone;           // every thread sorts and prepares for itself
     bool plain, x_plain;  // hidden rows, and x, serve as they are
     int copies;
-    std::vector<int64_t> down_starts;     // in panels
-    std::vector<double> share_starts;     // of phase 2, where rows are few
+    std::vector<int64_t> down_starts;  // in panels
+    std::vector<double> share_starts;  // of phase 2, where rows are few
     char* workspace;
-    float* hidden;                        // [pairs][I]
+    float* hidden;                                      // [pairs][I]
     mutable std::vector<char> sorted, hidden_prepared;  // by thread, where alone
 
     size_t copy_bytes() const;
