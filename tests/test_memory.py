@@ -112,6 +112,14 @@ def test_address_space_is_memory_too(make_system) -> None:
     assert system.available == 8 << 10
 
 
+def test_a_limit_of_data_is_one_too(make_system) -> None:
+    system = make_system("/")
+    lines = "Limit  Soft Limit  Hard Limit  Units\nMax data size   20480  unlimited  bytes\nMax address space unlimited 7 bytes\n"
+    system.write("proc/self/limits", lines)
+    system.write("proc/self/status", "Name: x\nVmSize:\t      99 kB\nVmData:\t 13 kB\n")
+    assert system.available == 7 << 10
+
+
 def test_limits_that_are_damaged_are_none(make_system) -> None:
     system = make_system("/a")
     for text in ("", "lots", "-5", "12.5"):

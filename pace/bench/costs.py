@@ -44,10 +44,16 @@ class ExpertCosts(NamedTuple):
     bytes_each: int
     flops_each: int
     """Of one token."""
+    mappable_each: int
+    """Of the bytes, those that may stay in a file (`weights="mapped"`)."""
 
     def read_bytes(self, tokens: int) -> int:
         """That a step of so many tokens reads, each of which chooses as if by lot."""
-        return round(self.bytes_each * self.count * (1 - (1 - self.chosen / self.count) ** tokens))
+        return round(self.bytes_each * self.count * self.share_chosen(tokens))
+
+    def share_chosen(self, tokens: int) -> float:
+        """Of the experts, by a step of so many tokens."""
+        return 1 - (1 - self.chosen / self.count) ** tokens
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,15 @@ class Costs:
         """That a step of so many tokens reads."""
         return self.dense_weight_bytes + sum(layer.read_bytes(tokens) for layer in self.experts)
 
+    @property
+    def mappable_bytes(self) -> int:
+        """Of all experts that may stay in a file."""
+        return sum(layer.count * layer.mappable_each for layer in self.experts)
+
+    def mapped_bytes(self, tokens: int) -> float:
+        """Of those, what a step of so many tokens wants."""
+        return sum(layer.count * layer.mappable_each * layer.share_chosen(tokens) for layer in self.experts)
+
     def decode_bytes(self, batch: int, context: int) -> int:
         """Read by a step in which `batch` sequences of `context` tokens each get one more."""
         return self.step_weight_bytes(batch) + batch * self.kv_bytes(context)
@@ -180,6 +195,7 @@ def _expert_costs(mixture: MixtureOfExperts, dtype: torch.dtype) -> ExpertCosts:
         mixture.router.top_k,
         sum(product.planned_nbytes(native, dtype) for product in products) // count,
         sum(2 * product.n * product.k for product in products),
+        sum(product.stack_nbytes(native, dtype) for product in products if product.is_quantised) // count,
     )
 
 

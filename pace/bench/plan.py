@@ -34,6 +34,21 @@ PROCESS_BYTES = 300 << 20
 
 
 @dataclass(frozen=True)
+class MappedPlan:
+    """A model whose quantised experts stay in a file (`weights="mapped"`)."""
+
+    expert_bytes: int
+    """In the file."""
+    bytes_in_memory: int
+    """Of those, what fits into memory beside all else, with a cache for `batch` sequences of `context` tokens."""
+    bytes_read_per_token: int
+    """From the disk, once memory is full, where each token chooses its experts as if by lot. Where some are chosen more
+    often than others, it is less."""
+    fits: bool
+    """Whether all else fits into memory."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One way of running a model. Bytes, tokens, tokens a second."""
 
@@ -48,6 +63,8 @@ class Plan:
     """Of a prompt of `prompt` tokens."""
     decode_tokens_per_second: float
     """Of all sequences together."""
+    mapped: MappedPlan | None = None
+    """None where no experts are quantised."""
 
     @property
     def fits(self) -> bool:
@@ -149,6 +166,19 @@ def _plan(
         max_context=max(0, min(max_positions, room // (batch * costs.kv_bytes_per_token))),
         prefill_tokens_per_second=prompt / predicted.prefill_seconds,
         decode_tokens_per_second=batch / predicted.step_seconds,
+        mapped=_mapped_plan(costs, available_bytes, context, batch) if costs.mappable_bytes else None,
+    )
+
+
+def _mapped_plan(costs: Costs, available_bytes: int, context: int, batch: int) -> MappedPlan:
+    experts = costs.mappable_bytes
+    room = available_bytes - (costs.weight_bytes - experts) - PROCESS_BYTES - batch * costs.kv_bytes(context)
+    held = min(experts, max(0, room))
+    return MappedPlan(
+        expert_bytes=experts,
+        bytes_in_memory=held,
+        bytes_read_per_token=round(costs.mapped_bytes(batch) * (1 - held / experts) / batch),
+        fits=room >= 0,
     )
 
 

@@ -6,8 +6,12 @@ import argparse
 import json
 from contextlib import nullcontext
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from pace.cli.arguments import add_kv_cache_dtype_argument, add_quantization_argument, count
+
+if TYPE_CHECKING:
+    from pace.bench.plan import MappedPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,12 +98,25 @@ def run(arguments: argparse.Namespace) -> int:
             f"{p.dtype:<{width}}{_gib(p.weight_bytes):>11}{p.kv_bytes_per_token / 1024:>10.1f} KiB{context:>14}"
             f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
         )
+    for p in plans:
+        if p.mapped:
+            print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")
     sequences = f"{arguments.batch} sequences" if arguments.batch > 1 else "one sequence"
     print(
         f"speeds are predictions for a prompt of {arguments.prompt} tokens, and {sequences} at {arguments.context or arguments.prompt}; `pace bench` measures them"
     )
     print("a model takes half of the memory that is left for sequences unless it is told more (--kv-cache-bytes)")
     return 0
+
+
+def _mapped(plan: MappedPlan) -> str:
+    if not plan.fits:
+        return f"what is not {_gib(plan.expert_bytes)} of experts does not fit, either"
+    read = f"a token reads {plan.bytes_read_per_token / 2**20:,.0f} MiB from the disk"
+    return (
+        f"{_gib(plan.expert_bytes)} of experts in a file, {_gib(plan.bytes_in_memory)} of which fit into memory; "
+        + (f"{read} where routing is uniform" if plan.bytes_read_per_token else "nothing is read twice")
+    )
 
 
 def _gib(num_bytes: float) -> str:

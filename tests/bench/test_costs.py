@@ -26,6 +26,8 @@ from pace.bench.prediction import (
 )
 from pace.bench.shapes import SHAPES, RandomWeights
 from pace.llm.engine.scheduler import Scheduler
+from pace.llm.models import model_utils
+from pace.llm.models.hf_utils import read_config_json
 from pace.llm.models.model_list import read_config
 from pace.ops import native
 from pace.quant import FORMATS, QuantizationConfig
@@ -328,3 +330,29 @@ def test_every_format_has_shares(name):
     assert code == FORMATS[name]().layout.code
     for isa in ("generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"):
         assert 0 < efficiency(isa, torch.bfloat16, code).weights <= 1
+
+
+def test_mapped_experts_are_planned_for(tmp_path):
+    save_tiny(tmp_path, "qwen3_moe", {"num_experts_per_tok": 2})  # of 8
+    config = read_config_json(tmp_path)
+    limits = Limits("avx2", 2, 20.0, 150.0)
+    model = model_utils.load_model(tmp_path, quantization="int4", progress=False)
+    experts = sum(stack.stack.nbytes for stack in model.stacks())
+    rest = model.nbytes - experts + PROCESS_BYTES + model.kv_spec.position_bytes * 16
+
+    def planned(available, batch=1, **options):
+        [*plans] = plan(config, limits, available, 16, batch=batch, **options)
+        return {found.dtype: found.mapped for found in plans}
+
+    int4 = {"quantization": QuantizationConfig("int4")}
+    [half] = planned(rest + experts // 2, **int4).values()
+    assert (half.expert_bytes, half.bytes_in_memory, half.fits) == (experts, experts // 2, True)
+    assert half.bytes_read_per_token == experts * 2 // 8 // 2
+    [all_of_it] = planned(rest + 2 * experts, **int4).values()
+    assert (all_of_it.bytes_in_memory, all_of_it.bytes_read_per_token) == (experts, 0)
+    [none] = planned(rest - 1, **int4).values()
+    assert (none.bytes_in_memory, none.bytes_read_per_token, none.fits) == (0, experts * 2 // 8, False)
+    kv = model.kv_spec.position_bytes * 16
+    [two] = planned(rest + kv, batch=2, **int4).values()
+    assert two.bytes_read_per_token == round(experts * (1 - (6 / 8) ** 2) / 2)
+    assert {name for name, mapped in planned(1 << 40).items() if mapped} == {"int8", "int4"}

@@ -59,6 +59,8 @@ WRONG = {
     "kv_cache_dtype": [("int4", ValueError), (8, TypeError)],
     "load_in_4bit": [(1, TypeError)],
     "load_in_8bit": [("yes", TypeError)],
+    "weights": [("disk", ValueError), (None, ValueError), ("mapped", ValueError)],
+    "weights_cache": [(5, TypeError), ("/nowhere", ValueError)],
 }
 NEEDED_WITH = {"bmc_rows": {"kv_cache_type": "bmc"}}
 
@@ -92,7 +94,8 @@ def test_the_face_and_the_options_have_the_same_names_order_and_defaults() -> No
 
 
 def test_every_option_is_tried() -> None:
-    assert {*GOOD, *HUB, "model_name_or_path", "pin_threads"} == {*WRONG} == {*names()}
+    elsewhere = {"pin_threads", "weights", "weights_cache"}  # below, and tests/llm/models/test_mapped_experts.py
+    assert {*GOOD, *HUB, *elsewhere, "model_name_or_path"} == {*WRONG} == {*names()}
 
 
 @pytest.mark.usefixtures("restore_isa_and_threads")
@@ -157,6 +160,8 @@ def test_a_wrong_value_of_any_option_is_told_before_weights_are_read(
         {"quantization": "int4", "load_in_8bit": True},
         {"kv_cache_type": "dynamic", "prefix_cache_bytes": 4096},
         {"kv_cache_type": "dynamic", "bmc_rows": 4},
+        {"weights_cache": "folder"},
+        {"weights": "mapped", "backend": "torch"},
     ],
 )
 def test_options_that_contradict_each_other_are_refused_without_a_checkpoint(options: dict) -> None:
