@@ -6,6 +6,7 @@
 //               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c))
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s)
 //             in int8, k[d][j] stands for k[d][j] * key_scale[j], v[j][d] for v[j][d] * value_scale[j]
+//             of latents, which are values and keys at once, s[j] = scale * (sum_d q[d] k[d][j] + sum_d latent_q[d] v[j][d])
 // LAYOUT      A tile of 64 positions is four blocks; its two products are in attention_products.inl. The scales of int8 are numbers of a
 //             position: they multiply the 64 scores, and the 64 weights before these meet the values.
 // NUMERICS    fp32. A score is one chain of fma over d ascending; out is one chain of fma over j ascending within a tile, scaled

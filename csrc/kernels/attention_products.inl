@@ -11,6 +11,8 @@
 //
 //             All query heads of a group and all tokens of the rows share each load of a key or value.
 // NUMERICS    fp32. A score is one chain of fma over d ascending, and then times its scale; out is one chain of fma over j ascending.
+//             What a latent adds to a score is a chain for each lane, over every kLanes-th element ascending, the lanes added up in
+//             one tree.
 //             bf16, fp16 and int8 widen exactly.
 //
 // Tile sizes: 6 rows x 2 vectors (AVX2) are 12 accumulators, 2 values and a broadcast in 16 registers; 6 x 4 (AVX-512)
