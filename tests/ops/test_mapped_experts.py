@@ -8,12 +8,12 @@ import resource
 
 import pytest
 import torch
-from pace.ops.native_experts import ExpertStack
 
 from pace import _C
 from pace.checkpoints.mapping import address_of
 from pace.ops import native
 from pace.ops.experts import Router
+from pace.ops.kernels.experts import ExpertStack
 from pace.ops.weight import Room
 from pace.ops.weight_layout import MixedLayout
 from pace.quant import read_format

@@ -11,7 +11,7 @@ from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
 from pace.llm.models.model_utils import load_model
 from tests.checkpoints.gguf import latent_files
 from tests.checkpoints.gguf.files import write_gguf
-from tests.llm.models.latent_variants import YARN
+from tests.llm.models.families.latent_variants import YARN
 from tests.llm.models.variants import save_tiny
 from tests.support import prefill
 

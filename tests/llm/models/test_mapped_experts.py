@@ -17,7 +17,7 @@ from pace.assets import TINY
 from pace.checkpoints import reader
 from pace.checkpoints.packed_file import PARTIAL
 from pace.llm import LLMModel, SamplingConfig
-from tests.llm.models.test_expert_forms import in_mxfp4
+from tests.llm.models.families.test_expert_forms import in_mxfp4
 from tests.llm.models.variants import save_tiny
 
 IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
