@@ -7,6 +7,7 @@ docs/benchmarks.md, its pictures, and that of the README.
     python benchmarks/compare.py --isa avx2 --peers-isa avx2      and those peers that can be told so
     python benchmarks/compare.py --llama-bench PATH  ik_llama.cpp too, by the llama-bench that it builds
     python benchmarks/compare.py qwen3-4b-4-layers   the first four layers of a shape, with its embedding
+    python benchmarks/compare.py deepseek-v2-lite-8-experts     so many experts a layer: what a token reads is the same
     python benchmarks/compare.py --prepare           checkpoints and conversions only, which needs no quiet machine
     python benchmarks/compare.py --render            docs/benchmarks.md again, from all files in benchmarks/results/
 

@@ -16,6 +16,8 @@ from pace.bench.shapes import SHAPES
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""The field's names."""
 STD = 0.02
 QUERY_KEY_STD = 0.04
 """Scores then have a standard deviation of about one, so that a wrong rotation or order of heads changes the logits of
@@ -35,12 +37,20 @@ def ensure_checkpoint(shape: str, folder: Path) -> Path:
 
 
 def shape_config(shape: str) -> dict[str, Any]:
-    """The config of a shape of `pace bench --list`, or with the name `SHAPE-4-layers` of its first 4 layers. Raises
-    ValueError for another name."""
-    name, layers = re.fullmatch(r"(.+?)(?:-(\d+)-layers?)?", shape).groups()
+    """The config of a shape of `pace bench --list`, or with the name `SHAPE-4-layers` of its first 4 layers, and with
+    `SHAPE-8-experts` of the first 8 experts of each layer (after the layers, where both are said). Raises ValueError for
+    another name, and for fewer experts than a token chooses."""
+    name, layers, experts = re.fullmatch(r"(.+?)(?:-(\d+)-layers?)?(?:-(\d+)-experts)?", shape).groups()
     if name not in SHAPES:
         raise ValueError(f"no shape is called {name!r}; there are {', '.join(SHAPES)} (pace bench --list)")
-    return shapes.shape_config(name, layers and int(layers))
+    config = shapes.shape_config(name, layers and int(layers))
+    if experts is None:
+        return config
+    field = next((field for field in NUM_EXPERTS if field in config), None)
+    if field is None or not config["num_experts_per_tok"] <= int(experts) <= config[field]:
+        has = f"{config['num_experts_per_tok']} to {config[field]}" if field else "no"
+        raise ValueError(f"{name} has {has} experts; got {experts}")
+    return config | {field: int(experts)}
 
 
 def write_checkpoint(config: dict, folder: Path) -> None:

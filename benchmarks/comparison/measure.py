@@ -40,6 +40,7 @@ NOMINAL_BITS = {
     "q6_k": 7,
     "q5_k_m": 6,
     "q4_k_m": 6,
+    "mxfp4": 5,
 }
 """Of a weight, to plan memory with."""
 RESIDENT_FACTOR, RESIDENT_BYTES = 1.4, 600 << 20
@@ -285,7 +286,8 @@ class Comparison:
         num_bytes = None
         if subject.weight_bytes:
             kv_bits = next(v.kv_bits for v in RUNTIMES[subject.runtime].variants if v.name == subject.variant)
-            num_bytes = subject.weight_bytes + scenario.batch * costs.kv_bytes(context) * kv_bits // 32
+            more = costs.step_weight_bytes(scenario.batch) / costs.decode_weight_bytes  # sequences choose other experts
+            num_bytes = round(subject.weight_bytes * more) + scenario.batch * costs.kv_bytes(context) * kv_bits // 32
         return (
             scenario.batch * costs.prefill_flops(scenario.prompt),
             costs.decode_flops(scenario.batch, context),

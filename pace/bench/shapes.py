@@ -49,6 +49,25 @@ _GEMMA2 = dict(
     hidden_activation="gelu_pytorch_tanh",
     max_position_embeddings=8192,
 )
+_GEMMA3 = dict(
+    architectures=["Gemma3ForCausalLM"],
+    model_type="gemma3_text",
+    head_dim=256,
+    query_pre_attn_scalar=256,
+    rope_theta=1e6,
+    rope_local_base_freq=1e4,
+    sliding_window_pattern=6,
+    rms_norm_eps=1e-6,
+    hidden_activation="gelu_pytorch_tanh",
+)
+_YARN_OF_GPT_OSS = dict(
+    rope_type="yarn",
+    factor=32.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+    original_max_position_embeddings=4096,
+)
 _QWEN3_MOE = _QWEN3 | dict(
     architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", norm_topk_prob=True, max_position_embeddings=262144
 )
@@ -106,7 +125,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _sizes(2048, 6144, 48, 32, 4, False)
     | dict(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
     "mixtral-8x7b": _MIXTRAL | _sizes(4096, 14336, 32, 32, 8, False) | dict(num_local_experts=8, num_experts_per_tok=2),
-    "gpt-oss-20b": dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss")
+    "gpt-oss-20b": dict(
+        architectures=["GptOssForCausalLM"],
+        model_type="gpt_oss",
+        vocab_size=201088,
+        head_dim=64,
+        rope_theta=150000.0,
+        rope_scaling=_YARN_OF_GPT_OSS,
+        rms_norm_eps=1e-5,
+        sliding_window=128,
+        max_position_embeddings=131072,
+    )
     | _sizes(2880, 2880, 24, 64, 8, False)
     | dict(num_local_experts=32, num_experts_per_tok=4),
     "deepseek-v2-lite": _LATENT
@@ -143,6 +172,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "gemma-2-2b": _GEMMA2 | _sizes(2304, 9216, 26, 8, 4, True),
     "gemma-2-9b": _GEMMA2 | _sizes(3584, 14336, 42, 16, 8, True),
+    "gemma-3-1b": _GEMMA3
+    | _sizes(1152, 6912, 26, 4, 1, True)
+    | dict(vocab_size=262144, sliding_window=512, max_position_embeddings=32768),
+    "gemma-3-4b": _GEMMA3
+    | _sizes(2560, 10240, 34, 8, 4, True)
+    | dict(
+        vocab_size=262208,
+        sliding_window=1024,
+        max_position_embeddings=131072,
+        rope_scaling=dict(rope_type="linear", factor=8.0),
+    ),
     "mistral-7b": _LLAMA
     | _sizes(4096, 14336, 32, 32, 8, False)
     | dict(

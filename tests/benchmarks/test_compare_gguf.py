@@ -4,6 +4,7 @@ llama.cpp wants them."""
 from __future__ import annotations
 
 import json
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from benchmarks.comparison import gguf_writer
+from benchmarks.comparison import gguf_families, gguf_writer
 from benchmarks.comparison.checkpoint import write_checkpoint
+from benchmarks.comparison.runtimes.llama_cpp_runtime import gguf_step_bytes
 from pace.assets import TINY
 from pace.bench.shapes import SHAPES
+from pace.llm import LLMModel
 from pace.llm.models.hf_utils import load_tokenizer
 
 SMALL = dict(
@@ -53,7 +56,7 @@ def values(tensor) -> torch.Tensor:
 def test_every_tensor(tmp_path, shape, dtype):
     fields, tensors, checkpoint = written(tmp_path, shape, dtype)
     kind, torch_dtype = KINDS[dtype]
-    names = {gguf_writer.tensor_name(name): name for name in checkpoint}
+    names = {gguf_families.tensor_name(SHAPES[shape] | SMALL, name): name for name in checkpoint}
     assert set(tensors) - {"rope_freqs.weight"} == set(names) and ("rope_freqs.weight" in tensors) == (
         shape == "llama-3.2-1b"
     )
@@ -91,7 +94,7 @@ def test_every_tensor(tmp_path, shape, dtype):
 
 def test_the_permutation_turns_halves_into_pairs():
     rows = torch.arange(12)[:, None]  # two heads of six rows
-    assert gguf_writer.permute(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    assert gguf_families.permute(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
 def test_rope_factors_are_those_of_transformers():
@@ -102,12 +105,69 @@ def test_rope_factors_are_those_of_transformers():
     config = LlamaConfig(**{name: value for name, value in fields.items() if name != "architectures"})
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
     plain = fields["rope_theta"] ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
-    factors = torch.from_numpy(gguf_writer.rope_factors(fields))
+    factors = torch.from_numpy(gguf_families.rope_factors(fields))
     assert factors[0] == 1 and factors[-1] == 32
     torch.testing.assert_close(plain / factors, scaled.double(), rtol=1e-5, atol=0)
-    assert gguf_writer.rope_factors(SHAPES["qwen2.5-0.5b"]) is None
-    with pytest.raises(NotImplementedError, match="yarn"):
-        gguf_writer.rope_factors(fields | {"rope_scaling": {"rope_type": "yarn"}})
+    assert gguf_families.rope_factors(SHAPES["qwen2.5-0.5b"]) is None
+
+
+OTHERS = dict(
+    num_experts=12,
+    num_experts_per_tok=2,
+    moe_intermediate_size=32,
+    num_local_experts=12,
+    n_routed_experts=12,
+    n_shared_experts=1,
+    kv_lora_rank=32,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=16,
+    query_pre_attn_scalar=16,
+)
+"""Sizes that some families have beside those."""
+
+
+@pytest.mark.parametrize("shape", ["qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite", "gemma-3-4b"])
+def test_files_of_other_families_hold_the_same_model(tmp_path, shape):
+    """pace finds the same weights in the file as in the checkpoint, bit by bit: the logits say so."""
+    sizes = SMALL | {name: value for name, value in OTHERS.items() if name in SHAPES[shape]}
+    if shape == "deepseek-v2-lite":
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    fields, tensors, _ = written(tmp_path, shape, "fp32", TINY, **sizes | {"vocab_size": 2100})
+    stacks = [tensor for name, tensor in tensors.items() if name.endswith("_exps.weight")]
+    assert all(len(tensor.shape) == 3 and tensor.shape[2] == 12 for tensor in stacks)
+    assert bool(stacks) == (shape != "gemma-3-4b")
+    options = dict(dtype="float32", progress=False, num_threads=1)
+    from_folder = LLMModel(tmp_path, **options)
+    from_file = LLMModel(tmp_path / "model.gguf", **options)
+    prompt = list(range(3, 80))
+    with from_folder, from_file:
+        assert torch.equal(from_folder.score([prompt])[0], from_file.score([prompt])[0])
+
+
+def test_experts_keep_their_order(tmp_path):
+    """Tensors are sorted by name in a checkpoint, where expert 10 comes before expert 2."""
+    _, tensors, checkpoint = written(
+        tmp_path, "qwen3-30b-a3b", "fp32", **{**SMALL, "moe_intermediate_size": 32, "num_experts": 12}
+    )
+    stack = values(tensors["blk.1.ffn_up_exps.weight"])
+    for index in range(12):
+        assert torch.equal(stack[index], checkpoint[f"model.layers.1.mlp.experts.{index}.up_proj.weight"].float())
+
+
+def test_other_scalings_are_refused():
+    with pytest.raises(NotImplementedError, match="got longrope"):
+        gguf_families.add_config(MagicMock(), SHAPES["llama-3.2-1b"] | {"rope_scaling": {"rope_type": "longrope"}})
+
+
+def test_bytes_of_a_step_are_those_of_the_experts_that_a_token_chooses(tmp_path):
+    sizes = {"moe_intermediate_size": 32, "num_experts": 12, "num_experts_per_tok": 3}
+    _, tensors, _ = written(tmp_path, "qwen3-30b-a3b", "fp32", **sizes)
+    experts = sum(tensor.n_bytes for name, tensor in tensors.items() if "_exps" in name)
+    rest = sum(
+        tensor.n_bytes for name, tensor in tensors.items() if "_exps" not in name and name != "token_embd.weight"
+    )
+    assert gguf_step_bytes(tmp_path / "model.gguf") == rest + experts // 4
 
 
 def test_other_architectures_are_refused(tmp_path):
@@ -134,7 +194,7 @@ def test_q8_0_with_a_tokenizer(tmp_path):
     changes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 2100}
     fields, tensors, checkpoint = written(tmp_path, "qwen2.5-0.5b", "q8_0", TINY, **changes)
     for name, original in checkpoint.items():
-        tensor, wanted = tensors[gguf_writer.tensor_name(name)], original.float()
+        tensor, wanted = tensors[gguf_families.tensor_name(SHAPES["qwen2.5-0.5b"] | SMALL, name)], original.float()
         if original.ndim == 1:
             assert tensor.tensor_type.name == "F32" and torch.equal(values(tensor), wanted)
             continue

@@ -182,6 +182,11 @@ def test_a_program_runs_no_batches_and_is_asked_for_no_logits(monkeypatch, tmp_p
 def test_a_shape_cut_to_its_first_layers():
     assert shape_config("qwen3-4b-4-layers") == SHAPES["qwen3-4b"] | {"num_hidden_layers": 4}
     assert shape_config("qwen3-4b") is SHAPES["qwen3-4b"]
+    both = {"num_hidden_layers": 2, "num_experts": 16}
+    assert shape_config("qwen3-30b-a3b-2-layers-16-experts") == SHAPES["qwen3-30b-a3b"] | both
+    for name, has in (("deepseek-v2-lite-5-experts", "6 to 64"), ("qwen3-4b-8-experts", "no")):
+        with pytest.raises(ValueError, match=f"{has} experts"):
+            shape_config(name)
     for name, message in [("qwen4", "no shape"), ("qwen3-4b-0-layers", "1 to 36"), ("qwen3-4b-37-layers", "1 to 36")]:
         with pytest.raises(ValueError, match=message):
             shape_config(name)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 Prompts = list[list[int]]
-GGUF_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m")
+GGUF_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "mxfp4")
 """Types of files that llama.cpp quantises, as kinds of weights."""
 WARM_UP_STEPS = 2
 """Steps after a prompt that are not counted."""
@@ -30,7 +30,7 @@ class Variant:
     """As the runtime calls it."""
     dtype: str
     """What it is compared with: bf16, fp16, fp32, int8 or int4, or a GGUF file of a type, which all that read such
-    files read: q8_0, q6_k, q5_k_m, q4_k_m."""
+    files read: q8_0, q6_k, q5_k_m, q4_k_m, mxfp4 (of experts; the rest is q8_0)."""
     weight_bits: float | None
     """Per weight, scales included; None: not the same for all matrices, `step_weight_bytes` tells or nobody knows."""
     kv_bits: int = 16

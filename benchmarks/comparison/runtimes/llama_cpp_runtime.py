@@ -17,8 +17,8 @@ MICRO_BATCH = 512
 FLASH_ATTENTION = {"off": 0, "on": 1}
 """LLAMA_FLASH_ATTN_TYPE_DISABLED and _ENABLED."""
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q4_k_s": 14}
-FILE_TYPES |= {"q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25}
-"""LLAMA_FTYPE_MOSTLY_*"""
+FILE_TYPES |= {"q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "mxfp4": 38}
+"""LLAMA_FTYPE_MOSTLY_*; 38 is MXFP4_MOE."""
 
 
 class LlamaCpp(SteppedRuntime):
@@ -166,8 +166,14 @@ class LlamaCpp(SteppedRuntime):
 
 
 def gguf_step_bytes(path: Path) -> int:
-    """Bytes of the tensors that a decode step reads: all but an embedding with an output beside it."""
+    """Bytes of the tensors that a decode step reads: all but an embedding with an output beside it, and of experts those
+    that a token chooses."""
     import gguf
 
-    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
-    return sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)
+    reader = gguf.GGUFReader(path)
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
+    fields = {name.partition(".")[2]: field for name, field in reader.fields.items()}
+    experts = sum(size for name, size in sizes.items() if "_exps." in name)
+    count, used = (fields[name].contents() if name in fields else 1 for name in ("expert_count", "expert_used_count"))
+    unread = sizes["token_embd.weight"] if "output.weight" in sizes else 0
+    return sum(sizes.values()) - unread - experts * (count - used) // count

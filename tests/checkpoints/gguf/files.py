@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.comparison.gguf_writer import permute, rope_factors
+from benchmarks.comparison.gguf_families import permute, rope_factors
 from tests.checkpoints.gguf import latent_files, mixture_files
 
 ARCHITECTURES = {
