@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -59,7 +60,10 @@ def dequantized(
 
 
 def load(config_json: dict, state: dict[str, torch.Tensor], **options):
-    model = make(config_json, **options)
+    return fill(make(config_json, **options), state)
+
+
+def fill(model, state: dict[str, torch.Tensor]):
     model.load_weights(TensorDict(state), workers=2)
     model.kv_dtype = torch.float32
     return model
@@ -116,11 +120,16 @@ def test_every_architecture(variant: int, tmp_path) -> None:
     save_tiny(tmp_path, model_type, fields)
     config_json, state = read(tmp_path)
     ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(variant))
+    floats = prefill(load(config_json, state), ids)
     for config in (QuantizationConfig("int4", group=16), QuantizationConfig("int8")):
-        expected = load(config_json, dequantized(config_json, state, config))
+        expected = make(config_json, quantization=config)
+        for matrix in expected.matrices():
+            matrix.plan = dataclasses.replace(matrix.plan, layouts={})  # floats that have gone through the format
+        expected = prefill(fill(expected, state), ids)
         found = load(config_json, state, quantization=config)
-        assert torch.equal(prefill(found, ids), prefill(expected, ids))
-        assert all(matrix.weight.layout in (Int4(16).layout, Int8().layout) for matrix in found.matrices())
+        assert torch.equal(prefill(found, ids), expected) and not torch.equal(expected, floats)
+        quantised = [matrix for matrix in found.matrices() if not matrix.keeps_floats]
+        assert all(matrix.weight.layout in (Int4(16).layout, Int8().layout) for matrix in quantised)
 
 
 @pytest.mark.parametrize("seed", range(8))
