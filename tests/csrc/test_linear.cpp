@@ -204,6 +204,7 @@ TEST_TABLES(epilogues_follow_their_definition) {
         for (const int64_t n_out : {1, 16, 21, 37})
             for (uint32_t kind = 0; kind < uint32_t(Activation::kCount); ++kind)
                 for (const bool with_bias : {false, true}) {
+                    if (Activation(kind) == Activation::ClampedSwiglu) continue;  // of experts alone: tests/ops
                     const int64_t n = glu ? 2 * n_out : n_out, k = 19, rows = 3;
                     const Packed w(n, k, DType::F32, glu, kind + 1);
                     Inputs x(rows, k, kind + 50);
