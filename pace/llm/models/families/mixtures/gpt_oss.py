@@ -15,7 +15,7 @@ from pace.llm.layers import (
     RouterLinear,
     Vectors,
 )
-from pace.llm.layers.experts import fused, stacked
+from pace.llm.layers.experts import fused, one_by_one, stacked
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.families.qwen2 import check_layer_types, layer_types
@@ -96,6 +96,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
             fused(f"{experts}.gate_up_proj", 2 * inner, count, hidden, transposed=True, interleaved=True),
             fused(f"{experts}.gate_up_proj", 2 * inner, count, hidden, interleaved=True, quantised=True),
             stacked(experts, ("gate_proj", "up_proj"), inner, count, hidden),
+            one_by_one(experts, ("gate_proj", "up_proj"), inner),
             glu=True,
             bias=True,
         )
@@ -105,6 +106,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
             fused(f"{experts}.down_proj", hidden, count, inner, transposed=True),
             fused(f"{experts}.down_proj", hidden, count, inner, quantised=True),
             stacked(experts, ("down_proj",), hidden, count, inner),
+            one_by_one(experts, ("down_proj",), hidden),
             bias=True,
         )
         return MixtureOfExperts(
