@@ -68,6 +68,14 @@ def is_quantised(matrix) -> bool:
     return not matrix.keeps_floats and not any(part.endswith("kv_b_proj") for part in matrix.parts)
 
 
+def distance(found, exact, model_type) -> float:
+    """Of all rows of logits, relative; of mixtures, the median's: a token that goes to another expert is far from where it
+    was."""
+    if model_type not in ROUTED:
+        return ((found - exact).norm() / exact.norm()).item()
+    return ((found - exact).norm(dim=1) / exact.norm(dim=1)).median().item()
+
+
 def tokens(count: int, length: int, seed: int = 0) -> list[list[int]]:
     return torch.randint(2, 99, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -103,10 +111,10 @@ def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
     logits = prefill(loaded, ids)
     floats = functools.partial(load_layers, tmp_path / "float", dtype="float32", backend="torch", progress=False)
     exact = prefill(floats(), ids)
-    limit = (0.05 if code == "int8" else 0.5) * exact.norm()
-    if model_type in ROUTED or len(loaded.layers) > 2:  # a token that goes to another expert is far from where it was
-        limit = max(limit, 2 * (prefill(floats(quantization=config), ids) - exact).norm())
-    assert 0 < (logits - exact).norm() < limit  # a scale that is forgotten moves them further
+    bound = 0.05 if code == "int8" else 0.5
+    if len(loaded.layers) > 2:
+        bound = max(bound, 2 * distance(prefill(floats(quantization=config), ids), exact, model_type))
+    assert 0 < distance(logits, exact, model_type) < bound  # a scale that is forgotten moves them further
 
     native = LLMModel(tmp_path / "out", dtype="float32", progress=False)
     text = native.generate([tokens(1, 9)[0]], SamplingConfig(max_new_tokens=5, ignore_eos=True))
