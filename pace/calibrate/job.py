@@ -221,6 +221,9 @@ class Job:
         layer.allocate(reference, dtype)
         slots = {self.parts.sources[name]: found for name, found in layer.slots().items()}
         fill_slots(self.reader, slots, 1, lambda num_bytes: None)
+        for product in layer.matrices():
+            if not product.weight.matrix.isfinite().all():
+                raise ValueError(f"{next(iter(product.parts))}.weight holds NaN or infinity, which cannot be quantised")
 
     def stored_dtype(self, layer: Layer) -> torch.dtype:
         sources = (self.parts.sources[name] for name in layer.slots())

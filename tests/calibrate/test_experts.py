@@ -220,3 +220,18 @@ def test_few_hessians_at_a_time_give_the_same(tmp_path, monkeypatch):
         quantize_checkpoint(tmp_path / "float", tmp_path / f"out-{size}", INT4, TOKENS, method="gptq")
         files.append((tmp_path / f"out-{size}" / "model.safetensors").read_bytes())
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq+gptq"])
+def test_weights_that_are_no_numbers_are_refused_by_name(method, tmp_path):
+    """They would make sums of inputs that nothing can be fitted to."""
+    save_tiny(tmp_path / "float", "qwen3_moe", {})
+    path, name = tmp_path / "float" / "model.safetensors", "model.layers.0.mlp.experts.2.down_proj.weight"
+    state = load_file(path)
+    state[name][3, 3] = float("nan")
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+        quantize_checkpoint(
+            tmp_path / "float", tmp_path / "out", INT4, None if method == "rtn" else TOKENS, method=method
+        )
+    assert not (tmp_path / "out").exists()
