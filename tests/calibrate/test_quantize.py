@@ -112,7 +112,7 @@ def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
     floats = functools.partial(load_layers, tmp_path / "float", dtype="float32", backend="torch", progress=False)
     exact = prefill(floats(), ids)
     bound = 0.05 if code == "int8" else 0.5
-    if len(loaded.layers) > 2:
+    if model_type in ROUTED or len(loaded.layers) > 2:
         bound = max(bound, 2 * distance(prefill(floats(quantization=config), ids), exact, model_type))
     assert 0 < distance(logits, exact, model_type) < bound  # a scale that is forgotten moves them further
 
