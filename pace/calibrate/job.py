@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-import pace
-from pace.calibrate import encoding, migration
+from pace.calibrate import migration
 from pace.calibrate.method import Method, check_formats
+from pace.calibrate.parts import Parts, walk
 from pace.calibrate.recording import BATCH_TOKENS, CalibrationText, InputStatistics
 from pace.calibrate.rounding import fit_scales, gptq, importance, round_to_nearest
+from pace.calibrate.writing import Output
 from pace.checkpoints.reader import CheckpointReader
-from pace.checkpoints.safetensors_file import TensorInfo
-from pace.checkpoints.safetensors_writer import SafetensorsWriter
-from pace.llm.layers import Embedding, Layer, Linear, LMHead, TiedLMHead
+from pace.llm.layers import Embedding, Layer, Linear, LMHead
 from pace.llm.layers.base import Vectors
 from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.filling import fill_slots
 from pace.memory import available_memory_bytes, format_bytes
 from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows
-from pace.quant import Format, QuantizationConfig
+from pace.quant import QuantizationConfig
 
 logger = logging.getLogger("pace")
 
 GPTQ_BYTES = 44
 """For each pair of inputs of a product: what it sums of the text in float32, and five matrices of float64 that
 `rounding.gptq` has at a time. LAPACK has copies of some: 60 were measured."""
+
+HESSIANS_BYTES = 1 << 30
+"""Of what experts of a layer read, summed at a time; one expert's, where that is more."""
 
 WORK = 6
 """What rounding takes besides, in the size of the largest product in float32, as measured with layers 1024 and 1536
@@ -53,54 +57,24 @@ class Job:
         num_tokens: int,
     ):
         self.model, self.reader, self.method = model, reader, method
-        names, slots = model.match_names(reader), model.slots()
-        model.check_coverage(reader, names, slots)
-        for name, found in slots.items():
-            if not all(slot.is_plain for slot in found):
-                raise NotImplementedError(
-                    f"{name} holds the rows of several matrices, or their columns; pace quantize writes only matrices that have a tensor "
-                    f"of their own. Load the checkpoint with quantization instead"
-                )
-        self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
-        """Name in the model -> name in the checkpoint, of every tensor that is needed."""
-        model.quantize(config)  # raises for patterns that match nothing
-        matrices = list(model.matrices())
-        self.formats: dict[str, Format] = {
-            part: matrix.plan.formats[part]
-            for matrix in matrices
-            for part in matrix.parts
-            if part in matrix.plan.formats
-        }
-        self.layouts = {
-            part: self.formats[part].layout if part in self.formats else None
-            for matrix in matrices
-            for part in matrix.parts
-        }
+        self.parts = Parts(model, reader)
+        self.formats = self.parts.formats(model, config)
         if not self.formats:
             raise ValueError("everything is left as floats; there is nothing to quantise")
         check_formats(self.formats.values())
-        model.quantize(None)
+        matrices = list(model.matrices())
+        self.layouts = {
+            part: self.formats[part].layout if part in self.formats else None
+            for matrix in matrices
+            for part, _ in self.parts.of(matrix)
+        }
         self.outside = [child for child in model.children() if child not in model.layers]
         self.front = [child for child in self.outside if not isinstance(child, LMHead)]
         self.embeddings = {part for matrix in matrices if isinstance(matrix, Embedding) for part in matrix.parts}
-        self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
-        """The embedding that is the LM head, too."""
-        tensors: dict[str, TensorInfo] = {}
-        self.inside = {name for layer in model.layers for name in layer.slots()}
-        for name, source in self.sources.items():
-            info, module = reader.tensors[source], name.removesuffix(".weight")
-            if module in self.formats:
-                tensors |= encoding.planned(module, info.shape, self.layouts[module], self.scale_dtype(name))
-            else:
-                # What a migration has divided is written as it was computed.
-                scaled = method.migration is not None and name in self.inside and len(info.shape) == 1
-                tensors[name] = TensorInfo(torch.float32, info.shape) if scaled else info
-        if self.tied and encoding.shares_codes(self.layouts[self.tied]):
-            tensors["lm_head.weight_scale"] = tensors[f"{self.tied}.weight_scale"]
+        self.met_few: list[str] = []
+        """The experts' matrices whose own rows were too few to calibrate on."""
         self.check_memory(num_tokens)
-        self.writer = SafetensorsWriter(
-            folder / "model.safetensors", tensors, {"quantized_by": f"pace {pace.__version__}, {method}"}
-        )
+        self.output = Output(folder, model, reader, self.parts, self.layouts, method)
 
     def check_memory(self, num_tokens: int) -> None:
         """Raises MemoryError where there is less than a text of so many tokens takes in any case; warns where there is
@@ -113,7 +87,7 @@ class Job:
         }
         parts = hidden | max([embedding, *map(self.bytes_of, self.model.layers)], key=lambda parts: sum(parts.values()))
         needed, available = sum(parts.values()), available_memory_bytes()
-        widths = max(sum(product.n + product.k for product in layer.matrices()) for layer in self.model.layers)
+        widths = max(self.widths(layer) for layer in self.model.layers)
         largest = max(product.n * product.k for layer in self.model.layers for product in layer.matrices())
         likely = needed + 4 * (WORK * largest + min(num_tokens, BATCH_TOKENS) * widths)
         if likely <= available:
@@ -126,21 +100,37 @@ class Job:
             raise MemoryError(f"{taken}; {advice}free some memory")
         logger.warning("%s; should the system end the process, %sfree some memory", taken, advice)
 
+    def widths(self, layer: Layer) -> int:
+        """Elements that a token's products read and give; one expert works at a time."""
+        products = {id(self.parts.mixtures.get(id(product), (0, product))[1]): product for product in layer.matrices()}
+        return sum(product.n + product.k for product in products.values())
+
     def bytes_of(self, layer: Layer) -> dict[str, int]:
         """What is in memory while the layer is quantised, at least."""
         found = {"a decoder layer in float32": layer.planned_nbytes(reference, torch.float32)}
         if self.method.rounding == "gptq":
-            found["GPTQ of its widest product"] = (
-                GPTQ_BYTES * max((product.k for product in self.quantised_products(layer)), default=0) ** 2
-            )
+            groups = self.together(self.quantised_products(layer))
+            needs = [GPTQ_BYTES * group[0].k ** 2 + hessians_bytes(group[1:]) for group in groups]
+            found["GPTQ of its widest product"] = max(needs, default=0)
         return found
 
     def quantised_products(self, layer: Layer) -> list[Linear]:
-        return [product for product in layer.matrices() if any(part in self.formats for part in product.parts)]
+        return [
+            product for product in layer.matrices() if any(part in self.formats for part, _ in self.parts.of(product))
+        ]
+
+    def together(self, products: Sequence[Linear]) -> Iterator[list[Linear]]:
+        """The products in their order: those of a stack of experts, as many at a time as HESSIANS_BYTES has room for,
+        and each other by itself."""
+        for _, group in groupby(products, lambda product: id(self.parts.mixtures.get(id(product), (0, product))[1])):
+            alike = list(group)
+            step = max(1, HESSIANS_BYTES // hessians_bytes(alike[:1]))
+            for start in range(0, len(alike), step):
+                yield alike[start : start + step]
 
     def run(self, seen: Sequence[list[int]], progress: Callable[[int], object]) -> None:
         model, text = self.model, None
-        with self.writer, torch.no_grad():
+        with self.output.writer, torch.no_grad():
             for child in self.outside:
                 self.copy(child)
             if seen:
@@ -158,38 +148,54 @@ class Job:
     # -- one layer -----------------------------------------------------------------------------------------------------
 
     def quantize_layer(self, layer: Layer, text: CalibrationText | None) -> None:
-        products = self.quantised_products(layer)
         known: dict[int, InputStatistics] = {}
         if self.method.migration:
             known = self.migrate(layer, text, self.method.migration)
-        for product in products:
-            inputs = known.get(id(product))
+        for group in self.together(self.quantised_products(layer)):
             if self.method.rounding == "gptq":
-                [inputs] = text.record(layer, [product], with_hessian=True)
-            for part, rows in part_rows(product):
-                if part in self.formats:
-                    self.quantize_part(product, part, rows, inputs)
+                known = record(text, layer, [*group, *self.read_by_all(group)], with_hessian=True)
+            for product in group:
+                inputs = self.inputs_of(product, known) if self.method.is_calibrated else None
+                for part, rows in self.parts.of(product):
+                    if part in self.formats:
+                        self.quantize_part(product, part, rows, inputs)
         if text:
             text.advance(layer)
-        self.write_floats(layer)
+        self.output.floats(layer)
 
     def migrate(self, layer: Layer, text: CalibrationText, kind: str) -> dict[int, InputStatistics]:
         """Scales channels of the layer where that helps; returns the products' inputs as they are then."""
-        products = list(layer.matrices())
-        known = {
-            id(product): inputs for product, inputs in zip(products, text.record(layer, products, with_hessian=False))
-        }
+        known = record(text, layer, [p for p in layer.matrices() if id(p) not in self.parts.heads], with_hessian=False)
         for place in migration.migrations(layer):
+            inputs = known[id(place.readers[0])]
+            if id(place.readers[0]) in self.parts.mixtures and not inputs.are_enough:
+                continue
             quantised = [
-                [(rows, self.layouts[part]) for part, rows in part_rows(reader) if part in self.formats]
+                [(rows, self.layouts[part]) for part, rows in self.parts.of(reader) if part in self.formats]
                 for reader in place.readers
             ]
-            s = migration.choose(place, kind, known[id(place.readers[0])], quantised)
+            s = migration.choose(place, kind, inputs, quantised)
             if s is not None:
                 migration.apply(place, s)
                 for reader in place.readers:
                     known[id(reader)].rescale(1 / s)
         return known
+
+    def read_by_all(self, group: Sequence[Linear]) -> list[Linear]:
+        """The router that reads what experts of gate and up may read; none for other products."""
+        mixture, stack = self.parts.mixtures.get(id(group[0]), (None, None))
+        return [mixture.gate] if mixture and stack is mixture.gate_up else []
+
+    def inputs_of(self, product: Linear, known: dict[int, InputStatistics]) -> InputStatistics:
+        """What a product is rounded by. Of an expert whose rows are too few: for gate and up the rows of all experts, for
+        down none, so that every weight is as good as any other."""
+        inputs = known[id(product)]
+        if id(product) not in self.parts.mixtures or inputs.are_enough:
+            return inputs
+        self.met_few += [self.output.module(part) for part, _ in self.parts.of(product) if part in self.formats]
+        for router in self.read_by_all([product]):
+            return known[id(router)]
+        return InputStatistics(product.k, 0, with_hessian=False)
 
     def quantize_part(self, product: Linear, part: str, rows: slice, inputs: InputStatistics | None) -> None:
         weight, layout = product.weight.matrix[rows], self.layouts[part]
@@ -197,93 +203,56 @@ class Job:
             rounded = self.as_at_load(part, weight)
         else:
             scales = fit_scales(weight, layout, importance(inputs.squares))
-            if self.method.rounding == "gptq":
+            if self.method.rounding == "gptq" and inputs.hessian is not None:
                 rounded = gptq(weight, layout, scales, inputs.hessian, self.method.act_order)
             else:
                 rounded = round_to_nearest(weight, layout, scales)
-        self.write_rows(part, rounded)
+        self.output.codes(part, rounded)
         product.weight.matrix[rows] = rounded.dequantize()
 
     def as_at_load(self, module: str, rows: Tensor) -> QuantizedRows:
         """Without a look at inputs: the codes and scales that `LLMModel(quantization=...)` gives these rows."""
         return native.quantize(rows, self.formats[module], f"{module}.weight").unpaired()
 
-    def scale_dtype(self, name: str) -> torch.dtype:
-        """Of a tensor's scales: float32 where they are those of quantising at load or of whole rows; calibration knows
-        of scales of groups that they will be bfloat16, half the bytes."""
-        layout = self.layouts[name.removesuffix(".weight")]
-        is_calibrated = self.method.is_calibrated and name in self.inside
-        return torch.bfloat16 if is_calibrated and layout.group else torch.float32
-
     # -- reading and writing -------------------------------------------------------------------------------------------
 
     def load(self, layer: Layer, dtype: torch.dtype) -> None:
         """Gives a layer its weights, as floats."""
         layer.allocate(reference, dtype)
-        for name, [slot] in layer.slots().items():
-            for start, piece in self.pieces(name):
-                slot.offer(piece, start)
-
-    def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """First rows and rows of a tensor, all of it."""
-        source = self.sources[name]
-        for start, stop in self.reader.row_ranges(source):
-            yield start, self.reader.read(source, start, stop)
-            self.reader.release(source, start, stop)
+        slots = {self.parts.sources[name]: found for name, found in layer.slots().items()}
+        fill_slots(self.reader, slots, 1, lambda num_bytes: None)
+        for product in layer.matrices():
+            if not product.weight.matrix.isfinite().all():
+                raise ValueError(f"{next(iter(product.parts))}.weight holds NaN or infinity, which cannot be quantised")
 
     def stored_dtype(self, layer: Layer) -> torch.dtype:
-        return next((self.reader.tensors[self.sources[name]].dtype for name in layer.slots()), torch.float32)
+        sources = (self.parts.sources[name] for name in layer.slots())
+        return next((self.reader.tensors[source].dtype for source in sources), torch.float32)
 
     def copy(self, layer: Layer) -> None:
         """Writes tensors as the checkpoint has them, and those of formats as quantising at load does."""
         for name in layer.slots():
             module = name.removesuffix(".weight")
-            for start, piece in self.pieces(name):
-                if module in self.formats:
-                    self.write_rows(module, self.as_at_load(module, piece), start)
-                else:
-                    self.writer.write(name, piece, start)
-
-    def write_rows(self, module: str, rows: QuantizedRows, start: int = 0) -> None:
-        for name, part in encoding.encode(module, rows).items():
-            if name.endswith(".weight_scale"):
-                part = part.to(self.writer.tensors[name].dtype)
-            self.writer.write(name, part, start)
-            if name == f"{self.tied}.weight_scale" and "lm_head.weight_scale" in self.writer.tensors:
-                self.writer.write("lm_head.weight_scale", part, start)
-        shape = f"{module}.weight_shape"
-        if start == 0 and shape in self.writer.tensors:
-            self.writer.write(shape, torch.tensor(self.reader.tensors[self.sources[f"{module}.weight"]].shape))
-
-    def write_floats(self, layer: Layer) -> None:
-        """Of a loaded layer what was not written yet: vectors, and matrices that stay floats."""
-        for leaf in _leaves(layer):
-            if isinstance(leaf, Vectors):
-                for name, values in leaf.stored():
-                    self.writer.write(name, values.to(self.writer.tensors[name].dtype))
-        for product in layer.matrices():
-            for part, rows in part_rows(product):
-                if part not in self.formats:
-                    name = f"{part}.weight"
-                    self.writer.write(name, product.weight.matrix[rows].to(self.writer.tensors[name].dtype))
+            if module not in self.formats:
+                self.output.copy(name)
+                continue
+            for start, piece in self.output.pieces(name):
+                self.output.codes(module, self.as_at_load(module, piece), start)
 
 
-def part_rows(product: Linear) -> Iterator[tuple[str, slice]]:
-    """The parts of a product, and their rows."""
-    start = 0
-    for part, count in product.parts.items():
-        yield part, slice(start, start + count)
-        start += count
+def record(
+    text: CalibrationText, layer: Layer, products: Sequence[Linear], with_hessian: bool
+) -> dict[int, InputStatistics]:
+    """Of the inputs of products of a layer, by their ids."""
+    return dict(zip(map(id, products), text.record(layer, products, with_hessian)))
 
 
-def _leaves(layer: Layer) -> Iterator[Layer]:
-    yield layer
-    for child in layer.children():
-        yield from _leaves(child)
+def hessians_bytes(products: Sequence[Linear]) -> int:
+    return sum(4 * product.k**2 for product in products)
 
 
 def _unload(layer: Layer) -> None:
-    for leaf in _leaves(layer):
+    for leaf in walk(layer):
         if isinstance(leaf, Vectors):
             leaf.values = None
         elif isinstance(leaf, Linear):

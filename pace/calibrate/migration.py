@@ -18,14 +18,14 @@ from torch import Tensor
 
 from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import LEVELS, fit_scales, importance, round_to_nearest
-from pace.llm.layers import Attention, GatedMLP, Layer, Linear, PlainMLP
+from pace.llm.layers import Attention, GatedMLP, Layer, Linear, MixtureOfExperts, PlainMLP
 from pace.ops.weight_layout import WeightLayout
 
 STRENGTHS = tuple(i / 10 for i in range(1, 11))
 """Of a migration that are tried, besides none."""
 
-MAX_ROWS = 1024
-"""Of a matrix on which strengths are compared, spread evenly."""
+MAX_ROWS, MAX_ROWS_IN_ALL = 1024, 4096
+"""Of a matrix on which strengths are compared, and of all that read the same, spread evenly."""
 
 INPUT_GROUP = 128
 """Neighbours of an input that the kernels quantise with one scale, where the weight's groups are no smaller
@@ -57,10 +57,24 @@ def migrations(layer: Layer) -> Iterator[Migration]:
         if isinstance(part, Attention):
             yield _of_values(part)
         elif isinstance(part, GatedMLP):
-            hidden = part.down.k
-            yield Migration([part.down], lambda s, part=part, hidden=hidden: divide_rows(part.gate_up, hidden, s))
+            yield _of_gated(part.gate_up, part.down)
+        elif isinstance(part, MixtureOfExperts):
+            yield from _of_mixture(part)
         elif isinstance(part, PlainMLP) and part.activation == "relu":  # relu(x / s) = relu(x) / s
             yield Migration([part.down], lambda s, part=part: divide_rows(part.up, 0, s))
+
+
+def _of_gated(gate_up: Linear, down: Linear) -> Migration:
+    """From the rows of up to the columns of down, whatever the gate lets through."""
+    return Migration([down], lambda s: divide_rows(gate_up, down.k, s))
+
+
+def _of_mixture(mixture: MixtureOfExperts) -> Iterator[Migration]:
+    """Of its experts, unless their activation does something to up, and of the MLP beside them."""
+    if isinstance(mixture.activation, str):
+        yield from map(_of_gated, mixture.gate_up.experts, mixture.down.experts)
+    if mixture.shared:
+        yield _of_gated(mixture.shared.gate_up, mixture.shared.down)
 
 
 def _of_values(attention: Attention) -> Migration:
@@ -119,10 +133,11 @@ def choose(
     rounded; None where none does better than to leave all as it is. `layouts`: of each reader, the rows that are
     quantised, and how."""
     weights, parts = [], []
+    most = min(MAX_ROWS, max(1, MAX_ROWS_IN_ALL // len(migration.readers)))
     for reader, quantised in zip(migration.readers, layouts):
         for rows, layout in quantised:
             weight = reader.weight.matrix[rows]
-            weights.append(weight[:: -(-len(weight) // MAX_ROWS)])
+            weights.append(weight[:: -(-len(weight) // most)])
             parts.append(layout)
     if not weights:
         return None

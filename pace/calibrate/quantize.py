@@ -119,6 +119,7 @@ def quantize_checkpoint(
         num_tokens=sum(map(len, seen)),
         bytes_before=reader.total_bytes,
         bytes_after=(out / "model.safetensors").stat().st_size,
+        met_few=tuple(job.met_few),
         quality=_quality(directory, out, config, kept, tokenizer_name_or_path, progress) if report and kept else None,
     )
 
@@ -191,7 +192,11 @@ def _read_floats(directory: Path) -> tuple[dict[str, Any], BaseModelForCausalLM]
 
 def _write_config(folder: Path, raw: dict[str, Any], job: Job) -> None:
     """Writes the original config.json with a description of the codes."""
-    described = {**raw, "quantization_config": encoding.quantization_config(job.layouts, job.embeddings, job.tied)}
+    output = job.output
+    layouts = {output.module(part): layout for part, layout in job.layouts.items()}
+    embeddings = {output.module(part) for part in job.embeddings}
+    tied = output.tied and output.module(output.tied)
+    described = {**raw, "quantization_config": encoding.quantization_config(layouts, embeddings, tied)}
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 

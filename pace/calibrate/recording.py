@@ -31,7 +31,7 @@ class InputStatistics:
         """Sum of x x'; None where nobody wants it."""
         self.squares, self.magnitudes, self.largest = torch.zeros(3, k)
         """Sums of x^2 and |x|, and the largest |x|, by channel `[K]`."""
-        self._step = -(-num_tokens // NUM_SAMPLES)
+        self._step = max(1, -(-num_tokens // NUM_SAMPLES))
         self._samples: list[Tensor] = []
         self.count = 0
 
@@ -44,6 +44,12 @@ class InputStatistics:
         self.largest = torch.maximum(self.largest, magnitudes.amax(0))
         self._samples.append(x[-self.count % self._step :: self._step].clone())
         self.count += len(x)
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether there are as many inputs as channels. From fewer, GPTQ learns what holds for these alone: on others its
+        error is up to 1.4 times that of rounding to the nearest, and at twice as many 0.6 times."""
+        return self.count >= len(self.squares)
 
     @property
     def samples(self) -> Tensor:
@@ -74,6 +80,13 @@ class RecordingOps:
     def linear_glu(self, x: Tensor, weight: Any, *arguments: Any, **more: Any) -> Tensor:
         self._tell(x, weight)
         return reference.linear_glu(x, weight, *arguments, **more)
+
+    def experts(self, x: Tensor, gate_up: Any, down: Any, *arguments: Any) -> Tensor:
+        """The products of an expert read the rows that chose it."""
+        return reference.experts_by(self.linear, x, gate_up, down, *arguments)
+
+    def heads_linear(self, x: Tensor, weights: Any) -> Tensor:
+        return reference.heads_linear(x, weights)
 
     def _tell(self, x: Tensor, weight: Any) -> None:
         if id(weight) in self._listeners:

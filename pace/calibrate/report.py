@@ -53,6 +53,9 @@ class Report:
     """That were calibrated on."""
     bytes_before: int
     bytes_after: int
+    met_few: tuple[str, ...]
+    """The experts' matrices whose own rows of the text were fewer than their inputs. Of these, gate and up are calibrated
+    on the rows of all experts, and down is rounded to the nearest."""
     quality: Quality | None
     """None where there was no text, or nobody asked."""
 
@@ -61,6 +64,11 @@ class Report:
             f"{self.out}: {self.format}, {self.method}{f', calibrated on {self.num_tokens} tokens' if self.num_tokens else ''}",
             f"{_mib(self.bytes_before)} became {_mib(self.bytes_after)}, {self.bytes_before / self.bytes_after:.2f} times less",
         ]
+        if self.met_few:
+            some = f"{', '.join(self.met_few[:3])}{', ...' if len(self.met_few) > 3 else ''}"
+            lines.append(
+                f"{len(self.met_few)} matrices of experts met too few tokens of the text ({some}): give more of it"
+            )
         if self.quality is None:
             return "\n".join(lines)
         before, after, speeds = (

@@ -70,7 +70,7 @@ def gptq(
     first, while there are most to make up for them.
 
     **Numerics**: Cholesky in float64, the rest in float32. Where H is too near to singular, its diagonal is raised
-    tenfold until it is not."""
+    tenfold until it is not. Raises ValueError where H is not finite."""
     k = weight.shape[1]
     low, high = LEVELS[layout.code]
     diagonal = hessian.diagonal()
@@ -94,6 +94,8 @@ def gptq(
 def _feedback(hessian: Tensor, damping: Tensor) -> Tensor:
     """U `[K, K]` in float32, upper triangular, with U' U the inverse of `hessian` + diag(damping): `U[i, j] / U[i, i]`
     is what an error in column i is best made up by in column j > i."""
+    if not hessian.isfinite().all():
+        raise ValueError("the inputs of a product overflow float32 on this text, so nothing can be fitted to them")
     hessian = hessian.double()
     damping = damping.double()
     identity = torch.eye(len(hessian), dtype=torch.float64)

@@ -9,6 +9,7 @@ they are used, so that the only rounding is that of the stored weights. Names th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -399,13 +400,28 @@ def experts(
 ) -> Tensor:
     """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
     (`ForwardOps.experts`)."""
+    return experts_by(linear, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual)
+
+
+def experts_by(
+    product: Callable[[Tensor, DenseWeight, Tensor | None], Tensor],
+    x: Tensor,
+    gate_up: DenseStack,
+    down: DenseStack,
+    routing: Tensor,
+    activation: str | ClampedSwiglu,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`experts`, with `product(x, weight, bias)` in the place of `linear`."""
     k = routing.shape[1] // 2
     out = torch.zeros(len(x), down.n, dtype=x.dtype) if residual is None else residual.clone()
     for expert in routing[:, :k].unique().long().tolist():
         rows, place = (routing[:, :k] == expert).nonzero(as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-        gate, up = linear(x[rows], gate_up.experts[expert], biases[0]).chunk(2, dim=-1)
-        y = linear(_gated(gate, up, activation), down.experts[expert], biases[1])
+        gate, up = product(x[rows], gate_up.experts[expert], biases[0]).chunk(2, dim=-1)
+        y = product(_gated(gate, up, activation), down.experts[expert], biases[1])
         out[rows] += routing[rows, k + place][:, None] * y
     return out
 

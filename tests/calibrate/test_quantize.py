@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pace.assets import TINY
 from pace.calibrate import METHODS, job, quantize
-from pace.calibrate.job import Job, part_rows
+from pace.calibrate.job import Job
 from pace.calibrate.method import read_method
 from pace.calibrate.report import Quality
 from pace.calibrate.texts import choose_windows
@@ -25,7 +25,7 @@ from pace.llm.models.model_utils import load_model as load_layers
 from pace.ops import native
 from pace.ops.weight_layout import WeightLayout
 from pace.quant import Int8
-from tests.llm.models.variants import IDS, VARIANTS, save_tiny
+from tests.llm.models.variants import IDS, ROUTED, VARIANTS, save_tiny
 from tests.support import prefill
 
 pytest.importorskip("transformers")
@@ -53,6 +53,29 @@ def written(monkeypatch):
     return found
 
 
+REFUSED = ("gpt_neox", "gpt2")
+"""Families whose tensors hold queries, keys and values head by head, or columns."""
+
+
+def parts_of(product) -> dict[str, slice]:
+    """The parts of a product, and their rows."""
+    ends = torch.tensor([0, *product.parts.values()]).cumsum(0).tolist()
+    return {part: slice(first, last) for part, first, last in zip(product.parts, ends, ends[1:])}
+
+
+def is_quantised(matrix) -> bool:
+    """Routers and what makes keys and values of latents stay floats."""
+    return not matrix.keeps_floats and not any(part.endswith("kv_b_proj") for part in matrix.parts)
+
+
+def distance(found, exact, model_type) -> float:
+    """Of all rows of logits, relative; of mixtures, the median's: a token that goes to another expert is far from where it
+    was."""
+    if model_type not in ROUTED:
+        return ((found - exact).norm() / exact.norm()).item()
+    return ((found - exact).norm(dim=1) / exact.norm(dim=1)).median().item()
+
+
 def tokens(count: int, length: int, seed: int = 0) -> list[list[int]]:
     return torch.randint(2, 99, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -70,23 +93,28 @@ def test_every_architecture(variant, method, tmp_path, written, monkeypatch):
     monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
     code = "int4" if method == "awq+gptq" else "int8"
     config = QuantizationConfig(code, group=16) if code == "int4" else QuantizationConfig(code)
+    if model_type in REFUSED:
+        with pytest.raises(NotImplementedError, match="holds the rows of several matrices, or their columns"):
+            quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 40), method=method)
+        return
     report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, tokens(12, 40), method=method)
     assert report.num_tokens == 11 * 40 and report.bytes_after < report.bytes_before
 
     loaded = load_layers(tmp_path / "out", dtype="float32", backend="torch", progress=False)
-    inside = [matrix for layer in loaded.layers for matrix in layer.matrices()]
+    inside = [matrix for layer in loaded.layers for matrix in layer.matrices() if is_quantised(matrix)]
     assert {part for matrix in inside for part in matrix.parts} == written.keys()
     for matrix in inside:
         assert matrix.weight.layout.code == code
-        for part, rows in part_rows(matrix):
+        for part, rows in parts_of(matrix).items():
             assert torch.equal(matrix.weight.matrix[rows], written[part])
     ids = torch.tensor(tokens(1, 30, seed=1)[0])
     logits = prefill(loaded, ids)
-    float_model = load_layers(tmp_path / "float", dtype="float32", backend="torch", progress=False)
-    exact = prefill(float_model, ids)
-    assert (
-        0 < (logits - exact).norm() < (0.05 if code == "int8" else 0.5) * exact.norm()
-    )  # a scale that is forgotten moves them further
+    floats = functools.partial(load_layers, tmp_path / "float", dtype="float32", backend="torch", progress=False)
+    exact = prefill(floats(), ids)
+    bound = 0.05 if code == "int8" else 0.5
+    if model_type in ROUTED or len(loaded.layers) > 2:
+        bound = max(bound, 2 * distance(prefill(floats(quantization=config), ids), exact, model_type))
+    assert 0 < distance(logits, exact, model_type) < bound  # a scale that is forgotten moves them further
 
     native = LLMModel(tmp_path / "out", dtype="float32", progress=False)
     text = native.generate([tokens(1, 9)[0]], SamplingConfig(max_new_tokens=5, ignore_eos=True))

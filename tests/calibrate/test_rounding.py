@@ -122,3 +122,11 @@ def test_output_error_is_that_of_the_products():
     assert output_error(weight, rounded, x.t() @ x) == pytest.approx(
         (x @ rounded.t() - x @ weight.t()).square().sum().item(), rel=1e-4
     )
+
+
+def test_inputs_that_overflow_are_refused():
+    hessian = torch.eye(32)
+    hessian[3, 4] = float("nan")
+    layout = WeightLayout("int4", 16)
+    with pytest.raises(ValueError, match="overflow float32"):
+        gptq(torch.randn(4, 32), layout, torch.ones(4, 2), hessian)

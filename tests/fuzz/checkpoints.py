@@ -46,8 +46,40 @@ ARCHITECTURES = [
     ("chatglm", {}),
     ("qwen2_5_vl", {}),
 ]
+ROUTED = [
+    ("mixtral", {"sliding_window": 7}),
+    ("qwen2_moe", {"decoder_sparse_step": 2}),
+    ("qwen3_moe", {"mlp_only_layers": [0]}),
+    ("olmoe", {}),
+    ("gpt_oss", {"num_hidden_layers": 2}),
+    ("granitemoe", {}),
+    ("granitemoeshared", {}),
+    ("glm4_moe", {"n_group": 4, "topk_group": 2}),
+    ("ernie4_5_moe", {}),
+    ("hunyuan_v1_moe", {}),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
+    ("deepseek_v3", {}),
+    ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse"]}),
+    ("minicpm3", {}),
+]
+"""Mixtures of experts and latent attention."""
 KINDS = ("safetensors", "safetensors-sharded", "bin", "bin-sharded", "bin-legacy")
+SHARDED = ("safetensors-sharded", "bin-sharded")
 WEIGHTS = (".safetensors", ".bin")
+QUANTISED: dict[str, dict[str, int]] = {
+    "llama": {},
+    "qwen3_moe": {"num_experts": 4},
+    "deepseek_v3": {
+        "num_key_value_heads": 2,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "moe_intermediate_size": 32,
+    },
+}
+"""model_type -> config fields by which every module has whole groups."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +111,10 @@ def write(files: Files, folder: Path) -> None:
 
 
 def healthy_checkpoints(folder: Path) -> dict[str, Files]:
-    """`"architecture/kind"` -> files, for every architecture and layout kind, and Llama quantised in every way;
-    `folder` is used for what transformers writes."""
+    """`"architecture/kind"` -> files, for every architecture and layout kind (of ROUTED, in shards alone), and Llama and
+    mixtures quantised in every way; `folder` is used for what transformers writes."""
     checkpoints = {}
-    for model_type, fields in ARCHITECTURES:
+    for model_type, fields in ARCHITECTURES + ROUTED:
         save_tiny(folder / model_type, model_type, fields)
         state = load_file(folder / model_type / "model.safetensors")
         config = json.loads((folder / model_type / "config.json").read_text())
@@ -92,17 +124,18 @@ def healthy_checkpoints(folder: Path) -> dict[str, Files]:
             "generation_config.json": b'{"do_sample": false, "eos_token_id": 5, "temperature": 0.7}',
             **tokenizer_files(),
         }
-        for kind in KINDS:
+        for kind in KINDS if (model_type, fields) in ARCHITECTURES else SHARDED:
             checkpoints[f"{model_type}/{kind}"] = common | weight_files(kind, state)
     for kind, (quantization, _) in QUANTISED_KINDS.items():
-        config, state, _ = tensors_of(kind, "llama", ())
-        config |= {"bos_token_id": None, "eos_token_id": None, "quantization_config": quantization}
-        layout = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
-        checkpoints[f"quantised/{kind}"] = {
-            "config.json": json.dumps(config, indent=1).encode(),
-            **tokenizer_files(),
-            **weight_files(layout, state),
-        }
+        for model_type, fields in QUANTISED.items():
+            config, state, _ = tensors_of(kind, model_type, tuple(fields.items()))
+            config |= {"bos_token_id": None, "eos_token_id": None, "quantization_config": quantization}
+            layout = "safetensors-sharded" if "bnb" in kind else "bin" if kind == "awq" else "safetensors"
+            checkpoints[f"quantised-{model_type}/{kind}"] = {
+                "config.json": json.dumps(config, indent=1).encode(),
+                **tokenizer_files(),
+                **weight_files(layout, state),
+            }
     return checkpoints
 
 

@@ -60,6 +60,19 @@ HEALTHY = [
     ("gpt_neox", "Q8_0", 12, {}),
     ("stablelm", "F32", 0, {"qk_layernorm": True}),
     ("chatglm", "Q8_0", 0, {}),
+    ("mixtral", "Q8_0", 12, {"intermediate_size": 64}),
+    ("qwen2_moe", "F16", 0, {}),
+    ("qwen3_moe", "Q8_0", 0, {"moe_intermediate_size": 32}),
+    ("olmoe", "F16", 0, {}),
+    ("granitemoeshared", "Q8_0", 12, {"intermediate_size": 64, "shared_intermediate_size": 64}),
+    ("gpt_oss", "Q8_0", 0, {"num_hidden_layers": 2, "intermediate_size": 64}),
+    ("hunyuan_v1_moe", "F16", 0, {}),
+    ("ernie4_5_moe", "F32", 0, {}),
+    ("glm4_moe", "F16", 12, {}),
+    ("deepseek_v2", "F16", 0, {}),
+    ("deepseek_v3", "F16", 12, {}),
+    ("glm4_moe_lite", "F16", 0, {"num_hidden_layers": 2}),
+    ("minicpm3", "F16", 0, {}),
 ]
 
 
@@ -162,6 +175,14 @@ ADDED_KEYS = [
     "rope.scale_linear",
     "attention.key_length",
     "expert_count",
+    "expert_used_count",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "expert_group_count",
+    "leading_dense_block_count",
+    "attention.kv_lora_rank",
+    "attention.sliding_window",
     "attention.causal",
     "something",
 ]
@@ -183,7 +204,8 @@ def edit_metadata(rng: random.Random, files: Files) -> str:
         elif action == "twice":
             parts.entries.append(parts.entries[index])
         elif action == "add":
-            key = f"llama.{rng.choice(ADDED_KEYS)}"
+            own = [found for part in parts.entries if (found := name_of(part)[0]).endswith(".block_count")]
+            key = f"{own[0].removesuffix('.block_count') if own else 'llama'}.{rng.choice(ADDED_KEYS)}"
             parts.entries.append(entry(key, *random_value(rng)))
         else:
             parts.entries[index] = text(key + "_") + rest

@@ -173,6 +173,13 @@ def edit_config(rng: random.Random, files: Files) -> str:
         "head_dim",
         "sliding_window",
         "num_local_experts",
+        "num_experts_per_tok",
+        "norm_topk_prob",
+        "scoring_func",
+        "topk_method",
+        "n_group",
+        "moe_layer_freq",
+        "kv_lora_rank",
         "layer_types",
         "auto_map",
     ]

@@ -62,6 +62,15 @@ class ExpertLinear(Layer):
                 self.experts = experts
                 return
 
+    def apart(self) -> list[Linear]:
+        """The experts by the form in which all parts of each have tensors of their own. Raises NotImplementedError where
+        there is none."""
+        for form in self.forms:
+            experts = self._of_form(form)
+            if not any(expert.sources for expert in experts):
+                return experts
+        raise NotImplementedError(f"{next(iter(self.experts[0].parts))} is never in a tensor of its own")
+
     def stacks(self) -> Iterator[ExpertLinear]:
         yield self
 

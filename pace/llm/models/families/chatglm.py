@@ -54,6 +54,7 @@ class ChatGLMConfig(ModelConfig):
     }
     only_here: ClassVar[dict[str, tuple]] = {
         "rmsnorm": (True,),
+        "rope_scaling": (None,),
         "post_layer_norm": (True,),
         "apply_residual_connection_post_layernorm": (False,),
         "pre_seq_len": (None, 0),

@@ -45,7 +45,7 @@ class GPTJConfig(ModelConfig):
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
     }
-    only_here: ClassVar[dict[str, tuple]] = {"rotary": (True,), "scale_attn_weights": (True,)}
+    only_here: ClassVar[dict[str, tuple]] = {"rotary": (True,), "rope_scaling": (None,), "scale_attn_weights": (True,)}
     also_read: ClassVar[frozenset[str]] = frozenset({"n_ctx"})
 
     def check(self) -> None:

@@ -59,9 +59,6 @@ class LlamaConfig(ModelConfig):
     rope: RopeConfig | None = None
 
     only_here: ClassVar[dict[str, tuple]] = {
-        "sliding_window": (None,),
-        "use_sliding_window": (False, None),
-        "layer_types": (None,),
         "qk_layernorm": (False, None),
         "use_qk_norm": (False, None),
     }

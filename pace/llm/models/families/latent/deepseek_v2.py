@@ -73,7 +73,6 @@ class DeepseekV2Config(DeepseekConfig):
         "moe_layer_freq": (1,),
         "norm_topk_prob": (False,),
         "rope_interleave": (True,),
-        "scoring_func": ("softmax",),
     }
 
     @property

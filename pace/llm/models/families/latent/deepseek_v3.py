@@ -23,9 +23,8 @@ class BiasedChoiceConfig(DeepseekConfig):
     without_effect: ClassVar[dict[str, tuple]] = {
         "mlp_bias": (False,),
         "moe_layer_freq": (1,),
-        "scoring_func": ("sigmoid",),
-        "topk_method": ("noaux_tc",),
     }
+    only_here: ClassVar[dict[str, tuple]] = {"scoring_func": (None, "sigmoid"), "topk_method": (None, "noaux_tc")}
 
     @property
     def rotates_neighbours(self) -> bool:

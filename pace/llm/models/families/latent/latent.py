@@ -32,6 +32,8 @@ class LatentConfig(LlamaConfig):
                 "config.json: num_key_value_heads must be num_attention_heads with latent attention; got "
                 f"{self.num_key_value_heads} and {heads}"
             )
+        if self.qk_rope_head_dim % 2:
+            raise ValueError(f"config.json: qk_rope_head_dim must be even; got {self.qk_rope_head_dim}")
         if self.attention_bias and self.q_lora_rank is None:
             raise NotImplementedError("config.json: attention_bias without q_lora_rank is not implemented")
 

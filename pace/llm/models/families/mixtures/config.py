@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pace.llm.layers import GatedLinear, GatedMLP, Linear
 from pace.llm.models.model_config import count
@@ -16,12 +17,15 @@ class MixtureConfig:
     num_experts: int = count(8, MAX_EXPERTS)
     num_experts_per_tok: int = count(2, MAX_EXPERTS)
 
+    only_here: ClassVar[dict[str, tuple]] = {"scoring_func": (None, "softmax"), "topk_method": (None, "greedy")}
+
     def check(self) -> None:
         super().check()
         try:
             _ = self.router
         except ValueError as error:
-            raise ValueError(f"config.json: {error}") from None
+            said = f"num_experts = {self.num_experts} and num_experts_per_tok = {self.num_experts_per_tok}"
+            raise ValueError(f"config.json: the router does not go with {said}: {error}") from None
 
     @property
     def router(self) -> Router:

@@ -49,7 +49,11 @@ class Glm4MoeConfig(MixtureConfig, LlamaConfig):
     eos_token_id: int | tuple[int, ...] | None = token_ids(None)
 
     aliases: ClassVar[dict[str, str]] = {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"}
-    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
+    only_here: ClassVar[dict[str, tuple]] = {
+        "mlp_bias": (False,),
+        "scoring_func": (None, "sigmoid"),
+        "topk_method": (None, "noaux_tc"),
+    }
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"num_nextn_predict_layers", "num_mtp_layers"}
     output_bias: ClassVar[bool] = False
     floors_head_dim: ClassVar[bool] = True

@@ -15,7 +15,7 @@ from pace.llm.layers import (
     RouterLinear,
     Vectors,
 )
-from pace.llm.layers.experts import fused, stacked
+from pace.llm.layers.experts import fused, one_by_one, stacked
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.families.qwen2 import check_layer_types, layer_types
@@ -56,7 +56,8 @@ class GptOssConfig(MixtureConfig, LlamaConfig):
     swiglu_limit: float = number(7.0, 1e-6, 1e9)
 
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-    without_effect: ClassVar[dict[str, tuple]] = {"hidden_act": ("silu",), "experts_per_token": (4,)}
+    only_here: ClassVar[dict[str, tuple]] = {"hidden_act": ("silu",)}
+    without_effect: ClassVar[dict[str, tuple]] = {"experts_per_token": (4,)}
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {"initial_context_length"}
 
     def check(self) -> None:
@@ -96,6 +97,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
             fused(f"{experts}.gate_up_proj", 2 * inner, count, hidden, transposed=True, interleaved=True),
             fused(f"{experts}.gate_up_proj", 2 * inner, count, hidden, interleaved=True, quantised=True),
             stacked(experts, ("gate_proj", "up_proj"), inner, count, hidden),
+            one_by_one(experts, ("gate_proj", "up_proj"), inner),
             glu=True,
             bias=True,
         )
@@ -105,6 +107,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
             fused(f"{experts}.down_proj", hidden, count, inner, transposed=True),
             fused(f"{experts}.down_proj", hidden, count, inner, quantised=True),
             stacked(experts, ("down_proj",), hidden, count, inner),
+            one_by_one(experts, ("down_proj",), hidden),
             bias=True,
         )
         return MixtureOfExperts(

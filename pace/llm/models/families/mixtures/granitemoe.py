@@ -14,7 +14,7 @@ from pace.llm.layers import (
     MixtureOfExperts,
     RouterLinear,
 )
-from pace.llm.layers.experts import fused, stacked
+from pace.llm.layers.experts import fused, one_by_one, stacked
 from pace.llm.models.families.llama_like.granite import GraniteConfig, GraniteForCausalLM
 from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.model_config import count, flag
@@ -45,9 +45,15 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
                 hidden,
                 fused(f"{experts}.input_linear", 2 * inner, count, hidden, quantised=True),
                 stacked(experts, ("gate_proj", "up_proj"), inner, count, hidden),
+                one_by_one(f"{experts}.experts", ("gate_proj", "up_proj"), inner),
                 glu=True,
             ),
-            ExpertLinear(count, inner, fused(f"{experts}.output_linear", hidden, count, inner, quantised=True)),
+            ExpertLinear(
+                count,
+                inner,
+                fused(f"{experts}.output_linear", hidden, count, inner, quantised=True),
+                one_by_one(f"{experts}.experts", ("down_proj",), hidden),
+            ),
             config.hidden_act,
             shared=self.make_shared(f"{name}.shared_mlp"),
         )

@@ -1,0 +1,116 @@
+"""The matrices of a checkpoint, and the names under which they are written: `Parts`.
+
+Most have a tensor of their own, and keep its name. Experts that share a tensor are written one by one, as other tools
+write them. What latent attention makes keys and values of stays as it is, and floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from pace.checkpoints.reader import CheckpointReader
+from pace.llm.layers import ExpertLinear, LatentAttention, Layer, Linear, MixtureOfExperts
+from pace.llm.layers.base import Vectors
+from pace.llm.layers.slot import Slot
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.quant import Format, QuantizationConfig
+
+
+class Parts:
+    """What a checkpoint holds of a model. Raises NotImplementedError for tensors that hold the rows of several matrices
+    which are no experts, or their columns."""
+
+    def __init__(self, model: BaseModelForCausalLM, reader: CheckpointReader):
+        names, slots = model.plan_layout(reader)
+        self.prefix = model.prefix
+        self.sources = {names[name]: name for name in reader.tensors if names[name] in slots}
+        """Name in the model -> name in the checkpoint, of every tensor that is needed."""
+        self.alone: dict[int, Linear] = {}
+        """By the ids of experts that share tensors: the same with tensors of their own."""
+        self.biases: dict[int, Vectors] = {}
+        """By the ids of these experts' biases: the same with tensors of their own."""
+        self.mixtures: dict[int, tuple[MixtureOfExperts, ExpertLinear]] = {}
+        """By the ids of experts."""
+        self.heads: dict[int, Linear] = {}
+        """By their ids, the matrices that latents are multiplied with."""
+        self.shared: set[str] = set()
+        """The tensors that several experts share."""
+        for layer in walk(model):
+            if isinstance(layer, MixtureOfExperts):
+                for stack in (layer.gate_up, layer.down):
+                    self._add_experts(layer, stack)
+            elif isinstance(layer, LatentAttention):
+                self.heads |= {id(head): head for stack in (layer.keys_up, layer.values_up) for head in stack.experts}
+        self.copied = {name for head in self.heads.values() for name in head.slots()}
+        """The tensors that are written as they are."""
+        for name, found in slots.items():
+            self._check(name, found)
+
+    def _add_experts(self, mixture: MixtureOfExperts, stack: ExpertLinear) -> None:
+        self.mixtures |= {id(expert): (mixture, stack) for expert in stack.experts}
+        if not all(slot.is_plain for expert in stack.experts for found in expert.slots().values() for slot in found):
+            self.alone |= {id(expert): alone for expert, alone in zip(stack.experts, stack.apart())}
+            self.biases |= {id(e.bias): self.alone[id(e)].bias for e in stack.experts}
+            self.shared |= {name for expert in stack.experts for name in expert.slots()}
+
+    def _check(self, name: str, slots: list[Slot]) -> None:
+        if not all(slot.is_plain for slot in slots) and name not in self.shared | self.copied:
+            raise NotImplementedError(
+                f"{name} holds the rows of several matrices, or their columns; pace quantize writes only matrices that have a tensor "
+                f"of their own, and experts. Load the checkpoint with quantization instead"
+            )
+
+    def of(self, product: Linear) -> Iterator[tuple[str, slice]]:
+        """The parts of a product as they are written, and their rows."""
+        start = 0
+        for part, count in self.written(product).parts.items():
+            yield part, slice(start, start + count)
+            start += count
+
+    def written(self, product: Linear) -> Linear:
+        """The product with the parts that are written."""
+        return self.alone.get(id(product), product)
+
+    def names(self, vectors: Vectors) -> dict[str, int]:
+        """The tensors that vectors are written as, and their lengths."""
+        return self.biases.get(id(vectors), vectors).lengths
+
+    def target(self, name: str) -> str:
+        """What a tensor of the model is called in the result: as in the checkpoint, where that has names of a whole
+        model that reads text."""
+        source = self.sources.get(name, name)
+        return source if source.startswith(self.prefix) else name
+
+    def formats(self, model: BaseModelForCausalLM, config: QuantizationConfig) -> dict[str, Format]:
+        """The format of every part that is to become codes. Raises ValueError for patterns that match nothing, and
+        NotImplementedError for those that match nothing but what stays floats."""
+        self._check_patterns(model, config)
+        model.quantize(config)
+        found = {}
+        for matrix in model.matrices():
+            formats = matrix.plan.formats
+            for part, _ in self.of(matrix):
+                # A tensor that several experts share is one part of each of them.
+                format = formats.get(part if part in matrix.parts else next(iter(matrix.parts)))
+                if format and id(matrix) not in self.heads:
+                    found[part] = format
+        model.quantize(None)
+        return found
+
+    def _check_patterns(self, model: BaseModelForCausalLM, config: QuantizationConfig) -> None:
+        names = {part: id(matrix) in self.heads for matrix in model.matrices() for part in matrix.parts}
+        for pattern, format in config.overrides.items():
+            matched = [is_head for name, is_head in names.items() if fnmatchcase(name, pattern)]
+            if format and matched and all(matched):
+                raise NotImplementedError(
+                    f"overrides: {pattern!r} asks for {format.name} where keys and values are made of latents; pace quantize leaves "
+                    f"that as floats, so leave the pattern out, or load the checkpoint with quantization instead"
+                )
+
+
+def walk(layer: Layer) -> Iterator[Layer]:
+    """The layer, and all below."""
+    yield layer
+    for child in layer.children():
+        yield from walk(child)

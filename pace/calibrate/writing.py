@@ -1,0 +1,123 @@
+"""The tensors of the result, planned and then written piece by piece: `Output`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import pace
+from pace.calibrate import encoding
+from pace.calibrate.method import Method
+from pace.calibrate.parts import Parts, walk
+from pace.checkpoints.reader import CheckpointReader
+from pace.checkpoints.safetensors_file import TensorInfo
+from pace.checkpoints.safetensors_writer import SafetensorsWriter
+from pace.llm.layers import Layer, TiedLMHead
+from pace.llm.layers.base import Vectors
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
+
+
+class Output:
+    """The file model.safetensors of the result. `layouts`: of each part, None for floats."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: BaseModelForCausalLM,
+        reader: CheckpointReader,
+        parts: Parts,
+        layouts: Mapping[str, WeightLayout | None],
+        method: Method,
+    ):
+        self.reader, self.parts, self.layouts, self.method = reader, parts, layouts, method
+        self.tied = next(iter(model.lm_head.embedding.parts)) if isinstance(model.lm_head, TiedLMHead) else None
+        """The embedding that is the LM head, too."""
+        tensors = {parts.target(name): info for name, info in self._planned(model)}
+        if self.tied and encoding.shares_codes(layouts[self.tied]):
+            tensors["lm_head.weight_scale"] = tensors[f"{self.module(self.tied)}.weight_scale"]
+        self.writer = SafetensorsWriter(
+            folder / "model.safetensors", tensors, {"quantized_by": f"pace {pace.__version__}, {method}"}
+        )
+
+    def _planned(self, model: BaseModelForCausalLM) -> Iterator[tuple[str, TensorInfo]]:
+        """What a migration may scale, and rounding would do harm, is in float32, as it is computed: vectors, and what
+        decides about experts."""
+        inside = {id(leaf) for layer in model.layers for leaf in walk(layer)}
+        scaled = inside if self.method.migration else set()
+        for product in model.matrices():
+            if id(product) in self.parts.heads:
+                continue
+            dtype = self.stored(product.tensor(next(iter(product.parts)))).dtype
+            for part, rows in self.parts.of(product):
+                shape = (rows.stop - rows.start, product.k)
+                if layout := self.layouts[part]:
+                    calibrated = self.method.is_calibrated and layout.group and id(product) in inside
+                    # Calibration knows of groups' scales that they will be bfloat16, half the bytes.
+                    scale_dtype = torch.bfloat16 if calibrated else torch.float32
+                    yield from encoding.planned(self.module(part), shape, layout, scale_dtype).items()
+                else:
+                    kept = torch.float32 if product.keeps_floats and id(product) in scaled else dtype
+                    yield f"{part}.weight", TensorInfo(kept, shape)
+        for leaf in walk(model):
+            if isinstance(leaf, Vectors):
+                for name, count in self.parts.names(leaf).items():
+                    info = self.stored(name) if name in self.parts.sources else TensorInfo(torch.float32, (count,))
+                    in_float32 = id(leaf) in scaled and len(info.shape) == 1
+                    yield name, TensorInfo(torch.float32, info.shape) if in_float32 else info
+        for name in self.parts.copied:
+            yield name, self.stored(name)
+
+    def stored(self, name: str) -> TensorInfo:
+        """What the checkpoint has under a name of the model."""
+        return self.reader.tensors[self.parts.sources[name]]
+
+    def module(self, part: str) -> str:
+        """The name in the result."""
+        return self.parts.target(f"{part}.weight").removesuffix(".weight")
+
+    def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """First rows and rows of a tensor of the checkpoint, all of it."""
+        source = self.parts.sources[name]
+        for start, stop in self.reader.row_ranges(source):
+            yield start, self.reader.read(source, start, stop)
+            self.reader.release(source, start, stop)
+
+    def copy(self, name: str) -> None:
+        """Writes a tensor as the checkpoint has it."""
+        for start, piece in self.pieces(name):
+            self.write(name, piece, start)
+
+    def write(self, name: str, rows: Tensor, start: int = 0) -> None:
+        self.writer.write(self.parts.target(name), rows, start)
+
+    def codes(self, part: str, rows: QuantizedRows, start: int = 0) -> None:
+        """Writes rows of a part that becomes codes."""
+        module, tensors = self.module(part), self.writer.tensors
+        for name, piece in encoding.encode(module, rows).items():
+            is_scale = name.endswith(".weight_scale")
+            piece = piece.to(tensors[name].dtype) if is_scale else piece
+            self.writer.write(name, piece, start)
+            if is_scale and part == self.tied and "lm_head.weight_scale" in tensors:
+                self.writer.write("lm_head.weight_scale", piece, start)
+        if start == 0 and (shape := f"{module}.weight_shape") in tensors:
+            self.writer.write(shape, torch.tensor([tensors[f"{module}.weight_scale"].shape[0], rows.shape[1]]))
+
+    def floats(self, layer: Layer) -> None:
+        """Writes what became no codes of a layer that is loaded: vectors, and matrices that stay floats."""
+        for leaf in walk(layer):
+            if isinstance(leaf, Vectors) and leaf.lengths:
+                names = self.parts.names(leaf)
+                for name, values in zip(names, (leaf.values - leaf.offset).split(list(names.values()))):
+                    info = self.writer.tensors[self.parts.target(name)]
+                    self.write(name, values.to(info.dtype).view(info.shape))
+        for product in layer.matrices():
+            for part, rows in self.parts.of(product):
+                if id(product) not in self.parts.heads and not self.layouts[part]:
+                    info = self.writer.tensors[f"{self.module(part)}.weight"]
+                    self.write(f"{part}.weight", product.weight.matrix[rows].to(info.dtype))
+        for name in self.parts.copied & layer.slots().keys():
+            self.copy(name)
