@@ -271,8 +271,7 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
     const bool gathers = block.count > 1;
     const size_t gathered = gathers ? in_lines(size_t(block.count * bytes)) : 0;
     const int64_t row_sums = (end_panel - first_panel) * kPanelRows;
-    char* const scratch =
-        static_cast<char*>(thread_scratch(gathered + size_t(block.count * row_sums) * sizeof(float)));
+    char* const scratch = static_cast<char*>(thread_scratch(gathered + size_t(block.count * row_sums) * sizeof(float)));
     float* const sums = reinterpret_cast<float*>(scratch + gathered);
     for (int32_t i = 0; gathers && i < block.count; ++i)
         std::memcpy(scratch + i * bytes, inputs + row_of[i] * stride, size_t(bytes));

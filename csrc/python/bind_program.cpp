@@ -50,8 +50,8 @@ pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm,
 
 void attention(Program& program, Value out, HeadsOf q, const HeadsOf* latent_q, const pace::Preparation* preparation,
                int layer, float scale, int64_t window, bool chunked, float softcap, Address sinks) {
-    program.attention(out, q, latent_q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, chunked, softcap,
-                      at<const float>(sinks));
+    program.attention(out, q, latent_q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, chunked,
+                      softcap, at<const float>(sinks));
 }
 
 // The views of all layers, made once for the many steps that run on them.

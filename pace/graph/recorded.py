@@ -250,7 +250,9 @@ def experts(
         raise NotImplementedError("routing and residual of recorded experts are whole matrices")
     out = Value(down.n, x.columns.value.per_token)
     return x.recording.rows(
-        Experts(out, x.columns, gate_up, down, routing.columns, activation, gate_up_bias, down_bias, added, weigh_inputs)
+        Experts(
+            out, x.columns, gate_up, down, routing.columns, activation, gate_up_bias, down_bias, added, weigh_inputs
+        )
     )
 
 

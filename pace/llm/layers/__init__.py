@@ -9,7 +9,16 @@ from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
 from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
-from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, HeadUnitNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm, WholeNorm
+from pace.llm.layers.norm import (
+    HeadLayerNorm,
+    HeadNorm,
+    HeadUnitNorm,
+    LayerNorm,
+    NoHeadNorm,
+    NoNorm,
+    RMSNorm,
+    WholeNorm,
+)
 from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary, Temperature
 from pace.llm.layers.slot import Rows, Slot, Source
 

@@ -49,14 +49,16 @@ HELD = [
 ]  # fmt: skip
 """The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
 ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
-ALSO |= {"llama4_text": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}}
-ALSO |= {"phimoe": {"router_jitter_noise": 0.01}}
+WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
+ALSO |= {
+    "llama4_text": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "phimoe": {"router_jitter_noise": 0.01},
+}
 """What no key says, and llama.cpp takes from others: by model_type."""
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64}
 """Rows of whole blocks, for every type."""
 TIED = ("gemma2", "cohere", "cohere2")
 """Whose files hold no head, by model_type."""
-WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
 WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
 WITH_TESTS_OF_THEIR_OWN = (*mixture_files.ARCHITECTURES, *latent_files.ARCHITECTURES)
 PROMPT = 45
