@@ -183,6 +183,7 @@ void Program::experts(Value out, const Mixture& mixture, const Value* residual) 
         op.gate_up = mixture.gate_up;
         op.down = mixture.down;
         op.activation = mixture.activation;
+        op.weighs_input = mixture.weighs_input;
         op.residual = adds ? frame.at(added) : nullptr;
         op.out = frame.at(out);
     });
@@ -234,7 +235,7 @@ void Program::heads_linear(Value out, HeadsOf x, const ExpertStack& weights) {
 }
 
 void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
-                        float scale, int64_t window, float softcap, const float* sinks) {
+                        float scale, int64_t window, bool chunked, float softcap, const float* sinks) {
     const std::optional<Preparation> before = preparation ? std::optional(*preparation) : std::nullopt;
     const std::optional<HeadsOf> latent = latent_q ? std::optional(*latent_q) : std::nullopt;
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
@@ -244,6 +245,7 @@ void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Pre
         op.q = queries.data;
         op.args = {
             queries.token_stride, queries.head_stride, kv, q.count, scale, window, softcap, frame.at(out), sinks};
+        op.args.chunked = chunked;
         if (latent) {
             const HeadsView of_latents = frame.at(*latent);
             op.args.latent_q = of_latents.data;

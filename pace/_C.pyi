@@ -88,7 +88,7 @@ class ExpertStack:
 def route(logits: int, stride: int, rows: int, router: Router, routing: int) -> None: ...
 def experts(
     x: int, x_stride: int, rows: int, routing: int, count: int, top_k: int, gate_up: ExpertStack, down: ExpertStack,
-    activation: int, alpha: float, limit: float, residual: int, out: int,
+    activation: int, alpha: float, limit: float, weighs_input: bool, residual: int, out: int,
 ) -> None: ...  # fmt: skip
 def heads_linear(
     x: int, token_stride: int, head_stride: int, rows: int, heads: int, weights: ExpertStack, out: int
@@ -194,6 +194,7 @@ def attention(
     query_heads: int,
     scale: float,
     window: int,
+    chunked: bool,
     softcap: float,
     sinks: int,
     query_start: int,
@@ -287,7 +288,7 @@ class Program:
     def route(self, out: Value, logits: Columns, router: Router) -> None: ...
     def experts(
         self, out: Value, x: Columns, norm: Norm | None, choices: Value, chooses: bool, router: Router, gate_up: ExpertStack,
-        down: ExpertStack, activation: int, alpha: float, limit: float, residual: Value | None,
+        down: ExpertStack, activation: int, alpha: float, limit: float, weighs_input: bool, residual: Value | None,
     ) -> None: ...  # fmt: skip
     def norm_heads(self, heads: Heads, norm: Norm) -> None: ...
     def rotate_heads(self, heads: Heads, rotation: Rotation) -> None: ...
@@ -302,6 +303,7 @@ class Program:
         layer: int,
         scale: float,
         window: int,
+        chunked: bool,
         softcap: float,
         sinks: int,
     ) -> None: ...

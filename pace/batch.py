@@ -31,6 +31,8 @@ class Positions:
     window: int | None = None
     """How many positions back the layer's attention sees, its own included; None for all. The only place that says
     so. (The cache keeps them all.)"""
+    chunked: bool = False
+    """Whether positions fall into chunks of `window`, and each sees no further back than its own begins."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -2,7 +2,7 @@
 //
 // SHAPES      R rows (<= 96) of D; keys [D][16] and values [16][Dp] per block of 16 positions, Dp = the width of a value
 //             rounded up to 16
-// DEFINITION  for each row at position p, over the positions j in max(0, p - window + 1) .. p:
+// DEFINITION  for each row at position p, over the positions j in max(0, p - window + 1) .. p, or those of its chunk:
 //               s[j] = scale * sum_d q[d] k[d][j]               (softcap: s = c tanh(s / c))
 //               out[d] = sum_j exp(s[j] - max s) v[j][d] / sum_j exp(s[j] - max s)
 //             in int8, k[d][j] stands for k[d][j] * key_scale[j], v[j][d] for v[j][d] * value_scale[j]

@@ -23,7 +23,7 @@ struct PartitionRange {
 };
 
 PartitionRange partitions_of(const AttentionArgs& args, const QueryRows& rows) {
-    const int64_t oldest = std::max<int64_t>(0, rows.position(args.group(), 0) - args.window + 1);
+    const int64_t oldest = args.oldest(rows.position(args.group(), 0));
     const int64_t newest = rows.position(args.group(), rows.rows - 1);
     return {oldest / kPartitionPositions, newest / kPartitionPositions + 1, newest - oldest + 1};
 }
@@ -73,7 +73,7 @@ void AttentionOp::check_span(int64_t span) const {
                "kv_len is " + std::to_string(length) + ", more than " + std::to_string(table_stride) + " blocks hold");
     }
     if (begin == end) return;
-    const int64_t oldest = std::max<int64_t>(0, length - (end - begin) - args.window + 1);
+    const int64_t oldest = args.oldest(length - (end - begin));
     for (int64_t block = oldest / kBlockPositions; block * kBlockPositions < length; ++block) {
         const int64_t id = block_table[span * table_stride + block];
         if (id < 0 || id >= args.kv.num_blocks) {

@@ -270,15 +270,18 @@ void ExpertsOp::multiply_up(const Copy& copy, const Block& block, int64_t first_
     const int32_t* const row_of = copy.row_of + block.first;
     const bool gathers = block.count > 1;
     const size_t gathered = gathers ? in_lines(size_t(block.count * bytes)) : 0;
-    char* const scratch = static_cast<char*>(
-        thread_scratch(gathered + size_t(block.count * (end_panel - first_panel) * kPanelRows) * sizeof(float)));
+    const int64_t row_sums = (end_panel - first_panel) * kPanelRows;
+    char* const scratch = static_cast<char*>(thread_scratch(gathered + size_t(block.count * row_sums) * sizeof(float)));
+    float* const sums = reinterpret_cast<float*>(scratch + gathered);
     for (int32_t i = 0; gathers && i < block.count; ++i)
         std::memcpy(scratch + i * bytes, inputs + row_of[i] * stride, size_t(bytes));
     const Product::Inputs rows_of_block = {gathers ? scratch : inputs + row_of[0] * stride, bytes, block.count};
 
     const float* const bias = gate_up.bias ? gate_up.bias + block.expert * 2 * first.n_out : nullptr;
-    first.run(gate_up.of(block.expert), rows_of_block, first_panel, end_panel,
-              reinterpret_cast<float*>(scratch + gathered), [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
+    first.run(gate_up.of(block.expert), rows_of_block, first_panel, end_panel, sums,
+              [&](int64_t first_column, int64_t columns, EpilogueArgs e) {
+                  for (int64_t i = 0; weighs_input && i < block.count * row_sums; ++i)
+                      sums[i] *= copy.weight[block.first + i / row_sums];
                   e.columns = columns;
                   e.activation = activation.kind;
                   e.alpha = activation.alpha;
@@ -313,7 +316,7 @@ void ExpertsOp::multiply_down(const Copy& copy, int64_t first_panel, int64_t end
                        e.columns = columns;
                        e.bias = bias ? bias + first_column : nullptr;
                        for (int32_t i = 0; i < block.count; ++i, e.sums += e.sums_stride) {
-                           e.scale = copy.weight[block.first + i];
+                           if (!weighs_input) e.scale = copy.weight[block.first + i];
                            e.out = out + copy.row_of[block.first + i] * n + first_column;
                            e.residual = e.out;
                            second.table->linear_epilogue(e);

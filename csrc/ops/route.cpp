@@ -15,6 +15,8 @@ constexpr float kLow = -std::numeric_limits<float>::infinity();
 // Elements of a chunk: a few microseconds of work.
 constexpr int64_t kElements = 4096;
 
+float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
 bool has_nan(const float* x, int64_t n) {
     bool found = false;
     for (int64_t i = 0; i < n; ++i) found |= x[i] != x[i];
@@ -79,7 +81,7 @@ void Router::choose(const KernelTable& table, const float* logits, void* scratch
         table.softmax(logits, experts, table.exp_sum(logits, experts), scores);
         score_of = scores;
     } else if (score == Score::Sigmoid) {
-        for (int64_t e = 0; e < experts; ++e) scores[e] = 1 / (1 + std::exp(-logits[e]));
+        for (int64_t e = 0; e < experts; ++e) scores[e] = sigmoid(logits[e]);
         score_of = scores;
     }
     if (has_nan(score_of, experts)) {
@@ -112,7 +114,9 @@ void Router::choose(const KernelTable& table, const float* logits, void* scratch
     for (int64_t i = 0; i < top_k; ++i) top = std::max(top, score_of[chosen[i]]);
     for (int64_t i = 0; i < top_k; ++i) {
         const float found = score_of[chosen[i]];
-        weights[i] = score == Score::SoftmaxOfChosen ? std::exp(found - top) : found;
+        weights[i] = score == Score::SoftmaxOfChosen   ? std::exp(found - top)
+                     : score == Score::SigmoidOfChosen ? sigmoid(found)
+                                                       : found;
         sum += weights[i];
     }
     const float divisor = normalise || score == Score::SoftmaxOfChosen ? std::max(sum + eps, least_sum) : 1;

@@ -15,8 +15,8 @@ pace::KvView kv_view(Address k, Address v, int64_t k_block_stride, int64_t v_blo
 // latent_q = 0, window = 0, softcap = 0 and sinks = 0 are off.
 void attention(const pace::KvView& kv, Address q, int64_t q_token_stride, int64_t q_head_stride, Address latent_q,
                int64_t latent_token_stride, int64_t latent_head_stride, int64_t tokens, int64_t query_heads,
-               float scale, int64_t window, float softcap, Address sinks, Address query_start, Address kv_len,
-               Address block_table, int64_t spans, int64_t table_stride, Address out) {
+               float scale, int64_t window, bool chunked, float softcap, Address sinks, Address query_start,
+               Address kv_len, Address block_table, int64_t spans, int64_t table_stride, Address out) {
     pace::AttentionOp op = {};
     op.q = at<const float>(q);
     op.args = {q_token_stride,
@@ -30,7 +30,8 @@ void attention(const pace::KvView& kv, Address q, int64_t q_token_stride, int64_
                at<const float>(sinks),
                at<const float>(latent_q),
                latent_token_stride,
-               latent_head_stride};
+               latent_head_stride,
+               chunked};
     op.tokens = tokens;
     op.spans = spans;
     op.query_start = at<const int32_t>(query_start);

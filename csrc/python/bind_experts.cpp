@@ -31,7 +31,7 @@ void route(Address logits, int64_t stride, int64_t rows, const Router& router, A
 
 void experts(Address x, int64_t x_stride, int64_t rows, Address routing, int64_t count, int64_t top_k,
              const ExpertStack& gate_up, const ExpertStack& down, int activation, float alpha, float limit,
-             Address residual, Address out) {
+             bool weighs_input, Address residual, Address out) {
     pace::ExpertsOp op = {};
     op.x = at<const float>(x);
     op.x_stride = x_stride;
@@ -42,6 +42,7 @@ void experts(Address x, int64_t x_stride, int64_t rows, Address routing, int64_t
     op.gate_up = gate_up;
     op.down = down;
     op.activation = {pace::Activation(activation), alpha, limit};
+    op.weighs_input = weighs_input;
     op.residual = at<const float>(residual);
     op.out = at<float>(out);
     pace::execute(op);

@@ -23,7 +23,7 @@ void linear(Program& program, Value out, Columns x, const Norm* norm, Address we
 
 void experts(Program& program, Value out, Columns x, const Norm* norm, Value choices, bool chooses,
              const pace::Router& router, const pace::ExpertStack& gate_up, const pace::ExpertStack& down,
-             int activation, float alpha, float limit, const Value* residual) {
+             int activation, float alpha, float limit, bool weighs_input, const Value* residual) {
     program.experts(out,
                     {x,
                      norm ? *norm : Norm{},
@@ -32,7 +32,8 @@ void experts(Program& program, Value out, Columns x, const Norm* norm, Value cho
                      router,
                      gate_up,
                      down,
-                     {pace::Activation(activation), alpha, limit}},
+                     {pace::Activation(activation), alpha, limit},
+                     weighs_input},
                     residual);
 }
 
@@ -48,9 +49,9 @@ pace::Preparation make_preparation(HeadsOf k, HeadsOf v, const Norm* query_norm,
 }
 
 void attention(Program& program, Value out, HeadsOf q, const HeadsOf* latent_q, const pace::Preparation* preparation,
-               int layer, float scale, int64_t window, float softcap, Address sinks) {
-    program.attention(out, q, latent_q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, softcap,
-                      at<const float>(sinks));
+               int layer, float scale, int64_t window, bool chunked, float softcap, Address sinks) {
+    program.attention(out, q, latent_q, preparation, layer, scale, window == 0 ? pace::kNoWindow : window, chunked,
+                      softcap, at<const float>(sinks));
 }
 
 // The views of all layers, made once for the many steps that run on them.

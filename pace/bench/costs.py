@@ -24,13 +24,20 @@ class AttentionCosts(NamedTuple):
     """Operations for one token that sees one position."""
     window: int | None
     """How many positions back a token sees; None for all."""
+    chunked: bool = False
+    """Whether it sees those of its chunk of `window` positions."""
 
     def visible(self, context: int) -> int:
         """Positions that the last of `context` tokens sees."""
+        if self.chunked:
+            return context and (context - 1) % self.window + 1
         return min(context, self.window or context)
 
     def pairs(self, tokens: int) -> int:
         """Of a token of `tokens` and a position that it sees, itself included."""
+        if self.chunked:
+            whole, rest = divmod(tokens, self.window)
+            return whole * self.window * (self.window + 1) // 2 + rest * (rest + 1) // 2
         first = self.visible(tokens)
         return first * (first + 1) // 2 + (tokens - first) * first
 
@@ -179,9 +186,9 @@ def _attention_costs(layer: Attention | LatentAttention, kv_dtype: torch.dtype) 
     kv_bytes = KVSpec((layer.cache,), kv_dtype).position_bytes
     if isinstance(layer, LatentAttention):  # a latent is a key and a value
         return AttentionCosts(kv_bytes, 2 * layer.num_heads * (layer.cache.rope_dim + 2 * layer.cache.rank), None)
-    return AttentionCosts(
-        kv_bytes, 2 * layer.num_heads * (layer.cache.key_dim + layer.cache.value_dim), layer.cache.window
-    )
+    cache = layer.cache
+    flops_per_pair = 2 * layer.num_heads * (cache.key_dim + cache.value_dim)
+    return AttentionCosts(kv_bytes, flops_per_pair, cache.window, cache.chunked)
 
 
 def _experts(mixture: MixtureOfExperts) -> list[Linear]:

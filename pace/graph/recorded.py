@@ -201,6 +201,7 @@ class Experts(Instruction):
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
     residual: Columns | None
+    weigh_inputs: bool = False
     norm: NormParameters | None = None
     choice: Choice | None = None
 
@@ -216,6 +217,7 @@ class Experts(Instruction):
             expert_kernels.lower_stack(self.gate_up, self.gate_up_bias),
             expert_kernels.lower_stack(self.down, self.down_bias),
             *expert_kernels.lower_activation(self.activation),
+            self.weigh_inputs,
             self.residual and places.value(self.residual.value),
         )
 
@@ -236,6 +238,7 @@ def experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     residual: Rows | None = None,
+    weigh_inputs: bool = False,
 ) -> Rows:
     expert_kernels.check_stacks(gate_up, down)
     if x.columns.count != gate_up.k:
@@ -247,7 +250,9 @@ def experts(
         raise NotImplementedError("routing and residual of recorded experts are whole matrices")
     out = Value(down.n, x.columns.value.per_token)
     return x.recording.rows(
-        Experts(out, x.columns, gate_up, down, routing.columns, activation, gate_up_bias, down_bias, added)
+        Experts(
+            out, x.columns, gate_up, down, routing.columns, activation, gate_up_bias, down_bias, added, weigh_inputs
+        )
     )
 
 
@@ -475,6 +480,7 @@ class Attention(Instruction):
     softcap: float | None
     sinks: Tensor | None = None
     latent_q: Heads | None = None
+    chunked: bool = False
     preparation: Preparation | None = None
 
     def lower(self, program: _C.Program, places: Places) -> None:
@@ -486,6 +492,7 @@ class Attention(Instruction):
             self.layer,
             self.scale,
             self.window or 0,
+            self.chunked,
             self.softcap or 0.0,
             address(self.sinks),
         )
@@ -512,6 +519,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     latent_q: HeadRows | None = None,
+    chunked: bool = False,
 ) -> Rows:
     out = Value(q.heads.count * kv.value_dim)
     if sinks is not None:
@@ -522,7 +530,7 @@ def attention(
             f"latent_q must be [T, {q.heads.count}, {kv.value_dim}] for this cache; got {of_latents.count} heads of "
             f"{of_latents.head_dim}"
         )
-    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap, sinks, of_latents))
+    return q.recording.rows(Attention(out, q.heads, kv.number, scale, window, softcap, sinks, of_latents, chunked))
 
 
 OPERATOR_OF = {name: kind.operator for kind in Instruction.__subclasses__() for name in kind.operations}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SCORES = ("softmax", "sigmoid", "softmax_of_chosen", "sparsemixer")
+SCORES = ("softmax", "sigmoid", "softmax_of_chosen", "sparsemixer", "sigmoid_of_chosen")
 """In the order of Router::Score in csrc/include/pace/expert_ops.h."""
 
 MAX_TOP_K = 64
@@ -25,7 +25,7 @@ class Router:
     top_k: int
     score: str = "softmax"
     """softmax: over all logits. sigmoid: of each. softmax_of_chosen: the logits; weights are the softmax over the
-    chosen. sparsemixer (Phi-3.5-MoE): twice, the largest logit with its softmax among those within `2 * jitter` of it,
+    chosen. sigmoid_of_chosen (Llama 4): the same, but the sigmoid of each. sparsemixer (Phi-3.5-MoE): twice, the largest logit with its softmax among those within `2 * jitter` of it,
     relative to the larger in size; the second time without the first."""
     normalise: bool = False
     """Weights are divided by `max(their sum + eps, least_sum)`."""

@@ -135,13 +135,15 @@ class ForwardOps(Protocol):
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         residual: Tensor | None = None,
+        weigh_inputs: bool = False,
     ) -> Tensor:
         """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...` for `x [T, K]`, added in this order; 0 for no residual.
 
         The experts e and weights w of a row are those of `routing [T, 2 top_k]`, as `route` makes it, and
         `fe(x) = h We' + be`, `h = activation(x Wg' + bg) * (x Wu' + bu)` or what a ClampedSwiglu makes of the two.
         `gate_up` has rows `[gate; up]`, made with `glu`; biases are `[E, n]`, those of gate and up in one. x may have
-        any row stride; the residual is contiguous. An expert that no row chooses is not read.
+        any row stride; the residual is contiguous. An expert that no row chooses is not read. With `weigh_inputs`, it is
+        `f1(w1 x) + f2(w2 x) + ...`.
 
         Raises ValueError (`native`) for stacks that do not fit each other, and for a routing that no router makes."""
 
@@ -191,12 +193,13 @@ class ForwardOps(Protocol):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         latent_q: Tensor | None = None,
+        chunked: bool = False,
     ) -> Tensor:
         """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own
         blocks.
 
-        Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, and
-        blocks that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become
+        Query head h reads key/value head `h // (Hq / Hkv)`. With `window = w`, position p sees `p - w + 1 .. p`, or, where
+        `chunked`, `p // w * w .. p`; blocks that no token sees may be unmapped (any number in the table). With `softcap = c`, scores become
         `c tanh(score / c)`. `sinks [Hq]` are one more score of each head, as they are, that takes weight and has no
         value. With `latent_q [T, Hq, Dv]`, values are keys as well: scores are `scale * (q k' + latent_q v')`. What lies
         at or beyond `kv_len` is never read into a result, whatever it holds. q and latent_q may be strided views with

@@ -251,6 +251,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     latent_q: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
@@ -272,7 +273,7 @@ def attention(
         key_position = torch.arange(kv_len)[None]
         hidden = key_position > query_position
         if window is not None:
-            hidden |= key_position <= query_position - window
+            hidden |= key_position < (query_position // window * window if chunked else query_position - window + 1)
         scores = scores.masked_fill(hidden, -math.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(q.dtype)[:, None, None].expand(-1, end - begin, 1)], -1)
@@ -371,6 +372,8 @@ def _best(logits: Tensor, router: Router, choice_bias: Tensor | None) -> tuple[T
     weights = scores.gather(-1, chosen)
     if router.score == "softmax_of_chosen":
         weights = weights.softmax(-1)
+    elif router.score == "sigmoid_of_chosen":
+        weights = weights.sigmoid()
     if router.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + router.eps).clamp(min=router.least_sum)
     return chosen, weights * router.scale
@@ -397,10 +400,13 @@ def experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     residual: Tensor | None = None,
+    weigh_inputs: bool = False,
 ) -> Tensor:
     """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
     (`ForwardOps.experts`)."""
-    return experts_by(linear, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual)
+    return experts_by(
+        linear, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual, weigh_inputs
+    )
 
 
 def experts_by(
@@ -413,6 +419,7 @@ def experts_by(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     residual: Tensor | None = None,
+    weigh_inputs: bool = False,
 ) -> Tensor:
     """`experts`, with `product(x, weight, bias)` in the place of `linear`."""
     k = routing.shape[1] // 2
@@ -420,9 +427,11 @@ def experts_by(
     for expert in routing[:, :k].unique().long().tolist():
         rows, place = (routing[:, :k] == expert).nonzero(as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-        gate, up = product(x[rows], gate_up.experts[expert], biases[0]).chunk(2, dim=-1)
+        weights = routing[rows, k + place][:, None]
+        inputs = weights * x[rows] if weigh_inputs else x[rows]
+        gate, up = product(inputs, gate_up.experts[expert], biases[0]).chunk(2, dim=-1)
         y = product(_gated(gate, up, activation), down.experts[expert], biases[1])
-        out[rows] += routing[rows, k + place][:, None] * y
+        out[rows] += y if weigh_inputs else weights * y
     return out
 
 

@@ -8,7 +8,7 @@ import inspect
 import pytest
 import torch
 
-from pace.bench.costs import Costs
+from pace.bench.costs import AttentionCosts, Costs
 from pace.bench.limits import Limits
 from pace.bench.plan import PROCESS_BYTES, plan
 from pace.bench.prediction import (
@@ -282,6 +282,13 @@ def test_the_slower_of_reading_the_cache_and_multiplying_counts():
     at = {reached.cache: predict(costs, reached, LIMITS, 10, 30_000).step_seconds - predict(costs, reached, LIMITS, 10, 10_000).step_seconds
           for reached in (REACHED, Efficiency(0.5, 0.8, 0.01, 0.2, 0.5))}  # fmt: skip
     assert at[0.4] == pytest.approx(20_000 * 86_016 / 20e9) and at[0.01] == pytest.approx(20_000 * 12_288 / 0.1e9)
+
+
+def test_a_chunk_is_what_its_last_token_sees():
+    chunks = AttentionCosts(1, 1, 8, chunked=True)
+    seen = [position % 8 + 1 for position in range(20)]
+    assert [chunks.visible(position + 1) for position in range(20)] == seen
+    assert [chunks.pairs(tokens) for tokens in (0, 5, 8, 20)] == [sum(seen[:tokens]) for tokens in (0, 5, 8, 20)]
 
 
 def test_layers_with_a_window_see_no_further():

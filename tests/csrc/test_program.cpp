@@ -61,7 +61,7 @@ struct Layer {
         const Preparation preparation = {k, v, none, none, none, {0, kHalf, false}, false};
         program.embedding(x, embedding.get(), nullptr, Program::Ids::Tokens, 0);
         program.linear(heads, whole(x), norm, qkv.get(), nullptr, nullptr, Activation::None, nullptr);
-        program.attention(mixed, q, nullptr, &preparation, 0, 0.35f, kNoWindow, 0, nullptr);
+        program.attention(mixed, q, nullptr, &preparation, 0, 0.35f, kNoWindow, false, 0, nullptr);
         program.linear(x, whole(mixed), none, out.get(), nullptr, nullptr, Activation::None, &x);
         program.linear(inner, whole(x), norm, gate_up.get(), nullptr, nullptr, Activation::Silu, nullptr);
         program.linear(x, whole(inner), none, down.get(), nullptr, nullptr, Activation::None, &x);

@@ -85,7 +85,7 @@ def as_stored(heads: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def expected_and_tolerance(
-    sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None
+    sequence: Sequence, dtype: torch.dtype, window: int | None, softcap: float | None, chunked: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The definition in float64 on keys and values rounded to the cache's dtype, and how far fp32 arithmetic may be
     from it.
@@ -106,7 +106,8 @@ def expected_and_tolerance(
     position = torch.arange(length)
     hidden = position[None] > position[:, None]
     if window is not None:
-        hidden |= position[None] <= position[:, None] - window
+        oldest = position // window * window if chunked else position - window + 1
+        hidden |= position[None] < oldest[:, None]
     scores, score_error = scores.masked_fill(hidden, -math.inf), score_error.masked_fill(hidden, 0.0)
     weights = scores.softmax(-1)
     magnitude = weights @ v.abs()
@@ -160,6 +161,21 @@ def test_close_to_float64(isa, heads, kv_heads, head_dim, length, window, softca
         assert got.isfinite().all()
         excess = ((got - expected).abs() / tolerance).max().item()
         assert excess <= 1, f"span {span}: {excess:.2f} times the tolerance"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 7, 64, 100, 1030])
+def test_chunks_do_not_see_each_other(isa, window, dtype):
+    length = max(150, window + 70)
+    sequence = make_sequence(length, 6, 2, 24, seed=window)
+    kv, (blocks,) = fill_cache([sequence], dtype)
+    expected, tolerance = expected_and_tolerance(sequence, dtype, window, None, chunked=True)
+    at_once = attend(sequence, kv, blocks, length, window=window, chunked=True)
+    assert ((at_once - expected).abs() <= tolerance).all()
+    for span in (1, 7, 64) if length < 1000 else (100,):
+        assert torch.equal(attend(sequence, kv, blocks, span, window=window, chunked=True), at_once), span
+    last = attend(sequence, kv, blocks, length, window=window)[-1]
+    assert window == 1 or length % window == 0 or not torch.equal(at_once[-1], last)
 
 
 def test_long_contexts_close_to_float64():
@@ -233,19 +249,20 @@ def test_rows_cut_over_threads_have_the_same_bits(isa, heads, head_dim, window, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("kv_len", [1, 16, 17, 64, 100, 1025])
-def test_what_lies_beyond_kv_len_or_before_the_window_is_never_read(kv_len, dtype):
+@pytest.mark.parametrize("chunked", [False, True])
+def test_what_lies_beyond_kv_len_or_before_the_window_is_never_read(kv_len, dtype, chunked):
     sequence = make_sequence(1200, 2, 1, 20, seed=3)
     kv, (blocks,) = fill_cache([sequence], dtype)
     q = sequence.q[kv_len - 1 : kv_len]
-    window = 30
-    expected = native.attention(q, kv, make_spans([(1, kv_len, blocks)]), 0.3, window=window)
+    seen = {"window": 30, "chunked": chunked}
+    oldest = (kv_len - 1) // 30 * 30 if chunked else max(0, kv_len - 30)
+    expected = native.attention(q, kv, make_spans([(1, kv_len, blocks)]), 0.3, **seen)
     keys, values = (kv.k_scales.unsqueeze(2), kv.v_scales.unsqueeze(3)) if dtype == torch.int8 else (kv.k, kv.v)
-    for p in [*range(max(0, kv_len - window)), *range(kv_len, 1200)]:
+    for p in [*range(oldest), *range(kv_len, 1200)]:
         keys[blocks[p // 16], :, :, p % 16] = math.nan
         values[blocks[p // 16], :, p % 16] = math.inf
-    first = max(0, kv_len - window) // 16
-    unmapped = [-1 if b < first or b * 16 >= kv_len else block for b, block in enumerate(blocks)]
-    got = native.attention(q, kv, make_spans([(1, kv_len, unmapped)]), 0.3, window=window)
+    unmapped = [-1 if b < oldest // 16 or b * 16 >= kv_len else block for b, block in enumerate(blocks)]
+    got = native.attention(q, kv, make_spans([(1, kv_len, unmapped)]), 0.3, **seen)
     assert torch.equal(got, expected)
 
 
@@ -283,13 +300,17 @@ def test_store_kv_rounds_as_torch(isa, dtype, head_dim):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (30, None), (None, 5.0)])
-def test_attention_is_its_twin(isa, dtype, window, softcap):
+@pytest.mark.parametrize(
+    ("window", "softcap", "chunked"), [(None, None, False), (30, None, False), (None, 5.0, False), (30, None, True)]
+)
+def test_attention_is_its_twin(isa, dtype, window, softcap, chunked):
     sequence = make_sequence(90, 6, 2, 40, seed=9)
     kv, (blocks,) = fill_cache([sequence], dtype)
     spans = make_spans([(90, 90, blocks)])
-    _, tolerance = expected_and_tolerance(sequence, dtype, window, softcap)
-    ours, twin = (ops.attention(sequence.q, kv, spans, 40**-0.5, window, softcap) for ops in (native, reference))
+    _, tolerance = expected_and_tolerance(sequence, dtype, window, softcap, chunked)
+    ours, twin = (
+        ops.attention(sequence.q, kv, spans, 40**-0.5, window, softcap, chunked=chunked) for ops in (native, reference)
+    )
     assert ((ours - twin).abs() <= 2 * tolerance).all()
 
 

@@ -32,6 +32,7 @@ ROUTERS = {
     "one of many": Router(300, 1, "sigmoid"),
     "all": Router(3, 3),
     "sparsemixer": Router(16, 2, "sparsemixer", jitter=0.01),
+    "sigmoid of chosen": Router(16, 3, "sigmoid_of_chosen"),
 }
 BIASED = ("sigmoid", "groups by two", "at least")
 
@@ -59,19 +60,26 @@ def test_routes_are_those_of_the_specification(name, rows):
 
 
 def test_scores_are_listed_as_c_counts_them():
-    assert SCORES == ("softmax", "sigmoid", "softmax_of_chosen", "sparsemixer")
+    assert SCORES == ("softmax", "sigmoid", "softmax_of_chosen", "sparsemixer", "sigmoid_of_chosen")
 
 
 @pytest.mark.parametrize("ops", [native, reference], ids=["native", "reference"])
 def test_equals_go_to_the_lower_number(ops):
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, 2.0]])
-    for score in ("softmax", "sigmoid", "softmax_of_chosen"):
+    for score in ("softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"):
         assert ops.route(logits, Router(6, 3, score))[0, :3].tolist() == [1, 2, 3]
     # groups of two: the first two have the best expert each
     assert ops.route(torch.tensor([[3.0, 0, 3, 1, 3, 2]]), Router(6, 2, groups=3, kept_groups=1))[0, :2].tolist() == [
         0,
         1,
     ]
+
+
+@pytest.mark.parametrize("ops", [native, reference], ids=["native", "reference"])
+def test_sigmoids_that_round_to_one_are_told_apart_by_their_logits(ops):
+    logits = torch.tensor([[20.0, 30.0, -1.0]])
+    assert ops.route(logits, Router(3, 1, "sigmoid_of_chosen")).tolist() == [[1.0, 1.0]]
+    assert ops.route(logits, Router(3, 1, "sigmoid")).tolist() == [[0.0, 1.0]]
 
 
 @pytest.mark.parametrize("ops", [native, reference], ids=["native", "reference"])
@@ -165,8 +173,10 @@ def test_experts_are_those_of_the_specification(layout, sizes, rows):
     router = Router(count, 3, normalise=True)
     routing = native.route(logits_for(router, rows), router)
     gate_up_bias, down_bias = biases(count, hidden, inner)
-    for activation, bias in itertools.product(("silu", ClampedSwiglu(1.702, 0.5)), (False, True)):
+    kinds = itertools.product(("silu", ClampedSwiglu(1.702, 0.5)), (False, True), (False, True))
+    for activation, bias, weigh_inputs in kinds:
         more = {"gate_up_bias": gate_up_bias, "down_bias": down_bias} if bias else {}
+        more["weigh_inputs"] = weigh_inputs
         given = (routing, activation)
         found = native.experts(x, *stacks(native, *sizes, dtype), *given, residual=residual, **more)
         exact = reference.experts(
@@ -210,6 +220,18 @@ def test_a_row_has_the_same_bits_whoever_is_beside_it(layout, threads, set_threa
         part = slice(start, start + rows)
         alone = native.experts(x[part], gate_up, down, routing[part], "silu", residual=x[part].contiguous())
         assert torch.equal(alone, together[part]), (start, rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_weights_of_inputs_are_those_of_rows_times_a_power_of_two(layout, rows):
+    """Which no rounding changes, in any layout."""
+    gate_up, down = stacks(native, 4, 256, 128, LAYOUTS[layout])
+    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows))
+    routing = torch.tensor([[1.0, 3.0, 0.25, 0.25]]).repeat(rows, 1)
+    once = torch.tensor([[1.0, 3.0, 1.0, 1.0]]).repeat(rows, 1)
+    found = native.experts(x, gate_up, down, routing, "silu", residual=x, weigh_inputs=True)
+    assert torch.equal(found, native.experts(x / 4, gate_up, down, once, "silu", residual=x))
 
 
 @pytest.mark.parametrize("rows", [1, 4, 9, 64])

@@ -79,6 +79,14 @@ struct AttentionArgs {
     const float* latent_q = nullptr;
     int64_t latent_token_stride = 0, latent_head_stride = 0;
 
+    // Positions fall into chunks of `window`, and each sees those of its own chunk alone, up to itself.
+    bool chunked = false;
+
+    // The first that a position sees.
+    int64_t oldest(int64_t position) const {
+        if (chunked) return position / window * window;
+        return position < window ? 0 : position - window + 1;
+    }
     int64_t group() const { return query_heads / kv.kv_heads; }
     int max_rows() const { return latent_q ? kMaxLatentRows : kMaxQueryRows; }
 };

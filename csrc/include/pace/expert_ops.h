@@ -17,7 +17,7 @@ constexpr int64_t kMaxTopK = 64;
 
 // How a row of logits chooses; the fields are those of pace/ops/router.py.
 struct Router {
-    enum class Score : int { Softmax, Sigmoid, SoftmaxOfChosen, Sparsemixer };
+    enum class Score : int { Softmax, Sigmoid, SoftmaxOfChosen, Sparsemixer, SigmoidOfChosen };
     Score score;
     int64_t experts, top_k;
     int64_t groups, kept_groups;  // groups of neighbours, of which the best are chosen from; 1 and 1: all
@@ -58,7 +58,8 @@ struct ExpertStack {
 };
 
 // csrc/ops/experts.cpp. out [rows][H] = residual + w1 f1(x) + w2 f2(x) + ..., the chosen experts ascending, added one by
-// one, where fe(x) = act(gate) * up W' + b and gate, up = halves of norm(x) Wg' + bg.
+// one, where fe(x) = act(gate) * up W' + b and gate, up = halves of norm(x) Wg' + bg. Where inputs are weighed,
+// f1(w1 x) + f2(w2 x) + ..., computed as halves of w norm(x) Wg' + bg.
 //
 // Pairs of a row and an expert are sorted by expert, and those of one expert are multiplied together, as blocks of rows:
 //
@@ -81,6 +82,7 @@ struct ExpertsOp {
     Router router;
     ExpertStack gate_up, down;  // [2 I, K] with glu, and [H, I]
     GluActivation activation;
+    bool weighs_input;      // the weights are those of inputs, not of what experts give
     const float* residual;  // [rows][H] contiguous, or null; may equal out
     float* out;             // contiguous
 

@@ -90,6 +90,7 @@ struct Mixture {
     Router router;
     ExpertStack gate_up, down;
     GluActivation activation;
+    bool weighs_input;
 };
 
 // Every method that runs or looks takes a turn of the thread pool, so that programs may be used from several threads
@@ -119,7 +120,7 @@ class Program {
     void store_kv(HeadsOf k, HeadsOf v, int layer);
     void heads_linear(Value out, HeadsOf x, const ExpertStack& weights);
     void attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Preparation* preparation, int layer,
-                   float scale, int64_t window, float softcap, const float* sinks);
+                   float scale, int64_t window, bool chunked, float softcap, const float* sinks);
 
     // Where this step's values are.
     struct Frame {

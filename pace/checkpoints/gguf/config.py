@@ -42,7 +42,7 @@ MATH_KEYS = {
 }
 """Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
 an architecture has no such thing."""
-HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe")  # fmt: skip
+HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
 """Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
@@ -120,7 +120,7 @@ def read_config(
         fields["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
     if architecture in ("llama", "smollm3", "granite"):
         fields["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
-    if architecture not in (*FULL_EVERY, "gpt-oss") and not has_experts(metadata, "llama"):
+    if architecture not in (*FULL_EVERY, "gpt-oss", "llama4") and not has_experts(metadata, "llama"):
         fields |= _window(metadata, key, architecture, fields)
     fields |= _rope(metadata, key, fields, factors)
     fields = of_family(architecture, fields, metadata, shapes) | special_tokens(metadata)
@@ -169,7 +169,7 @@ def _window(metadata: Metadata, key, architecture: str, fields: dict[str, Any]) 
     """The sliding window. A Llama that has one is a Mistral; llama.cpp gives Qwen none."""
     name = key("attention.sliding_window")
     window = metadata.integer(name, 0)
-    if architecture == "phi3":
+    if architecture in ("phi3", "phimoe"):
         return {"sliding_window": window or None}
     if window == 0 or window >= fields["max_position_embeddings"]:
         return {}

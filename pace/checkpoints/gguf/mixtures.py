@@ -17,6 +17,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Of tensors, by the Hub's names."""
 SIGMOID = 2
 """Of expert_gating_func."""
+EXPERTS_OF_MAVERICK = 128
 
 
 class Keys:
@@ -161,6 +162,36 @@ def glm4moe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
     )
 
 
+def phimoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
+    """A file has one scale of the rotation, for short and for long sequences."""
+    found = fields | Keys(metadata, "phimoe").counts | {"lm_head_bias": "lm_head.bias" in tensors}
+    if scaling := fields.get("rope_scaling"):
+        scale = scaling["attention_factor"]
+        kept = {name: value for name, value in scaling.items() if name != "attention_factor"}
+        found["rope_scaling"] = kept | {"short_mscale": scale, "long_mscale": scale}
+    return found
+
+
+def llama4(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
+    """A window of 0 means that all layers rotate and see all positions. The length of chunks and how queries grow are
+    those of the published models, and these alone tell whether heads are normalised: Maverick's are not."""
+    keys = Keys(metadata, "llama4")
+    layers, rotates_all = fields["num_hidden_layers"], metadata.integer("llama4.attention.sliding_window") == 0
+    everywhere = {"no_rope_layers": [1] * layers, "layer_types": ["full_attention"] * layers}
+    counts = keys.counts
+    return (
+        fields
+        | counts
+        | (everywhere if rotates_all else {})
+        | {
+            "intermediate_size": keys.integer("expert_feed_forward_length"),
+            "intermediate_size_mlp": fields["intermediate_size"],
+            "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step"),
+            "use_qk_norm": counts["num_experts"] != EXPERTS_OF_MAVERICK,
+        }
+    )
+
+
 MIXTURES = {
     "llama": mixtral,
     "qwen2moe": qwen2moe,
@@ -171,6 +202,8 @@ MIXTURES = {
     "hunyuan-moe": hunyuan_moe,
     "ernie4_5-moe": ernie_moe,
     "glm4moe": glm4moe,
+    "phimoe": phimoe,
+    "llama4": llama4,
 }
 """As `FAMILIES` in families.py."""
 MIXTURE_KEYS = {

@@ -38,6 +38,8 @@ ARCHITECTURES = {
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
+    "llama4": "Llama4ForCausalLM",
     "qwen2vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3vl": "Qwen3VLForConditionalGeneration",
     "deepseek2": "DeepseekV2ForCausalLM",
@@ -119,6 +121,12 @@ NAMES = {
     "ernie4_5-moe": with_shared("shared_experts").but(exp_probs_b="mlp.moe_statics.e_score_correction_bias"),
     "glm4moe": with_shared("shared_experts").but(
         post_attention_norm="post_attention_layernorm", exp_probs_b="mlp.gate.e_score_correction_bias"
+    ),
+    "llama4": LLAMA.but(
+        ffn_gate_inp="feed_forward.router",
+        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        **{f"ffn_{part}_exps": f"feed_forward.experts.{part}_proj" for part in ("gate", "up", "down")},
+        **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
     ),
     "gpt-oss": LLAMA.but(
         post_attention_norm="post_attention_layernorm", attn_sinks="self_attn.sinks", ffn_gate_inp="mlp.router"

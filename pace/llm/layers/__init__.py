@@ -9,8 +9,17 @@ from pace.llm.layers.experts import ExpertLinear, MixtureOfExperts, RouterLinear
 from pace.llm.layers.latent_attention import LatentAttention, head_projections
 from pace.llm.layers.linear import GatedLinear, Linear, WeightPlan
 from pace.llm.layers.mlp import GatedMLP, PlainMLP
-from pace.llm.layers.norm import HeadLayerNorm, HeadNorm, LayerNorm, NoHeadNorm, NoNorm, RMSNorm, WholeNorm
-from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary
+from pace.llm.layers.norm import (
+    HeadLayerNorm,
+    HeadNorm,
+    HeadUnitNorm,
+    LayerNorm,
+    NoHeadNorm,
+    NoNorm,
+    RMSNorm,
+    WholeNorm,
+)
+from pace.llm.layers.rotary import NoRotary, RopeConfig, Rotary, Temperature
 from pace.llm.layers.slot import Rows, Slot, Source
 
 __all__ = [
@@ -23,6 +32,7 @@ __all__ = [
     "GatedMLP",
     "HeadLayerNorm",
     "HeadNorm",
+    "HeadUnitNorm",
     "LMHead",
     "LatentAttention",
     "Layer",
@@ -40,6 +50,7 @@ __all__ = [
     "Rows",
     "Slot",
     "Source",
+    "Temperature",
     "TiedLMHead",
     "Vectors",
     "WeightPlan",

@@ -10,11 +10,11 @@ from pace.batch import ForwardBatch, KVBlocks, Positions
 from pace.llm.layers.base import Layer, Vectors
 from pace.llm.layers.linear import Linear
 from pace.llm.layers.norm import HeadNorm, NoHeadNorm
-from pace.llm.layers.rotary import Angles, NoRotary, Rotary
+from pace.llm.layers.rotary import Angles, NoRotary, Rotary, Temperature
 
 
 class Attention(Layer):
-    """`residual + output(softmax(cap(scale * q k')) v)`, causal within each span, `cache.window` positions back.
+    """`residual + output(softmax(cap(scale * q k')) v)`, causal within each span, as far back as `cache` says.
 
     The rows of `qkv` are those of `num_heads` query heads of `cache.key_dim` elements, then `cache.kv_heads` key heads
     as wide, then as many value heads of `cache.value_dim`."""
@@ -32,10 +32,11 @@ class Attention(Layer):
         softcap: float | None = None,
         norm_last: bool = False,
         sinks: Vectors | None = None,
+        temperature: Temperature | None = None,
     ):
         """`scale`: of the scores, `cache.key_dim ** -0.5` unless given; `softcap`: scores become
         `softcap * tanh(score / softcap)`; `norm_last`: heads are rotated before they are normalised; `sinks`: of each
-        head, one more score, without a value."""
+        head, one more score, without a value; `temperature`: multiplies queries."""
         self.qkv = qkv
         self.output = output
         self.num_heads = num_heads
@@ -47,6 +48,7 @@ class Attention(Layer):
         self.softcap = softcap
         self.sinks = sinks or Vectors({})
         self.norm_last = norm_last
+        self.temperature = temperature or NoRotary()
 
     @property
     def readers(self) -> list[Linear]:
@@ -68,8 +70,12 @@ class Attention(Layer):
         self.rotary.rotate_(ops, k, angles)
         if self.norm_last:
             self._normalise(ops, q, k)
+        self.temperature.rotate_(ops, q, angles)
         ops.store_kv(k, v, kv, batch.slots)
-        context = ops.attention(q, kv, batch.spans, self.scale, self.cache.window, self.softcap, self.sinks.values)
+        cache = self.cache
+        context = ops.attention(
+            q, kv, batch.spans, self.scale, cache.window, self.softcap, self.sinks.values, chunked=cache.chunked
+        )
         return self.output(ops, context, residual=residual)
 
     def _normalise(self, ops: ModuleType, q: Tensor, k: Tensor) -> None:

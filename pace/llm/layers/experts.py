@@ -133,7 +133,9 @@ class MixtureOfExperts(Layer):
         choice_bias: Vectors | None = None,
         shared: GatedMLP | None = None,
         shared_gate: RouterLinear | None = None,
+        weigh_inputs: bool = False,
     ):
+        """`weigh_inputs`: the experts are f1(w1 x), f2(w2 x), ..."""
         self.gate = gate
         self.choice_bias = choice_bias or Vectors({})
         self.router = router
@@ -142,6 +144,7 @@ class MixtureOfExperts(Layer):
         self.activation = activation
         self.shared = shared
         self.shared_gate = shared_gate
+        self.weigh_inputs = weigh_inputs
 
     @property
     def readers(self) -> list[Linear]:
@@ -159,6 +162,7 @@ class MixtureOfExperts(Layer):
             self.gate_up.biases,
             self.down.biases,
             residual,
+            self.weigh_inputs,
         )
         if self.shared is None:
             return y

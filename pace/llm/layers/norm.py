@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from pace.llm.layers.base import Layer, Vectors
@@ -48,6 +49,17 @@ class HeadNorm(RMSNorm):
 
     def __call__(self, ops: ModuleType, x: Tensor) -> None:
         ops.head_rms_norm_(x, self.weight.values, self.eps)
+
+
+class HeadUnitNorm(Layer):
+    """The RMS norm of every head of `x [T, H, D]`, without weights, in place."""
+
+    def __init__(self, head_dim: int, eps: float):
+        self.ones = torch.ones(head_dim)
+        self.eps = eps
+
+    def __call__(self, ops: ModuleType, x: Tensor) -> None:
+        ops.head_rms_norm_(x, self.ones, self.eps)
 
 
 class HeadLayerNorm(Layer):

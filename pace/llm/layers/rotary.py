@@ -36,6 +36,8 @@ class RopeConfig:
     factor: float = 1.0
     attention_factor: float = 1.0
     """Cosines and sines are multiplied by it."""
+    long_attention_factor: float | None = None
+    """Of longrope, in its place where the long factors count; None for the same."""
     mscale_all_dim: float = 0.0
     """Of yarn: how much the scores of latent attention grow with `factor`."""
     low_freq_factor: float = 1.0
@@ -91,13 +93,47 @@ class Rotary:
 
     def _compute(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
         angle = (positions.float()[:, None] * self.frequencies(rope_lengths)).double()
-        factor = self.config.attention_factor
+        factor = self._factor(rope_lengths)
         return (angle.cos() * factor).float(), (angle.sin() * factor).float()
+
+    def _factor(self, rope_lengths: Tensor) -> float | Tensor:
+        """What cosines and sines are multiplied by: one number, or float64 `[T, 1]`."""
+        config = self.config
+        if config.long_attention_factor is None:
+            return config.attention_factor
+        factors = torch.tensor([config.attention_factor, config.long_attention_factor], dtype=torch.float64)
+        return factors[(rope_lengths > config.original_max_positions).long()][:, None]
 
     def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
         """Rotates the heads of `x [T, H, D]` in place."""
         cos, sin = angles[self.table]
         ops.rotary_(x, cos, sin, self.config.interleaved)
+
+
+class Temperature:
+    """Multiplies heads by `1 + scale * log(1 + floor((position + 1) / period))`, as a rotation with these numbers for
+    cosines, and sines of 0: scores of layers that know no positions then grow with them (arXiv 2501.19399)."""
+
+    def __init__(self, head_dim: int, period: int, scale: float, table: int):
+        """`table`: which of the model's rotations it is."""
+        self.half = head_dim // 2
+        self.period = period
+        self.scale = scale
+        self.table = table
+
+    def angles(self, positions: Tensor, rope_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors and zeros `[T, D / 2]`, float32, of int64 `[T]` positions; computed in float64 and rounded once."""
+        factors = 1 + self.scale * ((positions + 1) // self.period).double().log1p()
+        cos = factors.float()[:, None].repeat(1, self.half)
+        return cos, torch.zeros_like(cos)
+
+    def regime(self, length: int) -> int:
+        return 0
+
+    def rotate_(self, ops: ModuleType, x: Tensor, angles: Angles) -> None:
+        """Multiplies the heads of `x [T, H, D]` in place; D is even."""
+        cos, sin = angles[self.table]
+        ops.rotary_(x, cos, sin, False)
 
 
 class NoRotary:
@@ -169,11 +205,11 @@ def _plain(config: RopeConfig) -> Tensor:
 
 
 def _llama3(config: RopeConfig) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, and those between interpolated."""
+    """Long waves are stretched by `factor`, short ones kept, and those between, if there are any, interpolated."""
     plain = _plain(config)
     turns = config.original_max_positions * plain / (2 * math.pi)  # full turns within the original length
-    kept = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
+    low, high = config.low_freq_factor, config.high_freq_factor
+    kept = (turns >= low).float() if low == high else ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * plain / config.factor + kept * plain
 
 

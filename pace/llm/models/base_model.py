@@ -24,6 +24,7 @@ from pace.llm.layers import (
     RMSNorm,
     Rotary,
     Slot,
+    Temperature,
     TiedLMHead,
 )
 from pace.llm.layers.rotary import Angles
@@ -66,7 +67,7 @@ class BaseModelForCausalLM(Layer):
     """How the names of such checkpoints begin whose tensors are left out: of what makes vectors of images and sound."""
 
     embedding: Embedding
-    rotaries: tuple[Rotary, ...] = ()
+    rotaries: tuple[Rotary | Temperature, ...] = ()
     """The rotations of its layers: number i makes table i of a step's angles. None where positions are learned."""
     layers: list[Block]
     final_norm: RMSNorm | LayerNorm | NoNorm

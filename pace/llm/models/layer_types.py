@@ -7,18 +7,19 @@ from typing import Any
 from pace.llm.models.model_config import declared
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+CHUNKED = "chunked_attention"
 
 
-def layer_types() -> Any:
-    """A list with the kind of attention of each layer, or null."""
+def layer_types(kinds: tuple[str, ...] = LAYER_TYPES) -> Any:
+    """A list with the kind of attention of each layer, of these, or null."""
 
     def read(value: Any) -> tuple[str, ...] | None:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ValueError("a list of strings or null")
-        if other := sorted(set(value) - set(LAYER_TYPES)):
-            raise NotImplementedError(f"{other[0]!r} is not implemented; implemented: {', '.join(LAYER_TYPES)}")
+        if other := sorted(set(value) - set(kinds)):
+            raise NotImplementedError(f"{other[0]!r} is not implemented; implemented: {', '.join(kinds)}")
         return tuple(value)
 
     return declared(None, read)

@@ -34,8 +34,10 @@ from pace.llm.models.families.mixtures.glm4_moe import Glm4MoeForCausalLM
 from pace.llm.models.families.mixtures.gpt_oss import GptOssForCausalLM
 from pace.llm.models.families.mixtures.granitemoe import GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM
 from pace.llm.models.families.mixtures.hunyuan_moe import HunYuanMoEV1ForCausalLM
+from pace.llm.models.families.mixtures.llama4 import Llama4ForConditionalGeneration
 from pace.llm.models.families.mixtures.mixtral import MixtralForCausalLM
 from pace.llm.models.families.mixtures.olmoe import OlmoeForCausalLM
+from pace.llm.models.families.mixtures.phimoe import PhimoeForCausalLM
 from pace.llm.models.families.mixtures.qwen2_moe import Qwen2MoeForCausalLM
 from pace.llm.models.families.mixtures.qwen3_moe import Qwen3MoeForCausalLM
 from pace.llm.models.families.opt import OPTForCausalLM
@@ -67,6 +69,8 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "GPTNeoXForCausalLM": GPTNeoXForCausalLM,
     "GraniteForCausalLM": GraniteForCausalLM,
     "HunYuanDenseV1ForCausalLM": HunYuanDenseV1ForCausalLM,
+    "Llama4ForCausalLM": Llama4ForConditionalGeneration,
+    "Llama4ForConditionalGeneration": Llama4ForConditionalGeneration,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MiniCPM3ForCausalLM": MiniCPM3ForCausalLM,
     "MiniCPMForCausalLM": MiniCPMForCausalLM,
@@ -83,6 +87,7 @@ MODEL_LIST: dict[str, type[BaseModelForCausalLM]] = {
     "OPTForCausalLM": OPTForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "PhiForCausalLM": PhiForCausalLM,
+    "PhimoeForCausalLM": PhimoeForCausalLM,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,

@@ -142,6 +142,11 @@ def check_even(rope: RopeConfig, head_dim: int) -> RopeConfig:
     return rope
 
 
+def first_long(rope: RopeConfig) -> int | None:
+    """Tokens of the shortest sequence for which the long factors count; None where there are none."""
+    return rope.original_max_positions + 1 if rope.kind == "longrope" else None
+
+
 def longest_sequence(rope: RopeConfig) -> int:
     """Tokens of the longest sequence that a scaling is meant for. Checkpoints differ in whether max_position_embeddings
     counts the stretched positions (llama3, longrope: always) or those before (dynamic: always; there, nothing bounds
@@ -242,9 +247,9 @@ def _ntk_alpha(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
 def _llama3(reader: RopeReader, common: dict[str, Any]) -> dict[str, Any]:
     low = reader.number("low_freq_factor", None, 1e-6, 1e6)
     high = reader.number("high_freq_factor", None, 1e-6, 1e6)
-    if high <= low:
+    if high < low:
         raise ValueError(
-            f"config.json: {reader.source}.high_freq_factor must be above low_freq_factor; got {high} and {low}"
+            f"config.json: {reader.source}.high_freq_factor must not be below low_freq_factor; got {high} and {low}"
         )
     return {**_scaled(reader, common), "low_freq_factor": low, "high_freq_factor": high}
 

@@ -63,6 +63,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     latent_q: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """`[T, Hq * Dv]`: `softmax(scale * q k') v` for every head of `q [T, Hq, D]`, causal within each span's own blocks.
 
@@ -83,6 +84,8 @@ def attention(
         )
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 (None is unlimited); got {window}")
+    if chunked and window is None:
+        raise ValueError("chunked attention needs a window, the length of the chunks; got None")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive (None is off); got {softcap}")
     table = spans.block_table
@@ -100,6 +103,7 @@ def attention(
         heads,
         scale,
         window or 0,
+        chunked,
         softcap or 0.0,
         0 if sinks is None else check_vector("sinks", sinks, heads),
         check_vector("query_start", spans.query_start, num_spans + 1, torch.int32),

@@ -81,6 +81,7 @@ def experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     residual: Tensor | None = None,
+    weigh_inputs: bool = False,
 ) -> Tensor:
     """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
     (`ForwardOps.experts`). Products as in `linear`; a row's result does not depend on the other rows."""
@@ -102,6 +103,7 @@ def experts(
         lower_stack(gate_up, gate_up_bias),
         lower_stack(down, down_bias),
         *lower_activation(activation),
+        weigh_inputs,
         0 if residual is None else residual.data_ptr(),
         out.data_ptr(),
     )

@@ -185,7 +185,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
     writer.add_context_length(positions)
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(config.get("intermediate_size_mlp") or config["intermediate_size"])
     writer.add_head_count(heads)
     if config["model_type"] in latent_files.ARCHITECTURES:
         latent_files.add_keys(writer, config)
@@ -227,7 +227,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, np.
         original = config.get("original_max_position_embeddings") or rope["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(original)
         scale = positions / original
-        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
+        usual = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+        writer.add_rope_scaling_attn_factors(rope.get("short_mscale", usual))
         return {
             f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32) for which in ("short", "long")
         }

@@ -20,6 +20,8 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": "hunyuan-moe",
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
+    "phimoe": "phimoe",
+    "llama4_text": "llama4",
 }
 """By model_type."""
 PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
@@ -30,6 +32,8 @@ NAMES = {
     r"block_sparse_moe\.router\.layer\.weight": "ffn_gate_inp.weight",
     r"block_sparse_moe\.output_linear\.weight": "ffn_down_exps.weight",
     r"shared_mlp\.output_linear\.weight": "ffn_down_shexp.weight",
+    r"feed_forward\.router\.weight": "ffn_gate_inp.weight",
+    r"feed_forward\.shared_expert\.(gate|up|down)_proj\.weight": r"ffn_\1_shexp.weight",
     r"mlp\.router\.(weight|bias)": r"ffn_gate_inp.\1",
     r"mlp\.experts\.down_proj_bias": "ffn_down_exps.bias",
     r"mlp\.(?:shared_experts?|shared_mlp)\.(gate|up|down)_proj\.weight": r"ffn_\1_shexp.weight",
@@ -53,7 +57,7 @@ def arranged(state: dict[str, Tensor]) -> dict[str, Tensor]:
             found.setdefault(f"blk.{layer}.ffn_{PARTS[expert[2]]}_exps.weight", {})[int(expert[1])] = tensor
         elif part.endswith(("input_linear.weight", "experts.gate_up_proj", "experts.gate_up_proj_bias")):
             found |= {f"blk.{layer}.{half}": half_of for half, half_of in halves(part, tensor).items()}
-        elif part == "mlp.experts.down_proj":
+        elif part in ("mlp.experts.down_proj", "feed_forward.experts.down_proj"):
             found[f"blk.{layer}.ffn_down_exps.weight"] = tensor.transpose(1, 2)
         else:
             known = [re.sub(pattern, there, part) for pattern, there in NAMES.items() if re.fullmatch(pattern, part)]
@@ -74,6 +78,9 @@ def halves(part: str, tensor: Tensor) -> dict[str, Tensor]:
     if part.endswith("bias"):
         return {"ffn_gate_exps.bias": tensor[:, ::2], "ffn_up_exps.bias": tensor[:, 1::2]}
     rows = tensor.transpose(1, 2)
+    if part.startswith("feed_forward"):
+        gate, up = rows.chunk(2, dim=1)
+        return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
     return {"ffn_gate_exps.weight": rows[:, ::2], "ffn_up_exps.weight": rows[:, 1::2]}
 
 
@@ -83,7 +90,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_expert_count(next(config[name] for name in counts if name in config))
     writer.add_expert_used_count(used if isinstance(used, int) else used[0])
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    if config["model_type"] not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe"):
+    if config["model_type"] not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe", "phimoe"):
         writer.add_expert_feed_forward_length(inner)
     if shared := config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(shared)
@@ -91,6 +98,7 @@ def add_keys(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "moe_num_shared_experts": writer.add_expert_shared_count,
         "n_shared_experts": writer.add_expert_shared_count,
         "moe_layer_interval": writer.add_interleave_moe_layer_step,
+        "interleave_moe_layer_step": writer.add_interleave_moe_layer_step,
         "moe_layer_start_index": writer.add_leading_dense_block_count,
         "first_k_dense_replace": writer.add_leading_dense_block_count,
         "routed_scaling_factor": writer.add_expert_weights_scale,

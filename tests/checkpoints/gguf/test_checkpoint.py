@@ -40,7 +40,8 @@ HELD = [
     "mixtral-default", "mixtral-window", "qwen2_moe-default", "qwen2_moe-normalised", "qwen3_moe-default", "qwen3_moe-normalised",
     "qwen3_moe-bias-all", "olmoe-default", "olmoe-normalised", "granitemoe-default", "granitemoe-tied-bias", "granitemoeshared-default",
     "gpt_oss-default", "hunyuan_v1_moe-default", "hunyuan_v1_moe-lists", "ernie4_5_moe-default",
-    "glm4_moe-default", "glm4_moe-groups", "glm4_moe-all",
+    "glm4_moe-default", "glm4_moe-groups", "glm4_moe-all", "phimoe-default", "phimoe-no-bias", "phimoe-longrope-short", "phimoe-window",
+    "llama4_text-default",
     "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default",
     "deepseek_v2-default", "deepseek_v2-lite", "deepseek_v2-groups", "deepseek_v2-experts-everywhere", "deepseek_v3-default",
     "deepseek_v3-yarn", "deepseek_v3-not-normalised", "deepseek_v3-one-group", "glm4_moe_lite-default", "glm4_moe_lite-eps",
@@ -48,12 +49,16 @@ HELD = [
 ]  # fmt: skip
 """The variants that a GGUF file can describe: no keys say how Qwen's windows lie, or which activation there is."""
 ALSO = {name: {"query_pre_attn_scalar": 12} for name in ("gemma2", "gemma3_text")}
+WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
+ALSO |= {
+    "llama4_text": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "phimoe": {"router_jitter_noise": 0.01},
+}
 """What no key says, and llama.cpp takes from others: by model_type."""
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64}
 """Rows of whole blocks, for every type."""
 TIED = ("gemma2", "cohere", "cohere2")
 """Whose files hold no head, by model_type."""
-WIDE_ALSO = {name: {"query_pre_attn_scalar": 64} for name in ALSO}
 WIDE_ALSO |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), mrope([8, 12, 12]))
 WITH_TESTS_OF_THEIR_OWN = (*mixture_files.ARCHITECTURES, *latent_files.ARCHITECTURES)
 PROMPT = 45

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from pace.llm.layers.rotary import RopeConfig, Rotary
+from pace.llm.layers.rotary import RopeConfig, Rotary, Temperature
 
 CONFIGS = [
     RopeConfig("default", theta=10000.0, dim=64, max_positions=4096),
@@ -51,3 +52,18 @@ def test_a_positions_angles_do_not_depend_on_its_neighbours(config: RopeConfig) 
     for row, position in list(enumerate(positions.tolist()))[:200]:
         for whole, single in zip(together, alone.angles(torch.tensor([position]), torch.tensor([position + 1]))):
             assert torch.equal(whole[row], single[0])
+
+
+def test_the_long_factors_may_have_a_scale_of_their_own() -> None:
+    usual, scaled = CONFIGS[2], dataclasses.replace(CONFIGS[2], attention_factor=1.5, long_attention_factor=2.5)
+    positions, lengths = torch.full((2,), 7), torch.tensor([100, 101])
+    (cos, _), (plain, _) = (Rotary(config).angles(positions, lengths) for config in (scaled, usual))
+    torch.testing.assert_close(cos / plain, torch.tensor([[1.5], [2.5]]).expand(2, 3) / 1.19)
+
+
+def test_temperatures_rise_at_multiples_of_their_period() -> None:
+    positions = torch.tensor([0, 8190, 8191, 8192, 16383, 10**6])
+    factors, zeros = Temperature(6, period=8192, scale=0.1, table=1).angles(positions, positions + 1)
+    expected = [1 + 0.1 * math.log1p((position + 1) // 8192) for position in positions.tolist()]
+    assert torch.equal(factors, torch.tensor(expected, dtype=torch.float64).float()[:, None].expand(6, 3))
+    assert expected[1] == 1 < expected[2] and not zeros.any() and factors.is_contiguous()

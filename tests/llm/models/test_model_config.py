@@ -311,7 +311,7 @@ def test_heads_are_as_wide_as_the_kernels_hold():
         ("LlamaForCausalLM", {"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         (
             "LlamaForCausalLM",
-            {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+            {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 3.0}},
             "high_freq_factor",
         ),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, "truncate"),

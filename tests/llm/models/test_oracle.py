@@ -121,16 +121,20 @@ def test_cached_decode_matches_transformers(tiny, ops, variant):
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
 def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
     folder, theirs, ids = tiny(variant)
-    exact = oracle(theirs, ids)
-    ours = prefill(load_model(folder, torch.bfloat16, ops), ids)
+    ours, half = load_model(folder, torch.bfloat16, ops), load_oracle(folder, torch.bfloat16)
+    routed = VARIANTS[variant][0] in ROUTED
+    # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both, and spoil some of the
+    # rows that see them. So it is the usual row of the usual prompt that counts.
+    prompts = torch.stack([ids, ids.flip(0), ids.roll(20)]) if routed else ids[None]
 
-    def error(logits):
+    def error(logits, exact):
         rows = (logits - exact).square().mean(-1)
-        # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both
-        return float(rows.median() if VARIANTS[variant][0] in ROUTED else rows.mean()) ** 0.5
+        return (rows.median() if routed else rows.mean()).sqrt()
 
-    half = load_oracle(folder, torch.bfloat16)
-    assert error(ours) <= error(oracle(half, ids))
+    exact = [oracle(theirs, prompt) for prompt in prompts]
+    found = torch.stack([error(prefill(ours, prompt), logits) for prompt, logits in zip(prompts, exact)])
+    usual = torch.stack([error(oracle(half, prompt), logits) for prompt, logits in zip(prompts, exact)])
+    assert found.median() <= usual.median()
 
 
 def as_transformers_4(five):
@@ -163,7 +167,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type):
     if hasattr(ours, "layer_types"):  # may say the same in other fields
         layers = range(ours.num_hidden_layers)
         assert [ours.window(layer) for layer in layers] == [theirs.window(layer) for layer in layers]
-        windows = {name: getattr(theirs, name) for name in ("layer_types", "sliding_window")}
+        windows = {name: getattr(theirs, name) for name in ("layer_types", "sliding_window") if hasattr(theirs, name)}
         ours = dataclasses.replace(ours, **windows)
     assert ours == theirs
 

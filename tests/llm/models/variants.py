@@ -95,6 +95,10 @@ VISION = {
         "image_size": 16,
         "patch_size": 4,
     },
+    "llama4": {
+        "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vision_output_dim": 12,
+        "image_size": 16, "patch_size": 4, "projector_input_dim": 12, "projector_output_dim": 12,
+    },
     "qwen2_vl": {"depth": 1, "embed_dim": 8, "hidden_size": 32, "num_heads": 2, "patch_size": 4},
     "qwen2_5_vl": {
         "depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
@@ -352,7 +356,7 @@ def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
     for name, value in fields.items():
         if name.startswith("_"):
             setattr(config, name, value)
-    return auto_class(model_type).from_config(config, dtype=torch.float32)
+    return as_published(auto_class(model_type).from_config(config, dtype=torch.float32))
 
 
 def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
@@ -360,7 +364,15 @@ def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
     if model_type in references.MODELS:
         return references.MODELS[model_type].from_pretrained(folder).to(dtype).eval()
-    return auto_class(model_type).from_pretrained(folder, dtype=dtype).eval()
+    return as_published(auto_class(model_type).from_pretrained(folder, dtype=dtype).eval())
+
+
+def as_published(model: torch.nn.Module) -> torch.nn.Module:
+    """transformers 5.23 finds out the frequencies of long sequences for Phi-3.5-MoE, and then takes those of short ones."""
+    if model.config.model_type == "phimoe":
+        rotary = model.model.rotary_emb
+        rotary.rope_init_fn = lambda config: (rotary.inv_freq, rotary.attention_scaling)
+    return model
 
 
 def auto_class(model_type: str) -> Any:

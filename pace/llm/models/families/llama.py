@@ -25,6 +25,7 @@ from pace.llm.layers import (
     RMSNorm,
     RopeConfig,
     Rotary,
+    Temperature,
 )
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.model_config import (
@@ -130,11 +131,14 @@ class LlamaForCausalLM(BaseModelForCausalLM):
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, ops: ModuleType):
         super().__init__(config, dtype, ops)
-        self.rotaries = tuple(Rotary(rope, table) for table, rope in enumerate(config.ropes))
+        self.rotaries = self.make_rotaries()
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [self.make_layer(f"model.layers.{i}", i) for i in range(config.num_hidden_layers)]
         self.final_norm = self.make_norm("model.norm")
         self.lm_head = self.make_head(config.hidden_size)
+
+    def make_rotaries(self) -> tuple[Rotary | Temperature, ...]:
+        return tuple(Rotary(rope, table) for table, rope in enumerate(self.config.ropes))
 
     def make_layer(self, name: str, index: int) -> Block:
         return Block(

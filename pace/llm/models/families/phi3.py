@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pace.llm.layers import RopeConfig
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
 from pace.llm.models.model_config import MAX_POSITIONS, count, number, token_ids
-from pace.llm.models.rope_config import read_rope
+from pace.llm.models.rope_config import first_long, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,5 +48,4 @@ class Phi3ForCausalLM(LlamaForCausalLM):
     def recompute_length(self) -> int | None:
         """Where the long factors take over, `transformers` computes the whole sequence again with them; other models do
         not."""
-        rope = self.config.rope
-        return rope.original_max_positions + 1 if rope.kind == "longrope" else None
+        return first_long(self.config.rope)

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+LLAMA3_STEP = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 16,
+}
+"""As Llama 4 Scout has it: no frequencies between those that are stretched and those that are not."""
+
+
+def phi_rope(original: int, **more: Any) -> dict[str, Any]:
+    """Long rotation of four pairs, with scales of its own."""
+    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    scales = {"short_mscale": 1.2, "long_mscale": 1.4, "original_max_position_embeddings": original}
+    return {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **scales}, **more}
+
+
 MIXTURE_BASE: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {
         "num_key_value_heads": 2,
@@ -52,7 +69,19 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     },
+    "llama4_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 40,
+        "num_local_experts": 6,
+        "attention_chunk_size": 7,
+        "floor_scale": 5,
+        "attn_scale": 0.3,
+    },
+    "llama4": {"num_key_value_heads": 2, "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 6},
     "mixtral": {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "phimoe": {"num_key_value_heads": 2, "num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
     "qwen2_moe": {
         "num_key_value_heads": 2,
         "num_experts": 7,
@@ -92,8 +121,33 @@ MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt_oss", "limit", {"swiglu_limit": 0.2, "swiglu_alpha": 1.3, "sliding_window": 9}),
     ("gpt_oss", "layer_types", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
     ("gpt_oss", "no-bias", {"attention_bias": False, "num_experts_per_tok": 6}),
+    ("llama4_text", "default", {}),
+    ("llama4_text", "scout", {"rope_parameters": {"rope_theta": 500000.0, **LLAMA3_STEP}, "num_experts_per_tok": 2}),
+    ("llama4_text", "maverick", {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": 16}),
+    ("llama4_text", "layers", {"moe_layers": [1], "no_rope_layers": [0, 1, 1, 0], "attention_bias": True}),
+    ("llama4_text", "types", {"layer_types": ["full_attention", "chunked_attention"] * 2, "floor_scale": 8192}),
+    (
+        "llama4_text",
+        "mobile",
+        {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "moe_layers": [],
+            "interleave_moe_layer_step": 0,
+            "no_rope_layers": [1] * 4,
+            "layer_types": ["full_attention"] * 4,
+            "attn_temperature_tuning": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    ("llama4", "default", {}),
     ("mixtral", "default", {}),
     ("mixtral", "window", {"sliding_window": 7, "num_experts_per_tok": 1}),
+    ("phimoe", "default", {}),
+    ("phimoe", "no-bias", {"attention_bias": False, "lm_head_bias": False, "router_jitter_noise": 0.3}),
+    ("phimoe", "longrope-short", phi_rope(50)),
+    ("phimoe", "longrope-long", phi_rope(16)),
+    ("phimoe", "window", {"sliding_window": 7, "tie_word_embeddings": True, "router_jitter_noise": 0.0}),
     ("qwen2_moe", "default", {}),
     ("qwen2_moe", "normalised", {"norm_topk_prob": True, "qkv_bias": False}),
     ("qwen2_moe", "steps", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),

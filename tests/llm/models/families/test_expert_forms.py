@@ -96,6 +96,44 @@ def test_mixtral_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
     assert torch.equal(logits(tmp_path), expected)
 
 
+def test_phi_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
+    save_tiny(tmp_path, "phimoe", {})
+    expected = logits(tmp_path)
+    names = {"block_sparse_moe.gate": "mlp.router", "block_sparse_moe": "mlp"}
+    names |= {".w1.weight": ".gate_proj.weight", ".w3.weight": ".up_proj.weight", ".w2.weight": ".down_proj.weight"}
+
+    def rename(state):
+        new = {}
+        for name, tensor in state.items():
+            for old, here in names.items():
+                name = name.replace(old, here)
+            new[name] = tensor
+        return new
+
+    assert any("block_sparse_moe.experts.0.w1" in name for name in load_file(tmp_path / "model.safetensors"))
+    rewrite(tmp_path, rename)
+    rewrite(tmp_path, fuse)
+    assert torch.equal(logits(tmp_path), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
+def test_llama_4_with_a_tensor_for_each_expert(tmp_path, options):
+    """As published, transposed and in one; and as those have it who quantise experts one by one."""
+    save_tiny(tmp_path, "llama4_text", {"num_hidden_layers": 2})
+    expected = logits(tmp_path, **options)
+
+    def take_apart(state):
+        for layer in range(2):
+            experts = f"model.layers.{layer}.feed_forward.experts"
+            gate, up = state.pop(f"{experts}.gate_up_proj").transpose(1, 2).chunk(2, dim=1)
+            parts = {"gate": gate, "up": up, "down": state.pop(f"{experts}.down_proj").transpose(1, 2)}
+            state |= {f"{experts}.{e}.{part}_proj.weight": stack[e] for part, stack in parts.items() for e in range(6)}
+        return state
+
+    rewrite(tmp_path, take_apart)
+    assert torch.equal(logits(tmp_path, **options), expected)
+
+
 def test_an_expert_that_is_missing_is_named(qwen):
     rewrite(qwen, lambda state: {k: v for k, v in state.items() if "layers.1.mlp.experts.3.up_proj" not in k})
     with pytest.raises(ValueError, match=r"missing \(1\): model.layers.1.mlp.experts.3.up_proj.weight"):

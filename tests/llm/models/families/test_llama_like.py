@@ -64,6 +64,7 @@ def test_hunyuan_stretches_its_base_once_and_for_all(caplog):
         ("CohereForCausalLM", {"use_parallel_residual": False}, "use_parallel_residual = False is ignored"),
         ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True is ignored"),
         ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is ignored"),
+        ("PhimoeForCausalLM", {"num_experts_per_tok": 4}, "num_experts_per_tok = 4 is ignored"),
         ("Olmo3ForCausalLM", {"rope_theta": 1e6}, "rope_theta = 1000000.0 is ignored on layers with a window"),
     ],
 )
@@ -103,6 +104,21 @@ def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architectur
         ("MiniCPMForCausalLM", {"num_experts": 8}, NotImplementedError, "num_experts"),
         ("MiniCPMForCausalLM", {"sparse_config": {"block_size": 64}}, NotImplementedError, "sparse_config"),
         ("Olmo2ForCausalLM", {"sliding_window": 8}, NotImplementedError, "sliding_window"),
+        ("PhimoeForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, NotImplementedError, "yarn"),
+        ("PhimoeForCausalLM", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}}, ValueError, r"rope_scaling\.short_mscale is missing"),
+        ("PhimoeForCausalLM", {"num_local_experts": 1}, ValueError, "a row chooses"),
+        ("PhimoeForCausalLM", {"router_jitter_noise": -0.1}, ValueError, "router_jitter_noise must be"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope", "short_mscale": 1.2}}, NotImplementedError, "short_mscale"),
+        ("Llama4ForCausalLM", {"attention_chunk_size": None}, ValueError, "attention_chunk_size is null"),
+        ("Llama4ForCausalLM", {"layer_types": ["sliding_attention"] * 48}, NotImplementedError, "sliding_attention"),
+        ("Llama4ForCausalLM", {"layer_types": ["full_attention"]}, ValueError, "layer_types must name all 48 layers"),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1, 0]}, ValueError, "a number for each of 48 layers; got 2"),
+        ("Llama4ForCausalLM", {"moe_layers": "all"}, ValueError, "moe_layers must be a list"),
+        ("Llama4ForCausalLM", {"interleave_moe_layer_step": 0}, ValueError, "interleave_moe_layer_step is 0"),
+        ("Llama4ForCausalLM", {"num_local_experts": 0}, ValueError, "a router has 1 to"),
+        ("Llama4ForCausalLM", {"attn_temperature_tuning": "yes"}, ValueError, "attn_temperature_tuning must be"),
+        ("Llama4ForCausalLM", {"floor_scale": 0}, ValueError, "floor_scale must be"),
+        ("Llama4ForCausalLM", {"partial_rotary_factor": 0.5}, NotImplementedError, "partial_rotary_factor"),
     ],
 )  # fmt: skip
 def test_what_is_refused_by_name(architecture, fields, error, message):
@@ -129,9 +145,20 @@ def test_which_layers_rotate_and_how():
     assert rotations_of("SmolLM3ForCausalLM") == [0, 0, 0, None]
     assert rotations_of("SmolLM3ForCausalLM", no_rope_layers=[0, 0, 1, 1, 0]) == [None, None, 0, 0]
     assert rotations_of("Cohere2ForCausalLM") == [0, 0, 0, None]
+    assert rotations_of("Llama4ForCausalLM") == rotations_of("Llama4ForCausalLM", no_rope_layers=[]) == [0, 0, 0, None]
     types = [FULL, SLIDING, SLIDING, FULL]
     for architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM"):
         assert rotations_of(architecture, layer_types=types) == [0, 1, 1, 0]
+
+
+def test_llama_4_as_early_checkpoints_say_it(caplog):
+    said = {"attn_temperature_tuning": 4, "for_llm_compressor": False, "no_rope_layers": []}
+    with caplog.at_level(logging.WARNING, "pace"):
+        assert config_of(architectures=["Llama4ForCausalLM"], **said) == config_of(architectures=["Llama4ForCausalLM"])
+    assert not caplog.records
+    config = config_of(architectures=["Llama4ForCausalLM"])
+    assert [config.window(layer) for layer in range(4)] == [8192, 8192, 8192, None]
+    assert config_of(architectures=["Llama4ForCausalLM"], interleave_moe_layer_step=24).moe_layers == (23, 47)
 
 
 def test_regimes_of_two_rotations_are_told_apart():

@@ -7,26 +7,14 @@ from typing import Any, ClassVar
 
 from pace.llm.layers import NoRotary, RopeConfig, Rotary
 from pace.llm.models.families.llama import LlamaConfig, LlamaForCausalLM
+from pace.llm.models.families.llama_like.unrotated import UnrotatedConfig
 from pace.llm.models.layer_types import SLIDING, check_layer_types, layer_types
-from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, flag, token_ids
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag, token_ids
 from pace.llm.models.rope_config import read_rope
 
 
-def zeros_and_ones() -> Any:
-    """A list of 0 and 1, or null."""
-
-    def read(value: Any) -> tuple[int, ...] | None:
-        if value is not None and not (
-            isinstance(value, list) and all(type(item) is int and item in (0, 1) for item in value)
-        ):
-            raise ValueError("a list of 0 and 1, or null")
-        return None if value is None else tuple(value)
-
-    return declared(None, read)
-
-
 @dataclass(frozen=True, kw_only=True)
-class SmolLM3Config(LlamaConfig):
+class SmolLM3Config(UnrotatedConfig):
     vocab_size: int = count(128256)
     hidden_size: int = count(2048)
     num_hidden_layers: int = count(36, MAX_LAYERS)
@@ -37,9 +25,6 @@ class SmolLM3Config(LlamaConfig):
     bos_token_id: int | tuple[int, ...] | None = token_ids(128000)
     eos_token_id: int | tuple[int, ...] | None = token_ids(128001)
     pad_token_id: int | tuple[int, ...] | None = token_ids(128004)
-    no_rope_layers: tuple[int, ...] | None = zeros_and_ones()
-    """1 for a layer that rotates."""
-    no_rope_layer_interval: int = count(4, MAX_LAYERS)
     use_sliding_window: bool = flag(False)
     sliding_window: int | None = count(None, MAX_POSITIONS, optional=True)
     layer_types: tuple[str, ...] | None = layer_types()
@@ -49,11 +34,6 @@ class SmolLM3Config(LlamaConfig):
     def check(self) -> None:
         super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers)
-        if self.no_rope_layers is not None and len(self.no_rope_layers) < self.num_hidden_layers:
-            raise ValueError(
-                f"config.json: no_rope_layers must have a number for each of {self.num_hidden_layers} layers;"
-                f" got {len(self.no_rope_layers)}"
-            )
         if SLIDING in (self.layer_types or ()) and self.effective_window is None:
             raise ValueError(
                 "config.json: layer_types asks for sliding_attention, but use_sliding_window is false or sliding_window is null"
@@ -65,10 +45,6 @@ class SmolLM3Config(LlamaConfig):
     @property
     def effective_window(self) -> int | None:
         return self.sliding_window if self.use_sliding_window else None
-
-    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
-        rotate = tuple(int((layer + 1) % self.no_rope_layer_interval != 0) for layer in range(self.num_hidden_layers))
-        return super().derived(fields) | {"no_rope_layers": self.no_rope_layers or rotate}
 
     def window(self, layer: int) -> int | None:
         slides = self.layer_types[layer] == SLIDING if self.layer_types else not self.no_rope_layers[layer]

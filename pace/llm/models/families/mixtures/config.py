@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pace.llm.layers import GatedLinear, GatedMLP, Linear
-from pace.llm.models.model_config import count
+from pace.llm.models.model_config import count, declared
 from pace.ops.experts import MAX_EXPERTS, Router
+
+
+def layer_numbers(null: tuple[int, ...] | None = ()) -> Any:
+    """A list of layers, or null, which stands for `null`."""
+
+    def read(value: Any) -> tuple[int, ...] | None:
+        if value is None:
+            return null
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise ValueError("a list of numbers of layers, or null")
+        return tuple(value)
+
+    return declared(null, read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +41,8 @@ class MixtureConfig:
             raise ValueError(f"config.json: the router does not go with {said}: {error}") from None
 
     @property
-    def router(self) -> Router:
-        """How a token chooses. Raises ValueError for fields that do not fit together."""
+    def router(self) -> Router | None:
+        """How a token chooses; None where no layer has experts. Raises ValueError for fields that do not fit together."""
         raise NotImplementedError
 
 

@@ -4,26 +4,13 @@ tokens go through, gated."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, expert_stacks
-from pace.llm.models.families.mixtures.config import MixtureConfig, shared_mlp
+from pace.llm.models.families.mixtures.config import MixtureConfig, layer_numbers, shared_mlp
 from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, declared, flag
+from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, flag
 from pace.ops.experts import MAX_EXPERTS, Router
-
-
-def layer_numbers() -> Any:
-    """A list of layers, or null for none."""
-
-    def read(value: Any) -> tuple[int, ...]:
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-            raise ValueError("a list of numbers of layers, or null")
-        return tuple(value)
-
-    return declared((), read)
 
 
 @dataclass(frozen=True, kw_only=True)
