@@ -106,6 +106,11 @@ class CacheManager:
         return most_bytes(self.spec, num_tokens, self.step_tokens)
 
     @property
+    def token_bytes(self) -> float:
+        """Bytes that one more token of a long sequence takes: layers with a window give back as much as they take."""
+        return self.spec.block_bytes * [group.window for group in self.spec.groups].count(None) / BLOCK_SIZE
+
+    @property
     def touched_bytes(self) -> int:
         """Bytes of the blocks handed out at least once, which is what may be resident."""
         return self.pool.num_touched * self.spec.block_bytes
