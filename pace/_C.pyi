@@ -257,7 +257,7 @@ class Preparation:
     ) -> None: ...
 
 class KvCache:
-    """What the attention of a program reads and writes: a view for each layer."""
+    """What the attention of a program reads and writes: a view for each layer, and which of a step's tables are its."""
 
     def __init__(self, layers: list[tuple[KvView, int]]) -> None: ...
 

@@ -111,7 +111,8 @@ void bind_program(py::module_& m) {
     py::class_<pace::Preparation>(m, "Preparation")
         .def(py::init(&make_preparation), py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"),
              py::arg("value_norm"), py::arg("rotation"), py::arg("norm_last"));
-    py::class_<KvCache>(m, "KvCache").def(py::init<const std::vector<std::pair<pace::KvView, int>>&>(), py::arg("layers"));
+    py::class_<KvCache>(m, "KvCache")
+        .def(py::init<const std::vector<std::pair<pace::KvView, int>>&>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
         .def("embedding",

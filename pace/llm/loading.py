@@ -243,7 +243,7 @@ def open(options: LoadOptions) -> Loaded:
     tokenizer = _find_tokenizer(options, directory, model)
     defaults = _read_defaults(directory, tokenizer, model)
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
-    share = speculation.cache_share(model)
+    share = speculation.cache_share(model, options.kv_cache_type)
     _check_budget(options, model, share)
 
     fill_model(model, directory, threads, progress)

@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from pace.llm.cache.groups import by_lifetime, most_bytes
-from pace.llm.cache.manager import STEP_TOKENS, CacheManager
+from pace.llm.cache.manager import STEP_TOKENS, CacheManager, spec_of
+from pace.llm.configs import KVCacheType
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
@@ -72,14 +73,14 @@ class Speculation:
         if self.model is not None:
             fill_model(self.model, self.directory, threads, progress)
 
-    def cache_share(self, target: BaseModelForCausalLM) -> Fraction:
+    def cache_share(self, target: BaseModelForCausalLM, kv_cache_type: KVCacheType | str) -> Fraction:
         """The part of the cache's bytes that is the draft model's: what its keys and values of the longest sequence
-        take, of both models'."""
-        own, others = (
-            model and most_bytes(by_lifetime(model.kv_spec), target.max_position_embeddings, STEP_TOKENS)
-            for model in (self.model, target)
-        )
-        return Fraction(own or 0, (own or 0) + others)
+        take, of both models'. `kv_cache_type`: the target's."""
+        if self.model is None:
+            return Fraction(0)
+        specs = by_lifetime(self.model.kv_spec), spec_of(target.kv_spec, kv_cache_type)
+        own, others = (most_bytes(spec, target.max_position_embeddings, STEP_TOKENS) for spec in specs)
+        return Fraction(own, own + others)
 
     def drafter(
         self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int
