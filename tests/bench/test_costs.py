@@ -300,19 +300,21 @@ def test_layers_with_a_window_see_no_further():
     mixed = costs_of("qwen2.5-0.5b", use_sliding_window=True, sliding_window=100, max_window_layers=18)
     assert mixed.windows == (None,) * 18 + (100,) * 6
     assert mixed.kv_bytes(1000) == 12_288 * (18 * 1000 + 6 * 100) // 24
-    assert mixed.cached_bytes(1000) == 12_288 * (18 * 1000 + 6 * kept) // 24
-    assert mixed.kv_bytes_per_late_token == 12_288 * 18 // 24
+    halves = costs_of("qwen2.5-0.5b", use_sliding_window=True, sliding_window=100, max_window_layers=12)
+    assert halves.cached_bytes(1000) == 12_288 * (1000 + kept) // 2
+    assert halves.kv_bytes_per_late_token == 12_288 // 2
+    assert mixed.cached_bytes(1) == 12_288 * 27 // 24, "in three groups, of which one has 6 layers and room for 9"
 
 
 def test_a_plan_counts_what_windows_give_back():
     config, limits = SHAPES["qwen2.5-0.5b"], Limits("avx2", 2, 10.0, 100.0)
-    windows = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 18}
+    windows = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 12}
     plans = [plan(config | more, limits, 64 << 30)[0] for more in ({}, windows)]
     assert [p.kv_bytes_per_token for p in plans] == [12_288] * 2
-    assert [p.kv_bytes_per_late_token for p in plans] == [12_288, 9216]
+    assert [p.kv_bytes_per_late_token for p in plans] == [12_288, 6144]
     tight = plans[0].weight_bytes + PROCESS_BYTES + 9000 * 12_288
     lengths = [plan(config | more, limits, tight)[0].max_context for more in ({}, windows)]
-    assert lengths == [9000, (9000 * 12_288 - (100 + STEP_TOKENS + 28) * 3072) // 9216]
+    assert lengths == [9000, 2 * 9000 - (100 + STEP_TOKENS + 28)]
 
 
 def test_every_instruction_set_has_its_shares():
