@@ -366,7 +366,7 @@ def test_a_lost_block_of_all_positions_takes_the_others_along() -> None:
 
 
 def test_nodes_without_blocks_go_with_the_last_behind_them() -> None:
-    generator = make_generator("all short", prefix=None)
+    generator = make_generator("all short", prefix=None, max_tokens_per_step=24)
     engine = generator.engine
     for seed in range(4):
         generate(generator, [ids(seed, 100)], 1)
