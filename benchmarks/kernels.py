@@ -252,7 +252,7 @@ def _named(spec: KVSpec, kv_dtypes: list[torch.dtype]) -> str:
 
 def _random_cache(spec: KVSpec, blocks: int) -> KVBlocks:
     (kv,) = spec.allocate(blocks)
-    draw_blocks(spec, [kv], torch.arange(blocks))
+    draw_blocks(spec, [kv], [torch.arange(blocks)])
     return kv
 
 

@@ -214,10 +214,11 @@ void Program::rotate_heads(HeadsOf heads, const Rotation& rotation) {
 
 void Program::store_kv(HeadsOf k, HeadsOf v, int layer) {
     record<StoreKvOp>("store", true, [=](StoreKvOp& op, const Frame& frame) {
-        op.kv = frame.step.cache[layer];
+        const LayerCache& cache = frame.step.cache[layer];
+        op.kv = cache.kv;
         op.k = frame.at(k);
         op.v = frame.at(v);
-        op.slots = frame.step.slots;
+        op.slots = frame.step.tables[cache.group].slots;
         op.tokens = frame.step.tokens;
     });
 }
@@ -240,7 +241,8 @@ void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Pre
     const std::optional<HeadsOf> latent = latent_q ? std::optional(*latent_q) : std::nullopt;
     record<AttentionOp>("attention", true, [=](AttentionOp& op, const Frame& frame) {
         const Step& step = frame.step;
-        const KvView& kv = step.cache[layer];
+        const auto& [kv, group] = step.cache[layer];
+        const Table& table = step.tables[group];
         const HeadsView queries = frame.at(q);
         op.q = queries.data;
         op.args = {
@@ -268,13 +270,13 @@ void Program::attention(Value out, HeadsOf q, const HeadsOf* latent_q, const Pre
                         rotation.half,
                         rotation.interleaved,
                         kv,
-                        step.slots};
+                        table.slots};
         }
         op.tokens = step.tokens;
         op.spans = step.spans;
         op.query_start = step.query_start;
         op.kv_len = step.kv_len;
-        op.block_table = step.block_table;
+        op.block_table = table.block_table;
         op.table_stride = step.table_stride;
     });
 }

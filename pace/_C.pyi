@@ -258,9 +258,9 @@ class Preparation:
     ) -> None: ...
 
 class KvCache:
-    """What the attention of a program reads and writes: a view for each layer."""
+    """What the attention of a program reads and writes: a view for each layer, and which of a step's tables are its."""
 
-    def __init__(self, layers: list[KvView]) -> None: ...
+    def __init__(self, layers: list[tuple[KvView, int]]) -> None: ...
 
 class Program:
     """Keeps addresses only: weights, parameters and caches must outlive it."""
@@ -314,12 +314,11 @@ class Program:
         logit_rows: int,
         ids: int,
         positions: int,
-        slots: int,
         rows: int,
         spans: int,
         query_start: int,
         kv_len: int,
-        block_table: int,
+        tables: list[tuple[int, int]],
         table_stride: int,
         angles: list[tuple[int, int]],
         logits: int,

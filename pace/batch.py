@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ class Positions:
     value_dim: int
     window: int | None = None
     """How many positions back the layer's attention sees, its own included; None for all. The only place that says
-    so. (The cache keeps them all.)"""
+    so."""
     chunked: bool = False
     """Whether positions fall into chunks of `window`, and each sees no further back than its own begins."""
 
@@ -94,6 +94,14 @@ def scale_bytes(dtype: torch.dtype) -> int:
     return BLOCK_SIZE * torch.float32.itemsize if dtype == torch.int8 else 0
 
 
+class Group(NamedTuple):
+    """Layers that keep the same positions of a sequence, and find them by one block table."""
+
+    layers: tuple[int, ...]
+    window: int | None
+    """Positions back that any of them sees, its own included; older ones need not be kept. None for all."""
+
+
 @dataclass(frozen=True)
 class KVSpec:
     """The cache that a model needs, layer by layer, in elements of `dtype`: a float dtype, or int8, in which each head
@@ -101,26 +109,36 @@ class KVSpec:
 
     layers: tuple[LayerCache, ...]
     dtype: torch.dtype
+    groups: tuple[Group, ...] = ()
+    """A block holds 16 positions of the layers of one of them. They have the same bytes, so that any group can have any
+    block. By default one group of all layers, which keeps every position."""
 
     def __post_init__(self) -> None:
         if not any(self.layers):
             raise ValueError(f"a cache needs a layer that keeps something; got {self.layers}")
+        if not self.groups:
+            object.__setattr__(self, "groups", (Group(tuple(range(len(self.layers))), None),))
 
     @property
     def position_bytes(self) -> int:
         """Bytes of one position over all layers, keys, values and their scales together."""
-        return sum(self._part_bytes) // BLOCK_SIZE
+        return sum(sum(self._part_bytes(group)) for group in self.groups) // BLOCK_SIZE
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of one position over the layers of the largest group."""
+        return max(sum(self._part_bytes(group)) for group in self.groups) // BLOCK_SIZE
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of positions, with what keeps blocks out of each other's way."""
-        num_bytes = BLOCK_SIZE * self.position_bytes
+        num_bytes = BLOCK_SIZE * self.group_bytes
         return num_bytes + (BLOCK_PADDING if num_bytes % CACHE_WAY_BYTES == 0 else 0)
 
-    @property
-    def _part_bytes(self) -> list[int]:
-        """Bytes in one block of the parts of all layers, in order."""
-        return [part.num_bytes(self.dtype) for layer in self.layers if layer for part in layer.parts]
+    def _part_bytes(self, group: Group) -> list[int]:
+        """Bytes in one block of the parts of a group's layers, in order."""
+        layers = [self.layers[index] for index in group.layers]
+        return [part.num_bytes(self.dtype) for layer in layers if layer for part in layer.parts]
 
     def allocate(self, num_blocks: int) -> list[LayerBlocks]:
         """The blocks of each layer, in memory of their own; see `reserve`."""
@@ -130,7 +148,7 @@ class KVSpec:
         """uint8 `[num_blocks, block_bytes]`, contents undefined (positions not yet stored are never read into a
         result).
 
-        Memory is taken when a position is written, and a block's keys and values of all layers lie together: so the
+        Memory is taken when a position is written, and a block's keys and values of its layers lie together: so the
         cache can be on huge pages and yet grow with the sequence, and a block is copied at once. On pages of 4 KB
         decode attention took up to 1.4 times as long.
         Raises OSError where there are no addresses."""
@@ -138,13 +156,17 @@ class KVSpec:
         return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
 
     def views(self, memory: Tensor) -> list[LayerBlocks]:
-        """The blocks of each layer: views of `memory`, which is as `reserve` gives it."""
-        lengths = self._part_bytes
-        pieces = iter(memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1))
-        return [
-            layer and layer.blocks([part.cut(next(pieces), self.dtype) for part in layer.parts])
-            for layer in self.layers
-        ]
+        """The blocks of each layer: views of `memory`, which is as `reserve` gives it. Layers of different groups share
+        it."""
+        kv: list[LayerBlocks] = [None] * len(self.layers)
+        for number, group in enumerate(self.groups):
+            lengths = self._part_bytes(group)
+            pieces = iter(memory.split([*lengths, memory.shape[1] - sum(lengths)], dim=1))
+            for index in group.layers:
+                if layer := self.layers[index]:
+                    blocks = layer.blocks([part.cut(next(pieces), self.dtype) for part in layer.parts])
+                    kv[index] = replace(blocks, group=number)
+        return kv
 
 
 @dataclass(frozen=True)
@@ -161,6 +183,8 @@ class KVBlocks:
     v_scales: Tensor | None = None
     value_dim: int = 0
     """Elements of a value; 0 for as many as a key has."""
+    group: int = 0
+    """Of `KVSpec.groups`, that of the layer: which of the step's slots and block tables are its."""
 
     def __post_init__(self) -> None:
         if not self.value_dim:
@@ -181,7 +205,8 @@ class Spans:
     """Which tokens belong together, and where their past is. All int32.
 
     Span s has the tokens `query_start[s] .. query_start[s + 1]`; its last token sits at position `kv_len[s] - 1`, and
-    its position p lives in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold anything.
+    its position p lives in block `block_table[s, p // 16]`. Entries of the table beyond `kv_len` may hold anything, and so
+    may those of blocks that the windows of all its tokens have left behind.
     """
 
     query_start: Tensor
@@ -210,3 +235,9 @@ class ForwardBatch:
     """int64 `[R]`, ascending: the rows whose logits are wanted."""
     kv: list[LayerBlocks]
     """One per layer; the forward writes the slots above and reads what the spans can see."""
+    others: tuple[ForwardBatch, ...] = ()
+    """The same step for the groups of layers after the first, which have other slots and block tables."""
+
+    def of_layer(self, kv: LayerBlocks) -> ForwardBatch:
+        """The batch with the slots and the block table of a layer that has these blocks."""
+        return self.others[kv.group - 1] if kv and kv.group else self

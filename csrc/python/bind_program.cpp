@@ -1,4 +1,6 @@
 // Recorded programs (pace/program.h). Weights, parameters and caches are kept alive by the Python side.
+#include <algorithm>
+
 #include "bindings.h"
 #include "pace/program.h"
 
@@ -54,20 +56,35 @@ void attention(Program& program, Value out, HeadsOf q, const HeadsOf* latent_q, 
                       softcap, at<const float>(sinks));
 }
 
-// The views of all layers, made once for the many steps that run on them.
+// All layers, made once for the many steps that run on them.
 struct KvCache {
-    std::vector<pace::KvView> layers;
+    std::vector<pace::LayerCache> layers;
+    int groups = 0;
+
+    explicit KvCache(const std::vector<std::pair<pace::KvView, int>>& views) {
+        for (const auto& [kv, group] : views) {
+            if (group < 0) throw std::invalid_argument("a group of layers is numbered 0 or more");
+            layers.push_back({kv, group});
+            groups = std::max(groups, group + 1);
+        }
+    }
 };
 
 void run(Program& program, const KvCache& cache, int64_t tokens, int64_t logit_rows, Address ids, Address positions,
-         Address slots, Address rows, int64_t spans, Address query_start, Address kv_len, Address block_table,
-         int64_t table_stride, const std::vector<std::pair<Address, Address>>& tables, Address logits) {
+         Address rows, int64_t spans, Address query_start, Address kv_len,
+         const std::vector<std::pair<Address, Address>>& groups, int64_t table_stride,
+         const std::vector<std::pair<Address, Address>>& rotations, Address logits) {
+    std::vector<pace::Table> tables;
+    for (const auto& [slots, blocks] : groups) tables.push_back({at<const int64_t>(slots), at<const int32_t>(blocks)});
+    if (int(tables.size()) < cache.groups) {
+        throw std::invalid_argument("the cache has " + std::to_string(cache.groups) +
+                                    " groups of layers, the batch has tables for " + std::to_string(tables.size()));
+    }
     std::vector<pace::Angles> angles;
-    for (const auto& [cos, sin] : tables) angles.push_back({at<const float>(cos), at<const float>(sin)});
+    for (const auto& [cos, sin] : rotations) angles.push_back({at<const float>(cos), at<const float>(sin)});
     program.run({cache.layers.data(), tokens, logit_rows, at<const int64_t>(ids), at<const int64_t>(positions),
-                 angles.data(), at<const int64_t>(slots), at<const int64_t>(rows), spans,
-                 at<const int32_t>(query_start), at<const int32_t>(kv_len), at<const int32_t>(block_table),
-                 table_stride, at<float>(logits)});
+                 angles.data(), at<const int64_t>(rows), spans, at<const int32_t>(query_start),
+                 at<const int32_t>(kv_len), tables.data(), table_stride, at<float>(logits)});
 }
 
 py::list timings(const Program& program) {
@@ -95,7 +112,8 @@ void bind_program(py::module_& m) {
     py::class_<pace::Preparation>(m, "Preparation")
         .def(py::init(&make_preparation), py::arg("k"), py::arg("v"), py::arg("query_norm"), py::arg("key_norm"),
              py::arg("value_norm"), py::arg("rotation"), py::arg("norm_last"));
-    py::class_<KvCache>(m, "KvCache").def(py::init<std::vector<pace::KvView>>(), py::arg("layers"));
+    py::class_<KvCache>(m, "KvCache")
+        .def(py::init<const std::vector<std::pair<pace::KvView, int>>&>(), py::arg("layers"));
     py::class_<Program>(m, "Program")
         .def(py::init<std::vector<int64_t>>(), py::arg("widths"))
         .def("embedding",

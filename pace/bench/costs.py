@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from pace.batch import KVSpec
+from pace.batch import BLOCK_SIZE, KVSpec
+from pace.llm.cache.groups import by_lifetime, most_kept
+from pace.llm.cache.manager import STEP_TOKENS
 from pace.llm.layers import Attention, Embedding, LatentAttention, Layer, Linear, MixtureOfExperts
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native
@@ -80,6 +82,8 @@ class Costs:
     """Of the LM head, for one row of logits."""
     attention: tuple[AttentionCosts, ...]
     """Of each layer that attends."""
+    cache: KVSpec
+    """How their keys and values are kept."""
     experts: tuple[ExpertCosts, ...]
     """Of each layer that has some."""
     code: str | None
@@ -120,6 +124,7 @@ class Costs:
             layer_flops_per_token=layer_flops,
             head_flops=2 * sum(head_matrix.parts.values()) * head_matrix.k,
             attention=tuple(_attention_costs(part, kv_dtype or dtype) for part in attention),
+            cache=by_lifetime(KVSpec(tuple(layer.cache for layer in model.layers), kv_dtype or dtype)),
             experts=experts,
             code=read.most_common(1)[0][0],
         )
@@ -128,6 +133,19 @@ class Costs:
     def kv_bytes_per_token(self) -> int:
         """Over all layers."""
         return sum(layer.kv_bytes for layer in self.attention)
+
+    @property
+    def kv_bytes_per_late_token(self) -> int:
+        """Of cache that a token of a long sequence takes: layers with a window give back as much as they take."""
+        return self.cache.group_bytes * [group.window for group in self.cache.groups].count(None)
+
+    def cached_bytes(self, tokens: int) -> int:
+        """Of cache that a sequence of so many tokens takes at most."""
+        held = (
+            tokens if group.window is None else min(tokens, BLOCK_SIZE * most_kept(group.window, STEP_TOKENS))
+            for group in self.cache.groups
+        )
+        return self.cache.group_bytes * sum(held)
 
     @property
     def attention_flops_per_pair(self) -> int:

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,23 +180,24 @@ def fill_cache(engine: Engine, sequences: list[Sequence]) -> None:
 
     They are standard normal, about what a normalised input makes of weights of a trained scale, so that softmax sees
     scores of an ordinary spread. The cache must have room for all."""
+    cache = engine.cache
     for sequence in sequences:
-        has_room = engine.cache.reserve(sequence, len(sequence.tokens))
-        assert has_room, f"the cache is too small for {sequence}"
-        engine.cache.commit(sequence, len(sequence.tokens) - 1)
-    draw_blocks(
-        engine.cache.spec,
-        engine.cache.kv,
-        torch.tensor([block for sequence in sequences for block in sequence.block_table]),
-    )
+        last = len(sequence.tokens) - 1
+        for end in (*range(cache.step_tokens, last, cache.step_tokens), last):  # as a prefill does, for windows
+            has_room = cache.reserve(sequence, end + 1)
+            assert has_room, f"the cache is too small for {sequence}"
+            cache.commit(sequence, end)
+    tables = zip(*(sequence.block_tables for sequence in sequences))  # of each group
+    held = [[block for table in of_group for block in table if block >= 0] for of_group in tables]
+    draw_blocks(cache.spec, cache.kv, [torch.tensor(blocks) for blocks in held])
 
 
-def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: torch.Tensor) -> None:
-    """Random keys and values in these blocks of every layer; what pads the values becomes zero."""
-    num_drawn = min(len(blocks), DRAWN_BLOCKS)
-    drawn = {layer: _drawn(replace(spec, layers=(layer,)), num_drawn) for layer in spec.layers if layer}
+def draw_blocks(spec: KVSpec, kv: list[LayerBlocks], blocks: list[torch.Tensor]) -> None:
+    """Random keys and values in blocks of each group, for all of its layers; what pads the values becomes zero."""
+    num_drawn = min(max(map(len, blocks)), DRAWN_BLOCKS)
+    drawn = {layer: _drawn(KVSpec((layer,), spec.dtype), num_drawn) for layer in spec.layers if layer}
     for layer, found in zip(spec.layers, kv):
-        for some in blocks.split(num_drawn) if layer else ():
+        for some in blocks[found.group].split(num_drawn) if layer else ():
             for tensor, source in zip(found.tensors, drawn[layer].tensors):
                 tensor.index_copy_(0, some, source[: len(some)])
 

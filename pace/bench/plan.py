@@ -3,6 +3,7 @@ tensors' types and shapes."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ class Plan:
     """Of the weights; or a format that they are held in, or how a quantised checkpoint stores most of them."""
     weight_bytes: int
     kv_bytes_per_token: int
+    """Of cache, of the first tokens of a sequence."""
+    kv_bytes_per_late_token: int
+    """Of later ones, for which layers with a window give back as much as they take."""
     max_context: int
     """The longest sequence, or each of `batch`, that fits into the memory available now, at most what the model was
     made for; 0 where the weights do not fit."""
@@ -162,8 +166,9 @@ def _plan(
     return Plan(
         dtype=name,
         weight_bytes=costs.weight_bytes,
-        kv_bytes_per_token=costs.kv_bytes_per_token,
-        max_context=max(0, min(max_positions, room // (batch * costs.kv_bytes_per_token))),
+        kv_bytes_per_token=costs.cached_bytes(1),
+        kv_bytes_per_late_token=costs.kv_bytes_per_late_token,
+        max_context=bisect_right(range(1, max_positions + 1), room // batch, key=costs.cached_bytes),
         prefill_tokens_per_second=prompt / predicted.prefill_seconds,
         decode_tokens_per_second=batch / predicted.step_seconds,
         mapped=_mapped_plan(costs, available_bytes, context, batch) if costs.mappable_bytes else None,
@@ -172,7 +177,7 @@ def _plan(
 
 def _mapped_plan(costs: Costs, available_bytes: int, context: int, batch: int) -> MappedPlan:
     experts = costs.mappable_bytes
-    room = available_bytes - (costs.weight_bytes - experts) - PROCESS_BYTES - batch * costs.kv_bytes(context)
+    room = available_bytes - (costs.weight_bytes - experts) - PROCESS_BYTES - batch * costs.cached_bytes(context)
     held = min(experts, max(0, room))
     return MappedPlan(
         expert_bytes=experts,

@@ -81,9 +81,9 @@ class RecordingOps:
         self._tell(x, weight)
         return reference.linear_glu(x, weight, *arguments, **more)
 
-    def experts(self, x: Tensor, gate_up: Any, down: Any, *arguments: Any) -> Tensor:
+    def experts(self, x: Tensor, gate_up: Any, down: Any, *arguments: Any, **more: Any) -> Tensor:
         """The products of an expert read the rows that chose it."""
-        return reference.experts_by(self.linear, x, gate_up, down, *arguments)
+        return reference.experts_by(self.linear, x, gate_up, down, *arguments, **more)
 
     def heads_linear(self, x: Tensor, weights: Any) -> Tensor:
         return reference.heads_linear(x, weights)

@@ -98,6 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"{p.dtype:<{width}}{_gib(p.weight_bytes):>11}{p.kv_bytes_per_token / 1024:>10.1f} KiB{context:>14}"
             f"{p.prefill_tokens_per_second:>9,.0f} t/s{p.decode_tokens_per_second:>9,.1f} t/s"
         )
+    if any(p.kv_bytes_per_late_token < p.kv_bytes_per_token for p in plans):
+        late = ", ".join(f"{p.kv_bytes_per_late_token / 1024:.1f} KiB ({p.dtype})" for p in plans)
+        print(f"layers with a window give back what it leaves behind: a later token takes {late}")
     for p in plans:
         if p.mapped:
             print(f"{p.dtype}, --weights mapped: {_mapped(p.mapped)}")

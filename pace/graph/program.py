@@ -48,7 +48,7 @@ class Program:
         self.instructions = fuse(recording.instructions, self._result) if optimise else recording.instructions
         self._program = _lower(self.instructions, self._result)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
-        self._last_batch: tuple[ForwardBatch | None, tuple[int, ...]] = (None, ())
+        self._last_batch: tuple[ForwardBatch | None, tuple] = (None, ())
 
     def run(self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
@@ -56,7 +56,7 @@ class Program:
         Raises ValueError for ids, slots and spans that do not fit; then nothing is written."""
         kv, cache = self._last_cache  # both at once: another thread may run with a cache of its own
         if batch.kv is not kv:
-            cache = _C.KvCache([kv_view(layer) for layer in batch.kv if layer is not None])
+            cache = _C.KvCache([(kv_view(layer), layer.group) for layer in batch.kv if layer is not None])
             self._last_cache = batch.kv, cache
         tables = [(cos.data_ptr(), sin.data_ptr()) for cos, sin in angles]
         last, arrays = self._last_batch
@@ -86,7 +86,7 @@ class Program:
         return self._program.buffer_bytes
 
 
-def _arrays(batch: ForwardBatch) -> tuple[int, ...]:
+def _arrays(batch: ForwardBatch) -> tuple[int | list[tuple[int, int]], ...]:
     """The sizes of a batch and where its arrays lie, in the order of `_C.Program.run`."""
     spans = batch.spans
     return (
@@ -94,12 +94,11 @@ def _arrays(batch: ForwardBatch) -> tuple[int, ...]:
         len(batch.logit_rows),
         batch.tokens.data_ptr(),
         batch.positions.data_ptr(),
-        batch.slots.data_ptr(),
         batch.logit_rows.data_ptr(),
         len(spans.kv_len),
         spans.query_start.data_ptr(),
         spans.kv_len.data_ptr(),
-        spans.block_table.data_ptr(),
+        [(group.slots.data_ptr(), group.spans.block_table.data_ptr()) for group in (batch, *batch.others)],
         spans.block_table.shape[1],
     )
 

@@ -89,6 +89,10 @@ class SymbolicBatch:
     spans: Spans = Spans()
     logit_rows: LogitRows = LogitRows()
 
+    def of_layer(self, kv: LayerKv | None) -> SymbolicBatch:
+        """The same for all: when the program runs, a layer's cache says which slots and block tables are its."""
+        return self
+
 
 @dataclass(frozen=True)
 class SymbolicAngles:

@@ -251,6 +251,7 @@ class LLMModel:
             cache_touched=cache.touched_bytes + drafts.cache_touched,
             cache_budget=cache.budget_bytes + drafts.cache_budget,
             cache_tokens=cache.capacity,
+            cache_token_bytes=cache.token_bytes,
             process=resident_bytes(),
             mapped=self._model.mapped_nbytes,
         )

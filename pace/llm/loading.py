@@ -17,7 +17,8 @@ import torch
 
 from pace import _C
 from pace.batch import BLOCK_SIZE
-from pace.llm.cache.manager import CacheManager, check_cache_options
+from pace.llm.cache.groups import most_bytes
+from pace.llm.cache.manager import CacheManager, check_cache_options, spec_of
 from pace.llm.configs import KVCacheType, SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.models.base_model import BaseModelForCausalLM
@@ -242,7 +243,7 @@ def open(options: LoadOptions) -> Loaded:
     tokenizer = _find_tokenizer(options, directory, model)
     defaults = _read_defaults(directory, tokenizer, model)
     speculation = Speculation.prepare(options.spec_config, model, tokenizer, ops, options.hub)
-    share = speculation.cache_share(model)
+    share = speculation.cache_share(model, options.kv_cache_type)
     _check_budget(options, model, share)
 
     fill_model(model, directory, threads, progress)
@@ -309,7 +310,8 @@ def _check_budget(options: LoadOptions, model: BaseModelForCausalLM, draft_share
     if options.kv_cache_bytes is not None:
         budget = parse_bytes(options.kv_cache_bytes)
         length = options.max_seq_len
-        least = math.ceil(-(-(length or 1) // BLOCK_SIZE) * model.kv_spec.block_bytes / (1 - draft_share))
+        spec = spec_of(model.kv_spec, options.kv_cache_type)
+        least = math.ceil(most_bytes(spec, length or 1, tokens_per_step(model)) / (1 - draft_share))
         if budget < least:
             why = f"max_seq_len={length} tokens take" if length else f"a block of {BLOCK_SIZE} tokens takes"
             raise ValueError(

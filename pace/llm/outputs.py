@@ -174,7 +174,11 @@ class MemoryReport:
     cache_budget: int
     """What the cache may grow to."""
     cache_tokens: int
-    """Tokens of all sequences together that the budget holds."""
+    """Tokens of all sequences together that the budget holds; of one sequence, where layers with a window give back
+    blocks."""
+    cache_token_bytes: float
+    """Of keys and values, what one more token of a long sequence takes: layers with a window give back as much as they
+    take."""
     process: int
     """Resident memory of the whole process; 0 where the system does not tell."""
     mapped: int = 0
@@ -215,6 +219,7 @@ class MemoryReport:
             ("cache, touched", self.cache_touched),
         ]
         rows += [(f"cache, budget ({self.cache_tokens:,} tokens)", self.cache_budget)]
+        rows += [("cache, 1,000 more tokens of a long text", 1000 * self.cache_token_bytes)]
         rows += [("of the weights, in a file", self.mapped)] if self.mapped else []
         rows += [("weights and touched cache", self.total), ("process, resident", self.process)]
         return "\n".join(lines + [f"{name:<40}{size / 2**20:>12,.1f} MiB" for name, size in rows])

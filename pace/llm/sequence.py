@@ -84,7 +84,10 @@ class Sequence:
         self.num_computed = 0
         """Tokens whose keys and values are in the cache."""
         self.block_table = array("i")
-        """Blocks that hold them, in order; may reach beyond `num_computed`."""
+        """Blocks that hold them, in order; may reach beyond `num_computed`. -1 for a block that was given back, since no
+        later position sees it. Of the first group of layers (`KVSpec.groups`)."""
+        self.more_tables: list[array] = []
+        """Those of the other groups."""
         self.recomputed_length = 0
         """The model's `recompute_length`, once the sequence has grown to it and was computed again from its start."""
 
@@ -102,6 +105,11 @@ class Sequence:
         self.score: float | None = None
         """Score of a continuation that beam search found."""
         self.times = Times()
+
+    @property
+    def block_tables(self) -> list[array]:
+        """Of all groups of layers."""
+        return [self.block_table, *self.more_tables]
 
     @property
     def logits_from(self) -> int:
@@ -156,7 +164,8 @@ class Sequence:
     def outcome(self) -> Sequence:
         """A finished sequence without what it needed to get there: its strategy's and mask's state may be large."""
         outcome = copy.copy(self)
-        outcome.strategy, outcome.mask, outcome.block_table, outcome.prompt_sharers = None, None, array("i"), []
+        outcome.strategy, outcome.mask, outcome.prompt_sharers = None, None, []
+        outcome.block_table, outcome.more_tables = array("i"), []
         outcome.sink = NULL_SINK
         return outcome
 

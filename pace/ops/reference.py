@@ -261,35 +261,41 @@ def attention(
     starts = spans.query_start.tolist()
     for s, kv_len in enumerate(spans.kv_len.tolist()):
         begin, end = starts[s], starts[s + 1]
-        keys, values = _gather(kv, spans.block_table[s], kv_len, q.dtype)
+        first_block = 0 if window is None else max(0, kv_len - (end - begin) - window + 1) // kv.k.shape[-1]
+        keys, values = _gather(kv, spans.block_table[s], first_block, kv_len, q.dtype)
+        query_position = torch.arange(kv_len - (end - begin), kv_len)[:, None]
+        key_position = torch.arange(kv_len - keys.shape[2], kv_len)[None]
         group = num_heads // keys.shape[0]
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-        scores = scale * (q[begin:end].transpose(0, 1) @ keys)  # [Hq, tokens, kv_len]
+        scores = scale * (q[begin:end].transpose(0, 1) @ keys)  # [Hq, tokens, N]
         if latent_q is not None:
             scores += scale * (latent_q[begin:end].transpose(0, 1) @ values.transpose(1, 2))
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        query_position = torch.arange(kv_len - (end - begin), kv_len)[:, None]
-        key_position = torch.arange(kv_len)[None]
         hidden = key_position > query_position
         if window is not None:
             hidden |= key_position < (query_position // window * window if chunked else query_position - window + 1)
         scores = scores.masked_fill(hidden, -math.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(q.dtype)[:, None, None].expand(-1, end - begin, 1)], -1)
-        weights = scores.softmax(-1)[..., :kv_len]
+        weights = scores.softmax(-1)[..., : keys.shape[2]]
         out[begin:end] = (weights @ values).transpose(0, 1)
     return out.flatten(1)
 
 
-def _gather(kv: KVBlocks, block_row: Tensor, kv_len: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The first `kv_len` positions of one sequence: keys `[Hkv, D, kv_len]` and values `[Hkv, kv_len, Dv]`."""
-    blocks = block_row[: -(-kv_len // kv.k.shape[-1])].long()
+def _gather(
+    kv: KVBlocks, block_row: Tensor, first_block: int, kv_len: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Positions of one sequence, N from those of a block to `kv_len - 1`: keys `[Hkv, D, N]` and values
+    `[Hkv, N, Dv]`."""
+    block_size = kv.k.shape[-1]
+    blocks = block_row[first_block : -(-kv_len // block_size)].long()
+    count = kv_len - first_block * block_size
     keys, values = kv.k[blocks].to(dtype), kv.v[blocks].to(dtype)
     if kv.k_scales is not None:
         keys, values = keys * kv.k_scales[blocks].unsqueeze(-2), values * kv.v_scales[blocks].unsqueeze(-1)
-    keys = keys.permute(1, 2, 0, 3).flatten(2)[..., :kv_len]
-    values = values.transpose(0, 1).flatten(1, 2)[:, :kv_len, : kv.value_dim]
+    keys = keys.permute(1, 2, 0, 3).flatten(2)[..., :count]
+    values = values.transpose(0, 1).flatten(1, 2)[:, :count, : kv.value_dim]
     return keys, values
 
 

@@ -294,7 +294,11 @@ def test_a_chunk_is_what_its_last_token_sees():
 def test_layers_with_a_window_see_no_further():
     full, half = costs_of("mistral-7b"), costs_of("mistral-7b", sliding_window=100)
     assert full.windows == (None,) * 32 and half.windows == (100,) * 32
-    assert half.kv_bytes_per_token == full.kv_bytes_per_token, "the cache keeps them all"
+    assert half.kv_bytes_per_token == full.kv_bytes_per_token
+    kept = 100 + STEP_TOKENS + 28  # wherever in a block they begin
+    assert half.cached_bytes(90) == full.cached_bytes(90) and full.cached_bytes(5000) == 5000 * full.kv_bytes_per_token
+    assert half.cached_bytes(5000) == half.cached_bytes(700) == kept * half.kv_bytes_per_token
+    assert (half.kv_bytes_per_late_token, full.kv_bytes_per_late_token) == (0, full.kv_bytes_per_token)
     assert half.decode_bytes(2, 90) == full.decode_bytes(2, 90)
     assert half.decode_bytes(2, 5000) == full.decode_bytes(2, 100)
     assert half.decode_attention_flops(5000) == full.decode_attention_flops(100)
@@ -303,6 +307,21 @@ def test_layers_with_a_window_see_no_further():
     mixed = costs_of("qwen2.5-0.5b", use_sliding_window=True, sliding_window=100, max_window_layers=18)
     assert mixed.windows == (None,) * 18 + (100,) * 6
     assert mixed.kv_bytes(1000) == 12_288 * (18 * 1000 + 6 * 100) // 24
+    halves = costs_of("qwen2.5-0.5b", use_sliding_window=True, sliding_window=100, max_window_layers=12)
+    assert halves.cached_bytes(1000) == 12_288 * (1000 + kept) // 2
+    assert halves.kv_bytes_per_late_token == 12_288 // 2
+    assert mixed.cached_bytes(1) == 12_288 * 27 // 24, "in three groups, of which one has 6 layers and room for 9"
+
+
+def test_a_plan_counts_what_windows_give_back():
+    config, limits = SHAPES["qwen2.5-0.5b"], Limits("avx2", 2, 10.0, 100.0)
+    windows = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 12}
+    plans = [plan(config | more, limits, 64 << 30)[0] for more in ({}, windows)]
+    assert [p.kv_bytes_per_token for p in plans] == [12_288] * 2
+    assert [p.kv_bytes_per_late_token for p in plans] == [12_288, 6144]
+    tight = plans[0].weight_bytes + PROCESS_BYTES + 9000 * 12_288
+    lengths = [plan(config | more, limits, tight)[0].max_context for more in ({}, windows)]
+    assert lengths == [9000, 2 * 9000 - (100 + STEP_TOKENS + 28)]
 
 
 def test_every_instruction_set_has_its_shares():

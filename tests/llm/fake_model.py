@@ -1,7 +1,7 @@
 """A model without weights whose logits depend on every token of the sequence, as read back from the cache.
 
 What it stores as a key is the token and its position, so that a wrong slot, a block lost, shared or overwritten, and a
-position computed twice or never all change the logits, or raise at once.
+position computed twice or never all change the logits, or raise at once. Of a layer with a window it reads that.
 """
 
 from __future__ import annotations
@@ -17,26 +17,38 @@ from pace.llm.engine.engine import Engine
 from pace.ops import reference
 
 OPS = reference
+LAYER = 2**16
+"""What a layer adds to the positions that it stores: what another has stored there shows."""
 
 
 class FakeModel:
     """`forward` as the engine knows it. `hook`, where set, is called with each batch before anything else."""
 
-    def __init__(self, vocab_size: int = 50, max_position_embeddings: int = 4096, eos_bias: float = 0.0) -> None:
+    def __init__(
+        self,
+        vocab_size: int = 50,
+        max_position_embeddings: int = 4096,
+        eos_bias: float = 0.0,
+        windows: tuple[int | None, ...] = (None, None),
+    ) -> None:
+        """`windows` of the layers, None for none."""
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
         self.recompute_length: int | None = None
         self.rope_regime = lambda length: 0
         self.eos_bias = eos_bias
         self.sharpness = 3.0
-        self.kv_spec = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
+        self.kv_spec = KVSpec(tuple(Positions(1, 2, 2, window) for window in windows), torch.float32)
+        self.seen = max_position_embeddings if None in windows else max(windows)
+        """Tokens, the last ones, that logits depend on."""
         self.hook = lambda batch: None
         self.num_calls = 0
         self._busy = threading.Lock()
 
     def logits_of(self, tokens: list[int]) -> torch.Tensor:
         """fp32 `[V]`: what follows these tokens. A different sequence gives unrelated numbers."""
-        logits = _numbers(tuple(tokens), self.vocab_size) * np.float32(self.sharpness)
+        unseen = max(0, len(tokens) - self.seen)
+        logits = _numbers((*[0] * unseen, *tokens[unseen:]), self.vocab_size) * np.float32(self.sharpness)
         logits[0] += self.eos_bias
         return torch.from_numpy(logits)
 
@@ -55,17 +67,19 @@ class FakeModel:
         assert starts[0] == 0 and starts[-1] == len(batch.tokens) == len(batch.positions) == len(batch.slots) == len(
             batch.rope_lengths
         )
-        assert len(set(batch.slots.tolist())) == len(batch.slots), "two tokens share a slot"
+        slots = [slot for group in (batch, *batch.others) for slot in group.slots.tolist()]
+        assert len(set(slots)) == len(slots), "two tokens share a slot"
         assert bool((batch.rope_lengths > batch.positions).all())
-        for kv in batch.kv:
-            kv.k[batch.slots // BLOCK_SIZE, 0, 0, batch.slots % BLOCK_SIZE] = batch.tokens.float()
-            kv.k[batch.slots // BLOCK_SIZE, 0, 1, batch.slots % BLOCK_SIZE] = batch.positions.float()
+        for number, kv in enumerate(batch.kv):
+            slots = batch.of_layer(kv).slots
+            kv.k[slots // BLOCK_SIZE, 0, 0, slots % BLOCK_SIZE] = batch.tokens.float()
+            kv.k[slots // BLOCK_SIZE, 0, 1, slots % BLOCK_SIZE] = (batch.positions + LAYER * number).float()
         rows = []
         wanted = set(batch.logit_rows.tolist())
         assert batch.logit_rows.tolist() == sorted(wanted)
         for index, length in enumerate(lengths):
-            past = self._read_back(batch, index, length)
             first = length - (starts[index + 1] - starts[index])
+            past = self._read_back(batch, index, first, length)
             assert batch.positions[starts[index] : starts[index + 1]].tolist() == list(range(first, length))
             rows += [
                 self.logits_of(past[: position + 1])
@@ -75,12 +89,20 @@ class FakeModel:
         assert len(rows) == len(wanted)
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
-    def _read_back(self, batch: ForwardBatch, index: int, length: int) -> list[int]:
-        blocks = batch.spans.block_table[index, : -(-length // BLOCK_SIZE)].long()
-        for kv in batch.kv:
-            content = kv.k[blocks, 0].permute(1, 0, 2).reshape(2, -1)[:, :length]
-            assert content[1].tolist() == list(range(length)), f"positions in the cache: {content[1].tolist()}"
-        return [int(token) for token in content[0]]
+    def _read_back(self, batch: ForwardBatch, index: int, first: int, length: int) -> list[int]:
+        """The tokens of a span's sequence, as far as a layer sees them from position `first` on; else 0."""
+        tokens = [0] * length
+        for number, (kv, layer) in enumerate(zip(batch.kv, self.kv_spec.layers)):
+            oldest = 0 if layer.window is None else max(0, first - layer.window + 1)
+            table = batch.of_layer(kv).spans.block_table[index]
+            blocks = table[oldest // BLOCK_SIZE : -(-length // BLOCK_SIZE)].long()
+            assert (blocks >= 0).all(), "a block is gone that is still seen"
+            skipped = oldest % BLOCK_SIZE
+            content = kv.k[blocks, 0].permute(1, 0, 2).reshape(2, -1)[:, skipped : skipped + length - oldest]
+            positions = [int(position) - LAYER * number for position in content[1]]
+            assert positions == list(range(oldest, length)), f"positions in the cache: {positions}"
+            tokens[oldest:] = [int(token) for token in content[0]]
+        return tokens
 
 
 @functools.lru_cache(maxsize=4096)
@@ -121,7 +143,7 @@ def greedy(model: FakeModel, prompt: list[int], num_tokens: int, end_tokens: tup
     return tokens[len(prompt) :]
 
 
-def make_engine(num_blocks: int = 1000, **limits: int) -> Engine:
+def make_engine(num_blocks: int = 1000, windows: tuple[int | None, ...] = (None, None), **limits: int) -> Engine:
     """An engine on a fake model that does not end by itself."""
-    model = FakeModel(eos_bias=-50.0)
+    model = FakeModel(eos_bias=-50.0, windows=windows)
     return Engine.create(model, OPS, num_blocks * model.kv_spec.block_bytes, **limits)

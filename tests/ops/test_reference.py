@@ -224,17 +224,18 @@ def test_stored_keys_and_values_are_where_the_layout_says():
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
 def test_attention_is_its_definition(window, softcap, heads, kv_heads):
     """Three spans: a whole prompt, a single token after a past, and a chunk after a past; written out query by
-    query."""
+    query. Blocks wholly before the window of a span's first token are gone."""
     dim, lengths, new = 5, [9, 20, 33], [9, 1, 14]
     keys = [torch.randn(n, kv_heads, dim).double() for n in lengths]
     values = [torch.randn(n, kv_heads, dim).double() for n in lengths]
     kv = KVBlocks(
         torch.full((8, kv_heads, dim, 16), torch.nan).double(), torch.full((8, kv_heads, 16, 16), torch.nan).double()
     )
-    table = torch.tensor([[6, -1, 99], [0, 3, -5], [7, 2, 4]], dtype=torch.int32)
+    table = torch.tensor([[6, -1, 99], [0, 3, -5], [5, 2, 4]], dtype=torch.int32)
     for s, n in enumerate(lengths):
         p = torch.arange(n)
         ops.store_kv(keys[s], values[s], kv, table[s, p // 16].long() * 16 + p % 16)
+        table[s, : max(0, n - new[s] - (window or n) + 1) // 16] = -1
     starts = torch.tensor([0, 9, 10, 24], dtype=torch.int32)
     q = torch.randn(24, heads, dim).double()
     out = ops.attention(q, kv, Spans(starts, torch.tensor(lengths, dtype=torch.int32), table), 0.3, window, softcap)

@@ -27,20 +27,31 @@ struct Angles {
     const float *cos, *sin;
 };
 
+// The cache of one layer, and which of a step's tables are its.
+struct LayerCache {
+    KvView kv;
+    int group;
+};
+
+// Where the positions of a step live, for one group of layers.
+struct Table {
+    const int64_t* slots;        // [T]
+    const int32_t* block_table;  // [S][table_stride]
+};
+
 // What one step gives to a program; the arrays are those of ForwardBatch in pace/batch.py.
 struct Step {
-    const KvView* cache;         // of every layer
+    const LayerCache* cache;     // of every layer
     int64_t tokens;              // T
     int64_t logit_rows;          // R
     const int64_t* ids;          // [T]
     const int64_t* positions;    // [T]
     const Angles* angles;        // of every table of the program's rotations
-    const int64_t* slots;        // [T]
     const int64_t* rows;         // [R], ascending
     int64_t spans;               // S
     const int32_t* query_start;  // [S + 1]
     const int32_t* kv_len;       // [S]
-    const int32_t* block_table;  // [S][table_stride]
+    const Table* tables;         // of every group of layers
     int64_t table_stride;
     float* logits;  // [R][vocabulary], written
 };

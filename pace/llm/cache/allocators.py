@@ -1,5 +1,5 @@
-"""How a sequence's room in the cache grows: block by block from anywhere, or as one run that moves when it is too
-short.
+"""How a sequence's room in the cache grows: block by block from anywhere, with a window that leaves blocks behind or
+without, or as one run that moves when it is too short.
 
 Attention looks at blocks through a table and reads no position beyond a sequence's length, so the allocators differ in
 what is copied and how much room is spare, and in nothing else: docs/cache.md has the costs.
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
+from pace.llm.cache.groups import first_kept, give_back_before, most_kept, tables_of
 from pace.llm.sequence import Sequence
 
 COPY_COST = 3.0
@@ -23,12 +24,16 @@ one thread. `benchmarks/cache.py` measures it."""
 
 
 class BlockAllocator(Protocol):
-    """Decides which blocks of the pool a sequence gets. Changes `sequence.block_table`, and content only where it
-    moves."""
+    """Decides which blocks of the pool a sequence gets. Changes its block tables, and content only where it moves."""
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """Free blocks without which `reserve` fails."""
+        """Free blocks without which `admit` fails."""
         ...
+
+    def admit(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Makes room for the sequence to be computed up to `num_tokens` in steps, each of which reserves what it
+        writes; False as `reserve`."""
+        return self.reserve(sequence, num_tokens)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing
@@ -41,29 +46,24 @@ class BlockAllocator(Protocol):
         ...
 
 
-class Paged:
+class Paged(BlockAllocator):
     """Blocks from anywhere, taken when they are needed. The copy of a shared block is all that is ever copied."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        return max(0, num_blocks_of(num_tokens) - len(sequence.block_table)) + len(
-            shared_and_written(self.pool, sequence)
-        )
+        table = sequence.block_table
+        shared = shared_and_written(self.pool, table, sequence.num_computed)
+        return max(0, num_blocks_of(num_tokens) - len(table)) + len(shared)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         pool, table = self.pool, sequence.block_table
-        shared = shared_and_written(pool, sequence)
+        shared = shared_and_written(pool, table, sequence.num_computed)
         num_missing = max(0, num_blocks_of(num_tokens) - len(table))
         if num_missing + len(shared) > pool.num_free:
             return False
-        for index in shared:
-            old, new = table[index], pool.take()
-            if index * BLOCK_SIZE < sequence.num_computed:
-                pool.copy(old, new)
-            table[index] = new
-            pool.give_back(old)
+        copy_shared(pool, table, shared, sequence.num_computed)
         for _ in range(num_missing):
             table.append(pool.take())
         return True
@@ -72,7 +72,68 @@ class Paged:
         assert len(set(block_table)) == len(block_table), f"a block is in one table twice: {list(block_table)}"
 
 
-class Contiguous:
+class Windowed(BlockAllocator):
+    """Blocks from anywhere, taken when they are needed, by a table for each group of layers. Those that no later
+    position of its layers sees are given back before others are taken."""
+
+    def __init__(self, pool: BlockPool, step_tokens: int) -> None:
+        """`step_tokens`: positions that are computed between two calls of `reserve`, at most."""
+        self.pool = pool
+        self.windows = [group.window for group in pool.spec.groups]
+        self.step_tokens = step_tokens
+
+    def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
+        self._give_back_unseen(sequence)
+        return sum(self._needed(sequence, self._admitted(sequence, num_tokens)))
+
+    def admit(self, sequence: Sequence, num_tokens: int) -> bool:
+        return self._grow(sequence, self._admitted(sequence, num_tokens))
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        return self._grow(sequence, [num_blocks_of(num_tokens)] * len(self.windows))
+
+    def check_layout(self, block_table: array) -> None:
+        held = [block for block in block_table if block >= 0]
+        assert len(set(held)) == len(held), f"a block is in one table twice: {list(block_table)}"
+        assert list(block_table[len(block_table) - len(held) :]) == held, (
+            f"a block was given back before those in front of it: {list(block_table)}"
+        )
+
+    def _admitted(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        """Blocks in the table of each group with which all steps up to `num_tokens` find room: a table with a window
+        gives back as many as it takes from then on."""
+        needed, num_computed = num_blocks_of(num_tokens), sequence.num_computed
+        return [
+            needed
+            if window is None
+            else min(needed, first_kept(num_computed, window) + most_kept(window, self.step_tokens))
+            for window in self.windows
+        ]
+
+    def _needed(self, sequence: Sequence, ends: list[int]) -> list[int]:
+        """Free blocks that each group takes until its table has so many entries, and none to be written is shared."""
+        return [
+            max(0, end - len(table)) + len(shared_and_written(self.pool, table, sequence.num_computed))
+            for table, end in zip(tables_of(sequence, len(ends)), ends)
+        ]
+
+    def _grow(self, sequence: Sequence, ends: list[int]) -> bool:
+        self._give_back_unseen(sequence)
+        pool, num_computed = self.pool, sequence.num_computed
+        if sum(self._needed(sequence, ends)) > pool.num_free:
+            return False
+        for table, end in zip(sequence.block_tables, ends):
+            copy_shared(pool, table, shared_and_written(pool, table, num_computed), num_computed)
+            while len(table) < end:
+                table.append(pool.take())
+        return True
+
+    def _give_back_unseen(self, sequence: Sequence) -> None:
+        for table, window in zip(tables_of(sequence, len(self.windows)), self.windows):
+            give_back_before(self.pool, table, first_kept(sequence.num_computed, window))
+
+
+class Contiguous(BlockAllocator):
     """Every sequence has one run of adjacent blocks. Where that is too short, or its end is shared, the sequence is
     copied once into a new run, with rows to spare for what comes; until these are used up it grows in place, drafts
     included.
@@ -108,7 +169,10 @@ class Contiguous:
         )
 
     def _has_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        return num_blocks_of(num_tokens) <= len(sequence.block_table) and not shared_and_written(self.pool, sequence)
+        table = sequence.block_table
+        return num_blocks_of(num_tokens) <= len(table) and not shared_and_written(
+            self.pool, table, sequence.num_computed
+        )
 
     def _is_shared(self, sequence: Sequence) -> bool:
         return any(map(self.pool.is_shared, sequence.block_table))
@@ -155,7 +219,16 @@ def balanced_rows(num_tokens: int) -> int:
     return BLOCK_SIZE * num_blocks_of(math.isqrt(int(2 * COPY_COST * num_tokens)))
 
 
-def shared_and_written(pool: BlockPool, sequence: Sequence) -> list[int]:
-    """Indices in the block table, from the first position not computed on, of blocks that others rely on too."""
-    table = sequence.block_table
-    return [index for index in range(sequence.num_computed // BLOCK_SIZE, len(table)) if pool.is_shared(table[index])]
+def shared_and_written(pool: BlockPool, table: array, num_computed: int) -> list[int]:
+    """Indices in a block table, from the first position not computed on, of blocks that others rely on too."""
+    return [index for index in range(num_computed // BLOCK_SIZE, len(table)) if pool.is_shared(table[index])]
+
+
+def copy_shared(pool: BlockPool, table: array, shared: list[int], num_computed: int) -> None:
+    """Puts blocks of the sequence's own in the place of shared ones, with what is computed in them."""
+    for index in shared:
+        old, new = table[index], pool.take()
+        if index * BLOCK_SIZE < num_computed:
+            pool.copy(old, new)
+        table[index] = new
+        pool.give_back(old)

@@ -20,7 +20,7 @@ class BlockPool:
     """A block is free, held by one or more sequences, or *idle*: nobody holds it, but its content is kept for whoever
     may want it.
 
-    The memory is one allocation for all layers, made at first use and as large as the budget; the operating system
+    The memory is one allocation, made at first use and as large as the budget; the operating system
     gives it pages only where a block is written. Free blocks are handed out lowest first and reused last-freed first,
     so that what stays resident is the peak of what was in use. Where none is free, the block that has been idle for
     longest is taken.
@@ -136,20 +136,25 @@ class BlockPool:
         """Has the content of a held block outlive its holders, until the block is wanted for something else."""
         self._kept.add(block)
 
+    def forget(self, block: int) -> None:
+        """A kept block's content need not outlive its holders any more."""
+        self._kept.remove(block)
+        if block in self._idle:
+            del self._idle[block]
+            self._free.append(block)
+
     def is_shared(self, block: int) -> bool:
         """True where someone else relies on the content of a block that the caller holds."""
         return self._references[block] > 1 or block in self._kept
 
     def copy(self, source: int, target: int, num_blocks: int = 1) -> None:
-        """Copies blocks that lie side by side to others that do, no block being among both; all layers at once."""
+        """Copies blocks that lie side by side to others that do, no block being among both; all of their layers at once."""
         self._bytes[target : target + num_blocks] = self._bytes[source : source + num_blocks]
 
     def _drop_idle(self) -> None:
         block = next(iter(self._idle))
         self.content_is_lost(block)
-        self._kept.remove(block)
-        del self._idle[block]
-        self._free.append(block)
+        self.forget(block)
 
     # -- when something went wrong -------------------------------------------------------------------------------------
 

@@ -8,11 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pace.batch import BLOCK_SIZE, KVSpec, LayerBlocks
-from pace.llm.cache.allocators import BlockAllocator, Contiguous, Paged, balanced_rows
+from pace.llm.cache.allocators import BlockAllocator, Contiguous, Paged, Windowed, balanced_rows
 from pace.llm.cache.block_pool import BlockPool, num_blocks_of
+from pace.llm.cache.groups import by_lifetime, is_kept, most_bytes, most_tokens, tables_of
 from pace.llm.cache.prefix_cache import NoPrefixCache, PrefixCache
 from pace.llm.configs import KVCacheType
 from pace.llm.sequence import Sequence
+
+STEP_TOKENS = 512
+"""Positions of one sequence that a step computes at most, where nobody says."""
 
 PREFIX_SHARE = 0.25
 """Of the budget, the part that the beginnings of sequences which have ended may take where nobody says: the rest stays
@@ -24,7 +28,8 @@ class CacheManager:
     prefix cache.
 
     A block may belong to several sequences (`fork`, `reuse`); it is copied when one of them writes into it. The manager
-    and its parts alone change `sequence.block_table` and `sequence.num_computed`. Not thread-safe: the thread that
+    and its parts alone change the sequence's block tables and `num_computed`. Layers with a window give back blocks that
+    no later position sees, where blocks come from anywhere ("paged"). Not thread-safe: the thread that
     owns the engine calls it.
     """
 
@@ -36,20 +41,23 @@ class CacheManager:
         bmc_rows: int | None = None,
         prefix_cache_bytes: int | None = 0,
         rope_regime: Callable[[int], int] = lambda length: 0,
+        step_tokens: int = STEP_TOKENS,
     ) -> None:
         """`bmc_rows`: the r of "bmc", None for `balanced_rows`. `prefix_cache_bytes`: what the prefix cache may keep in
         blocks that no sequence holds; 0 for no prefix cache, None for PREFIX_SHARE of the budget where the allocator
-        shares blocks. `rope_regime`: the model's.
+        shares blocks. `rope_regime`: the model's. `step_tokens`: positions of one sequence that are computed between two
+        calls of `reserve`, at most.
 
         Raises ValueError where the budget holds no block, and for options that do not go together."""
-        self.spec = spec
+        kv_cache_type = check_cache_options(kv_cache_type, bmc_rows, prefix_cache_bytes)
+        self.spec = spec = spec_of(spec, kv_cache_type)
+        self.step_tokens = step_tokens
         num_blocks = min(budget_bytes // spec.block_bytes, 2**31 // BLOCK_SIZE - 1)
-        if num_blocks < 1:
+        if num_blocks < len(spec.groups):
             raise ValueError(
-                f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes {spec.block_bytes} bytes here; "
+                f"a cache of {budget_bytes} bytes holds no block of {BLOCK_SIZE} positions, which takes {self.bytes_for(1)} bytes here; "
                 f"give it more (kv_cache_bytes), or free some memory"
             )
-        kv_cache_type = check_cache_options(kv_cache_type, bmc_rows, prefix_cache_bytes)
         if prefix_cache_bytes is None:
             prefix_cache_bytes = int(PREFIX_SHARE * budget_bytes) if kv_cache_type == KVCacheType.PAGED else 0
         elif prefix_cache_bytes > budget_bytes:
@@ -61,7 +69,7 @@ class CacheManager:
                 f"prefix_cache_bytes={prefix_cache_bytes} keeps no block, which takes {spec.block_bytes} bytes here; raise it, or say 0 for none"
             )
         self.pool = BlockPool(spec, num_blocks, prefix_cache_bytes // spec.block_bytes)
-        self.allocator = _allocator(kv_cache_type, bmc_rows, self.pool)
+        self.allocator = _allocator(kv_cache_type, bmc_rows, self.pool, step_tokens)
         self.prefix = PrefixCache(self.pool, rope_regime) if prefix_cache_bytes else NoPrefixCache()
 
     @property
@@ -81,7 +89,12 @@ class CacheManager:
     @property
     def capacity(self) -> int:
         """Positions that one sequence alone can have."""
-        return self.num_blocks * BLOCK_SIZE
+        return most_tokens(self.spec, self.num_blocks, self.step_tokens)
+
+    @property
+    def num_groups(self) -> int:
+        """Blocks that a sequence takes at once when its last ones are full."""
+        return len(self.spec.groups)
 
     @property
     def budget_bytes(self) -> int:
@@ -89,8 +102,13 @@ class CacheManager:
         return self.num_blocks * self.spec.block_bytes
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Bytes of the blocks of one sequence of so many tokens."""
-        return num_blocks_of(num_tokens) * self.spec.block_bytes
+        """Bytes of the blocks that one sequence needs at most, until so many tokens of it are computed."""
+        return most_bytes(self.spec, num_tokens, self.step_tokens)
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes that one more token of a long sequence takes: layers with a window give back as much as they take."""
+        return self.spec.block_bytes * [group.window for group in self.spec.groups].count(None) / BLOCK_SIZE
 
     @property
     def touched_bytes(self) -> int:
@@ -111,13 +129,22 @@ class CacheManager:
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room for positions `num_computed .. num_tokens - 1` of the sequence to be written; False, and nothing
-        changed, where the pool has too few free blocks. Blocks to be written that others hold as well are copied
-        first."""
+        taken, where the pool has too few free blocks. Blocks that no later position sees are given back before, and
+        blocks to be written that others hold as well are copied."""
         return self.allocator.reserve(sequence, num_tokens)
 
+    def admit(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Makes room for the sequence to be computed up to `num_tokens`, in steps that reserve what they write; False as
+        `reserve`. Layers with a window get room for that and a step: they then give back as much as they take."""
+        return self.allocator.admit(sequence, num_tokens)
+
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """Free blocks without which `reserve` fails."""
+        """Free blocks without which `admit` fails."""
         return self.allocator.blocks_needed(sequence, num_tokens)
+
+    def blocks_held(self, sequence: Sequence) -> int:
+        """Blocks of all groups that the sequence holds, shared ones among them."""
+        return sum(len(table) - table.count(-1) for table in sequence.block_tables)
 
     def reuse(self, sequence: Sequence) -> None:
         """Takes what is known of the sequence's tokens from the prefix cache: then more of them are computed than
@@ -135,21 +162,38 @@ class CacheManager:
         self.prefix.publish(sequence)
 
     def truncate(self, sequence: Sequence, num_tokens: int) -> None:
-        """Forgets the positions from `num_tokens` on and gives back the blocks that held only those."""
+        """Forgets the positions from `num_tokens` on and gives back the blocks that held only those. Where those that the
+        next position sees were given back, it forgets all: they would have to be computed again."""
+        if num_tokens < sequence.num_computed and not self._is_kept(sequence, num_tokens):
+            num_tokens = 0
         num_kept = num_blocks_of(num_tokens)
         sequence.num_computed = min(sequence.num_computed, num_tokens)
-        while len(sequence.block_table) > num_kept:
-            self.pool.give_back(sequence.block_table.pop())
+        tables = sequence.block_tables
+        for index in range(max(map(len, tables)) - 1, num_kept - 1, -1):
+            for table in reversed(tables):
+                if index < len(table) and (block := table.pop()) >= 0:
+                    self.pool.give_back(block)
 
     def fork(self, source: Sequence, target: Sequence, num_tokens: int) -> None:
         """Gives `target`, which must hold no block, the first `num_tokens` computed positions of `source`, and what its
-        tokens are known under; nothing is copied."""
+        tokens are known under; nothing is copied. Where those that the next position sees were given back, it gets
+        none."""
         assert not target.block_table and num_tokens <= source.num_computed
         target.adapter, target.cache_salt = source.adapter, source.cache_salt
-        for block in source.block_table[: num_blocks_of(num_tokens)]:
-            self.pool.share(block)
-            target.block_table.append(block)
+        if not self._is_kept(source, num_tokens):
+            return
+        for table, taken in zip(source.block_tables, tables_of(target, self.num_groups)):
+            for block in table[: num_blocks_of(num_tokens)]:
+                if block >= 0:
+                    self.pool.share(block)
+                taken.append(block)
         target.num_computed = num_tokens
+
+    def _is_kept(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether the sequence has all that the position after its first `num_tokens` computed ones sees."""
+        return all(
+            is_kept(table, num_tokens, group.window) for table, group in zip(sequence.block_tables, self.spec.groups)
+        )
 
     def free(self, sequence: Sequence) -> None:
         """Gives back every block of the sequence; its tokens would have to be computed again."""
@@ -163,6 +207,7 @@ class CacheManager:
         for sequence in sequences:
             sequence.num_computed = 0
             sequence.block_table = array("i")  # a new one: the traceback may still hold a view of the old
+            sequence.more_tables = []
         self.pool.reset()
         self.prefix.reset()
 
@@ -173,14 +218,20 @@ class CacheManager:
         sequences = list(sequences)
         held: Counter[int] = Counter()
         for sequence in sequences:
-            held.update(sequence.block_table)
-            assert 0 <= sequence.num_computed <= len(sequence.block_table) * BLOCK_SIZE, (
-                f"blocks are missing: {sequence}"
-            )
             assert sequence.num_computed <= len(sequence.tokens), f"more computed than there are tokens: {sequence}"
-            self.allocator.check_layout(sequence.block_table)
+            for table in sequence.block_tables:
+                held.update(block for block in table if block >= 0)
+                assert 0 <= sequence.num_computed <= len(table) * BLOCK_SIZE, f"blocks are missing: {sequence}"
+                self.allocator.check_layout(table)
+            has_all = not sequence.num_computed or len(sequence.block_tables) == self.num_groups
+            assert has_all and self._is_kept(sequence, sequence.num_computed), f"blocks are missing: {sequence}"
         self.pool.check_integrity(held)
         self.prefix.check_integrity(sequences)
+
+
+def spec_of(spec: KVSpec, kv_cache_type: KVCacheType | str) -> KVSpec:
+    """How the layers of a model share blocks: those that lie as one run keep all positions in one group."""
+    return by_lifetime(spec) if kv_cache_type == KVCacheType.PAGED else spec
 
 
 def check_cache_options(
@@ -208,9 +259,10 @@ def check_cache_options(
     return kind
 
 
-def _allocator(kind: KVCacheType, bmc_rows: int | None, pool: BlockPool) -> BlockAllocator:
+def _allocator(kind: KVCacheType, bmc_rows: int | None, pool: BlockPool, step_tokens: int) -> BlockAllocator:
     if kind == KVCacheType.PAGED:
-        return Paged(pool)
+        keeps_all = all(group.window is None for group in pool.spec.groups)
+        return Paged(pool) if keeps_all else Windowed(pool, step_tokens)
     if kind == KVCacheType.DYNAMIC:
         return Contiguous(pool, lambda num_tokens: 1)
     return Contiguous(pool, balanced_rows if bmc_rows is None else lambda num_tokens: bmc_rows)

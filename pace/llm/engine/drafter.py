@@ -25,7 +25,8 @@ def fit_drafts(sequence: Sequence, count: int, cache: Any, num_spans: int, recom
     others need for their next token."""
     count = min(count, most_drafts(sequence, recompute_length))
     end = len(sequence.tokens) + count
-    if count <= 0 or (end > len(sequence.block_table) * BLOCK_SIZE and cache.num_free_blocks <= num_spans):
+    takes_blocks = end > len(sequence.block_table) * BLOCK_SIZE
+    if count <= 0 or (takes_blocks and cache.num_free_blocks <= num_spans * cache.num_groups):
         return 0
     return count if cache.reserve(sequence, end) else 0
 

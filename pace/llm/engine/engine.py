@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pace.batch import BLOCK_SIZE
-from pace.llm.cache.manager import CacheManager
+from pace.llm.cache.manager import STEP_TOKENS, CacheManager
 from pace.llm.decoding.mask_filler import NO_MASKS
 from pace.llm.decoding.sampler import Sampler
 from pace.llm.engine.drafter import Drafter, NoDraft
@@ -70,7 +70,13 @@ class Engine:
     ) -> Engine:
         """An engine with a cache of at most `cache_bytes`; `cache_options` are those of `CacheManager`, `limits` those
         of `Scheduler`."""
-        cache = CacheManager(model.kv_spec, cache_bytes, rope_regime=model.rope_regime, **(cache_options or {}))
+        cache = CacheManager(
+            model.kv_spec,
+            cache_bytes,
+            rope_regime=model.rope_regime,
+            step_tokens=limits.get("max_tokens_per_step", STEP_TOKENS),
+            **(cache_options or {}),
+        )
         return cls(model, ops, cache, Scheduler(cache, **limits), drafter, max_seq_len)
 
     def explain_length_limit(self, num_tokens: int) -> str:

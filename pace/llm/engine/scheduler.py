@@ -193,15 +193,19 @@ class Scheduler:
         """Whether `_has_room` once those behind it and all idle ones have given up their blocks, as far as these are
         not shared."""
         others = [other for other in (*self.parked, *self.waiting, *behind) if other is not sequence]
-        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running) - len(behind)
-        return num_needed <= self.cache.num_free_blocks + sum(len(other.block_table) for other in others)
+        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow(len(behind))
+        return num_needed <= self.cache.num_free_blocks + sum(map(self.cache.blocks_held, others))
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Reserves blocks for all tokens that the prefix cache does not have, if a block to grow is then left for each
+        """Reserves blocks for all tokens that the prefix cache does not have, if blocks to grow are then left for each
         that runs."""
         self.cache.reuse(sequence)
-        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + len(self.running)
-        return num_needed <= self.cache.num_free_blocks and self.cache.reserve(sequence, len(sequence.tokens))
+        num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow()
+        return num_needed <= self.cache.num_free_blocks and self.cache.admit(sequence, len(sequence.tokens))
+
+    def _blocks_to_grow(self, num_leaving: int = 0) -> int:
+        """That those which run take next, without the given number of them."""
+        return self.cache.num_groups * (len(self.running) - num_leaving)
 
     def _reserve(self, sequence: Sequence, num_tokens: int, spans: dict[Sequence, Span]) -> bool:
         """Room for the sequence up to `num_tokens`, at the cost of others that have no span in this step yet. False

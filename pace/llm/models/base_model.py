@@ -131,7 +131,7 @@ class BaseModelForCausalLM(Layer):
         (pace/graph). The final norm and the head run on the wanted rows alone."""
         x = self.embed(ops, batch)
         for layer, kv in zip(self.layers, batch.kv, strict=True):
-            x = layer(ops, x, angles, batch, kv)
+            x = layer(ops, x, angles, batch.of_layer(kv), kv)
         return self.head(ops, x[batch.logit_rows])
 
     def embed(self, ops: ModuleType, batch: ForwardBatch) -> Tensor:

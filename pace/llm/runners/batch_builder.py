@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -32,6 +35,8 @@ class BatchBuilder:
         first = row = 0
         for index, span in enumerate(spans):
             self._fill(index, span, first)
+            for blocks, places in zip(span.sequence.more_tables, self._others):
+                self._fill_places(index, span, first, blocks, *places)
             first += span.end - span.start
             self._query_start[index + 1] = first
             self._kv_len[index] = span.end
@@ -41,23 +46,36 @@ class BatchBuilder:
         return self._batch
 
     def _fill(self, index: int, span: Span, first: int) -> None:
-        """Writes the tokens of one span, from column `first` on, and its row of the block table."""
+        """Writes the tokens of one span, from column `first` on, and where they go in the first group of layers."""
         sequence, start, end = span.sequence, span.start, span.end
-        table = np.frombuffer(sequence.block_table, dtype=np.intc)
-        num_blocks = -(-end // BLOCK_SIZE)
-        self._block_table[index, :num_blocks] = table[:num_blocks]
+        self._fill_places(index, span, first, sequence.block_table, self._block_table, self._slots)
         if end - start == 1:
             self._tokens[first] = sequence.tokens[start]
             self._positions[first] = start
             self._rope_lengths[first] = max(sequence.rope_length, end)
-            self._slots[first] = sequence.block_table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE
             return
         columns = slice(first, first + end - start)
         positions = np.arange(start, end)
         self._tokens[columns] = sequence.tokens[start : start + span.num_tokens] + span.drafts
         self._positions[columns] = positions
         self._rope_lengths[columns] = np.maximum(positions + 1, sequence.rope_length)
-        self._slots[columns] = table[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+
+    @staticmethod
+    def _fill_places(
+        index: int, span: Span, first: int, blocks: array, block_table: np.ndarray, slots: np.ndarray
+    ) -> None:
+        """Writes one span's row of a group's block table, and its slots."""
+        start, end = span.start, span.end
+        table = np.frombuffer(blocks, dtype=np.intc)
+        num_blocks = -(-end // BLOCK_SIZE)
+        block_table[index, :num_blocks] = table[:num_blocks]
+        if end - start == 1:
+            slots[first] = blocks[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE
+            return
+        positions = np.arange(start, end)
+        slots[first : first + end - start] = (
+            table[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+        )
 
     def _allocate(self, num_spans: int, num_tokens: int, num_rows: int, width: int, kv: list[LayerBlocks]) -> None:
         """New arrays, and a batch whose tensors share their memory."""
@@ -67,8 +85,13 @@ class BatchBuilder:
         self._query_start = np.zeros(num_spans + 1, dtype=np.int32)
         self._kv_len = np.zeros(num_spans, dtype=np.int32)
         self._block_table = np.zeros((num_spans, width), dtype=np.int32)
+        num_others = max((layer.group for layer in kv if layer), default=0)
+        self._others = [
+            (np.zeros((num_spans, width), dtype=np.int32), np.zeros(num_tokens, dtype=np.int64))
+            for _ in range(num_others)
+        ]
         tensor = torch.from_numpy
-        self._batch = ForwardBatch(
+        batch = ForwardBatch(
             tokens=tensor(self._tokens),
             positions=tensor(self._positions),
             rope_lengths=tensor(self._rope_lengths),
@@ -77,4 +100,9 @@ class BatchBuilder:
             logit_rows=tensor(self._logit_rows),
             kv=kv,
         )
+        others = (
+            replace(batch, spans=replace(batch.spans, block_table=tensor(table)), slots=tensor(slots))
+            for table, slots in self._others
+        )
+        self._batch = replace(batch, others=tuple(others))
         self._shape = (num_spans, num_tokens, num_rows, width)

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pace.llm.cache.manager import CacheManager
+from pace.llm.cache.groups import by_lifetime, most_bytes
+from pace.llm.cache.manager import STEP_TOKENS, CacheManager, spec_of
+from pace.llm.configs import KVCacheType
 from pace.llm.engine.drafter import Drafter, NoDraft
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json
@@ -17,7 +19,7 @@ from pace.llm.operators import OperatorConfig
 from pace.llm.runners import make_runner
 from pace.llm.speculation.configs import PardConfig, PromptLookupConfig, SpecConfig
 from pace.llm.speculation.draft_length import AdaptiveLength, FixedLength
-from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
+from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel, most_read
 from pace.llm.speculation.drafter import SpeculativeDrafter
 from pace.llm.speculation.prompt_lookup import PromptLookup
 from pace.llm.speculation.source import DraftSource
@@ -71,11 +73,14 @@ class Speculation:
         if self.model is not None:
             fill_model(self.model, self.directory, threads, progress)
 
-    def cache_share(self, target: BaseModelForCausalLM) -> Fraction:
-        """The part of the cache's bytes that is the draft model's: what its keys and values of a token take, of both
-        models'."""
-        own = 0 if self.model is None else self.model.kv_spec.block_bytes
-        return Fraction(own, own + target.kv_spec.block_bytes)
+    def cache_share(self, target: BaseModelForCausalLM, kv_cache_type: KVCacheType | str) -> Fraction:
+        """The part of the cache's bytes that is the draft model's: what its keys and values of the longest sequence
+        take, of both models'. `kv_cache_type`: the target's."""
+        if self.model is None:
+            return Fraction(0)
+        specs = by_lifetime(self.model.kv_spec), spec_of(target.kv_spec, kv_cache_type)
+        own, others = (most_bytes(spec, target.max_position_embeddings, STEP_TOKENS) for spec in specs)
+        return Fraction(own, own + others)
 
     def drafter(
         self, target: BaseModelForCausalLM, ops: ModuleType, backend: str | OperatorConfig, cache_bytes: int
@@ -100,7 +105,7 @@ class Speculation:
         arguments = (
             make_runner(self.model, backend),
             ops,
-            CacheManager(self.model.kv_spec, cache_bytes),
+            CacheManager(self.model.kv_spec, cache_bytes, step_tokens=most_read(self.config.num_draft_tokens)),
             target.vocab_size,
             weights,
             counts,

@@ -23,6 +23,12 @@ AMORTISED_OVER = 64
 """Tokens over which reading a sequence for the first time must pay; fewer where fewer are left to generate."""
 
 
+def most_read(num_drafts: int) -> int:
+    """Tokens of one sequence that a draft model reads between two looks at the room for them, when it writes at most so
+    many drafts."""
+    return CATCH_UP_TOKENS + BLOCK_SIZE + num_drafts
+
+
 class DraftModel:
     """A `DraftSource` that has a smaller model write the drafts, one token of every sequence at a time.
 
@@ -168,7 +174,7 @@ class DraftModel:
             return False
         shadow.tokens += new
         self._read_again_if_grown(shadow)
-        while not self.cache.reserve(shadow, length):
+        while not self.cache.admit(shadow, length):
             victim = next(
                 (other for other, held in self._shadows.items() if other not in spared and held.block_table), None
             )

@@ -304,9 +304,12 @@ class CheckedEngine(Engine):
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: int) -> None:
+    everything_at_once(FakeModel(eos_bias=1.0), 16 * SPEC.block_bytes, OPTIONS[name], seed)
+
+
+def everything_at_once(model: FakeModel, cache_bytes: int, cache_options: dict, seed: int) -> None:
     """Arrivals, aborts, drafts, sessions that grow, are cut, forked and closed, all in a cache that is too small."""
     chance = random.Random(seed)
-    model = FakeModel(eos_bias=1.0)
     limits = {
         "max_tokens_per_step": chance.choice([1, 7, 64]),
         "max_sequences_per_step": 4,
@@ -315,9 +318,9 @@ def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: 
     engine = CheckedEngine.create(
         model,
         OPS,
-        16 * SPEC.block_bytes,
+        cache_bytes,
         GenerationDrafter(model, random.Random(seed), 5),
-        cache_options=OPTIONS[name],
+        cache_options=cache_options,
         **limits,
     )
     generator = Generator(engine, defaults=SamplingConfig(eos_token_id=0))

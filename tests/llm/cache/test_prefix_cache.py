@@ -386,7 +386,7 @@ def salted(engine: Engine, prompt: list[int], salt: str | None = None, adapter: 
 def test_two_salts_never_share_a_block() -> None:
     engine, prompt = engine_by_hand(), ids(1, 50)
     assert [salted(engine, prompt, salt) for salt in (None, "a", "b", "", None, "a", "b", "")] == [0] * 4 + [48] * 4
-    blocks = [node.block for node in engine.cache.prefix._nodes.values()]
+    blocks = [block for node in engine.cache.prefix._nodes.values() for block in node.blocks]
     assert len(set(blocks)) == 4 * 3, "the three full blocks of each"
 
 

@@ -458,11 +458,13 @@ def prompt_lookup() -> Drafter:
     return SpeculativeDrafter(PromptLookup(1, 3), FixedLength(5), 5)
 
 
-def fake(num_blocks: int = 14, drafter: Drafter | None = None, **options: Any) -> tuple[Generator, Generator]:
+def fake(
+    num_blocks: int = 14, drafter: Drafter | None = None, windows: tuple[int | None, ...] = (None, None), **options: Any
+) -> tuple[Generator, Generator]:
     """Engines on models whose logits show every mistake in the cache."""
 
     def make(blocks: int, drafter: Drafter | None = None, **options: Any) -> Generator:
-        model = FakeModel(eos_bias=-2.0)
+        model = FakeModel(eos_bias=-2.0, windows=windows)
         engine = Engine.create(model, OPS, blocks * model.kv_spec.block_bytes, drafter, **options)
         return Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
 
@@ -507,6 +509,21 @@ WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     ),
     "prefix": lambda: fake(
         drafter=true_drafts(),
+        max_tokens_per_step=40,
+        max_sequences_per_step=5,
+        cache_options={"prefix_cache_bytes": None},
+    ),
+    "windows": lambda: fake(
+        10,
+        true_drafts(),
+        (None, 20, None, 20),
+        max_tokens_per_step=40,
+        max_sequences_per_step=5,
+        cache_options={"prefix_cache_bytes": None},
+    ),
+    "windows everywhere": lambda: fake(
+        drafter=true_drafts(),
+        windows=(20, 20),
         max_tokens_per_step=40,
         max_sequences_per_step=5,
         cache_options={"prefix_cache_bytes": None},
