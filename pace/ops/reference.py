@@ -410,9 +410,7 @@ def experts(
 ) -> Tensor:
     """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
     (`ForwardOps.experts`)."""
-    return experts_by(
-        linear, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual, weigh_inputs
-    )
+    return experts_by(linear, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual, weigh_inputs)
 
 
 def experts_by(
