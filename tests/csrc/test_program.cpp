@@ -37,7 +37,7 @@ struct Layer {
     const Weight embedding, qkv, out, gate_up, down;
     const std::vector<float> gain = check::heavy_tailed(kHidden, 1);
     std::vector<float> keys, values, cos, sin;
-    KvView cache;
+    LayerCache cache;
     Program program{{kHidden, (kHeads + 2 * kKvHeads) * kHeadDim, kHeads * kHeadDim, kInner, kHidden}};
 
     explicit Layer(DType dtype)
@@ -58,10 +58,10 @@ struct Layer {
         const HeadsOf q = {heads, 0, kHeads, kHeadDim, kHeadDim};
         const HeadsOf k = {heads, kHeads * kHeadDim, kKvHeads, kHeadDim, kHeadDim};
         const HeadsOf v = {heads, (kHeads + kKvHeads) * kHeadDim, kKvHeads, kHeadDim, kHeadDim};
-        const Preparation preparation = {k, v, none, none, {0, kHalf, false}, false};
+        const Preparation preparation = {k, v, none, none, none, {0, kHalf, false}, false};
         program.embedding(x, embedding.get(), nullptr, Program::Ids::Tokens, 0);
         program.linear(heads, whole(x), norm, qkv.get(), nullptr, nullptr, Activation::None, nullptr);
-        program.attention(mixed, q, &preparation, 0, 0.35f, kNoWindow, 0);
+        program.attention(mixed, q, nullptr, &preparation, 0, 0.35f, kNoWindow, 0, nullptr);
         program.linear(x, whole(mixed), none, out.get(), nullptr, nullptr, Activation::None, &x);
         program.linear(inner, whole(x), norm, gate_up.get(), nullptr, nullptr, Activation::Silu, nullptr);
         program.linear(x, whole(inner), none, down.get(), nullptr, nullptr, Activation::None, &x);
@@ -69,7 +69,8 @@ struct Layer {
         program.linear({Value::kLogits, kVocabulary, false}, whole(last), norm, embedding.get(), nullptr, nullptr,
                        Activation::None, nullptr);
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
-        cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim, kHeadDim};
+        cache = {{keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim, kHeadDim},
+                 1};
     }
 
     // The logits of kTokens tokens, `count` of them in each step, from an empty cache.
@@ -90,8 +91,9 @@ struct Layer {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
             const Angles angles = {&cos[p * kHalf], &sin[p * kHalf]};
-            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, &slots[p], rows.data(), 1,
-                         query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
+            const Table tables[] = {{}, {&slots[p], blocks.data()}};  // the layer is of the second group
+            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, rows.data(), 1, query_start, &length,
+                         tables, kBlocks, &logits[p * kVocabulary]});
         }
         return logits;
     }
