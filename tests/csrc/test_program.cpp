@@ -37,7 +37,7 @@ struct Layer {
     const Weight embedding, qkv, out, gate_up, down;
     const std::vector<float> gain = check::heavy_tailed(kHidden, 1);
     std::vector<float> keys, values, cos, sin;
-    KvView cache;
+    LayerCache cache;
     Program program{{kHidden, (kHeads + 2 * kKvHeads) * kHeadDim, kHeads * kHeadDim, kInner, kHidden}};
 
     explicit Layer(DType dtype)
@@ -69,7 +69,8 @@ struct Layer {
         program.linear({Value::kLogits, kVocabulary, false}, whole(last), norm, embedding.get(), nullptr, nullptr,
                        Activation::None, nullptr);
         const int64_t k_stride = int64_t(keys.size()) / kBlocks, v_stride = int64_t(values.size()) / kBlocks;
-        cache = {keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim, kHeadDim};
+        cache = {{keys.data(), values.data(), k_stride, v_stride, DType::F32, kBlocks, kKvHeads, kHeadDim, kHeadDim},
+                 1};
     }
 
     // The logits of kTokens tokens, `count` of them in each step, from an empty cache.
@@ -90,8 +91,9 @@ struct Layer {
             const int64_t tokens = std::min(count, kTokens - p);
             const int32_t query_start[] = {0, int32_t(tokens)}, length = int32_t(p + tokens);
             const Angles angles = {&cos[p * kHalf], &sin[p * kHalf]};
-            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, &slots[p], rows.data(), 1,
-                         query_start, &length, blocks.data(), kBlocks, &logits[p * kVocabulary]});
+            const Table tables[] = {{}, {&slots[p], blocks.data()}};  // the layer is of the second group
+            program.run({&cache, tokens, tokens, &ids[p], &positions[p], &angles, rows.data(), 1, query_start, &length,
+                         tables, kBlocks, &logits[p * kVocabulary]});
         }
         return logits;
     }
