@@ -21,7 +21,15 @@ from torch import Tensor
 from pace.checkpoints.gguf.blocks import BlockType
 from pace.checkpoints.gguf.config import read_config
 from pace.checkpoints.gguf.file import GgufFile, GgufTensor
-from pace.checkpoints.gguf.names import ARCHITECTURES, OF_ONE_ROW, PERMUTED, RAISED_NORMS, ROPE_FACTORS, hub_name
+from pace.checkpoints.gguf.names import (
+    ARCHITECTURES,
+    OF_ONE_ROW,
+    PERMUTED,
+    RAISED_NORMS,
+    ROPE_FACTORS,
+    family_of,
+    hub_name,
+)
 from pace.checkpoints.gguf.shards import check_shards, shard_paths
 from pace.checkpoints.reader import row_ranges
 from pace.checkpoints.safetensors_file import TensorInfo, copy_in_own_pages
@@ -53,7 +61,7 @@ class GgufCheckpoint:
             raise NotImplementedError(
                 f"{self.path} is of the architecture {architecture[:80]!r}, which is not implemented; implemented: {', '.join(ARCHITECTURES)}"
             )
-        self.architecture = architecture
+        self.architecture = architecture = family_of(architecture, {name for file in files for name in file.tensors})
         for file in files:
             for source in file.tensors:
                 name = hub_name(source, architecture)
@@ -74,7 +82,7 @@ class GgufCheckpoint:
     def _is_beyond(self, source: str) -> bool:
         """Whether a tensor belongs to a layer behind the last, which predicts further tokens."""
         found = re.match(r"blk\.(\d+)\.", source)
-        num_further = self.metadata.integer(f"{self.architecture}.nextn_predict_layers", 0)
+        num_further = self.metadata.integer(f"{self.metadata['general.architecture']}.nextn_predict_layers", 0)
         return bool(found and num_further and int(found[1]) >= self.config["num_hidden_layers"])
 
     def _tensor(self, name: str) -> GgufTensor:

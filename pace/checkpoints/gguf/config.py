@@ -42,7 +42,7 @@ MATH_KEYS = {
 }
 """Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
 an architecture has no such thing."""
-HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
+HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
 """Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
@@ -84,11 +84,12 @@ CONTROL = 3
 def read_config(
     metadata: Metadata, architecture: str, shapes: dict[str, tuple[int, ...]], factors: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """What stands in config.json; `shapes` by the Hub's names, `factors` of the rotary embedding by GGUF's. Raises
-    ValueError for what is missing or of the wrong type, NotImplementedError for layers that differ from each other."""
+    """What stands in config.json; `architecture` as `family_of` says, `shapes` by the Hub's names, `factors` of the rotary
+    embedding by GGUF's. Raises ValueError for what is missing or of the wrong type, NotImplementedError for layers that
+    differ from each other."""
 
     def key(name: str) -> str:
-        return f"{architecture}.{name}"
+        return f"{metadata['general.architecture']}.{name}"
 
     fields: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
     for name, field in CONFIG_KEYS.items():

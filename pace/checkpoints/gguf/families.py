@@ -1,5 +1,5 @@
 """What the metadata of a family stand for: fields of a config.json that differ from a Llama's. Here for those with layer
-norms and for the `chatglm` code; others are in llama_like.py, mixtures.py and latent.py."""
+norms and for GLM; others are in llama_like.py, mixtures.py and latent.py."""
 
 from __future__ import annotations
 
@@ -62,6 +62,10 @@ def _stablelm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> F
     }
 
 
+def _glm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
+    return {"partial_rotary_factor": 1.0, **fields}  # where all of a head is rotated, nothing else says so
+
+
 def _chatglm(fields: Fields, metadata: Metadata, tensors: Collection[str]) -> Fields:
     rotated, theta = fields.pop("partial_rotary_factor", 1.0), fields.pop("rope_theta")
     if rotated != 0.5:
@@ -88,6 +92,8 @@ FAMILIES: dict[str, Callable[[Fields, Metadata, Collection[str]], Fields]] = {
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
     "chatglm": _chatglm,
+    "glm": _glm,
+    "glm4": _glm,
     "qwen2vl": _qwen_vl,
     "qwen3vl": _qwen_vl,
     **LLAMA_LIKE,

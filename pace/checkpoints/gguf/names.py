@@ -6,7 +6,7 @@ The names are those of src/llama-arch.cpp of llama.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 ARCHITECTURES = {
@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "chatglm": "ChatGLMForConditionalGeneration",
+    "glm": "GlmForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
@@ -45,6 +46,7 @@ ARCHITECTURES = {
     "deepseek2": "DeepseekV2ForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",
 }
+"""By what `family_of` says."""
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "minicpm")
 """Architectures whose queries and keys have their rows permuted."""
 RAISED_NORMS = ("gemma2", "gemma3")
@@ -144,6 +146,7 @@ NAMES = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
     "olmo2": GEMMA,
+    "glm": PHI3,
     "glm4": PHI3.but(post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"),
     "hunyuan-dense": LLAMA.but(attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm"),
     "starcoder2": LLAMA.but(ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"),
@@ -201,6 +204,12 @@ OF_ONE_ROW = ("mlp.shared_expert_gate.weight", "mlp.moe_statics.e_score_correcti
 """Vectors that are a matrix of one row on the Hub: ends of names."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that the config takes up."""
+
+
+def family_of(architecture: str, sources: Collection[str]) -> str:
+    """Under which name these tables have a file with tensors `sources`: that of its architecture. `chatglm` is two
+    families: that of the first checkpoints, and GLM-4-9B as it is since, whose queries, keys and values are apart."""
+    return "glm" if architecture == "chatglm" and "blk.0.attn_q.weight" in sources else architecture
 
 
 def hub_name(source: str, architecture: str) -> str:

@@ -31,7 +31,7 @@ HELD = [
     "qwen2-yarn", "qwen3-default", "qwen3-bias-tied", "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
     "phi3-phi-4-mini", "phi3-partial", "phi3-partial-odd", "llama-falcon3", "gemma2-default", "gemma2-low-caps", "gemma3_text-default",
     "gemma3_text-linear", "gemma3_text-theta", "smollm3-default", "smollm3-yarn", "granite-default", "granite-tied-bias", "granite-theta",
-    "olmo2-default", "olmo2-tied-theta", "olmo3-default", "olmo3-theta", "olmo3-layer_types", "glm4-default", "glm4-no-bias",
+    "olmo2-default", "olmo2-tied-theta", "olmo3-default", "olmo3-theta", "olmo3-layer_types", "glm-default", "glm-no-bias", "glm-partial-tied", "glm4-default", "glm4-no-bias",
     "ernie4_5-default", "ernie4_5-bias-untied", "hunyuan_v1_dense-default", "hunyuan_v1_dense-alpha", "cohere-default", "cohere-qk_norm",
     "cohere2-default", "minicpm-default", "minicpm-untied-theta", "starcoder2-default", "starcoder2-no-bias", "starcoder2-head_dim-theta",
     "stablelm-default", "stablelm-bias-theta", "stablelm-parallel", "stablelm-2-12b", "stablelm-partial", "stablelm-yarn",

@@ -1,0 +1,21 @@
+"""`benchmarks/experts.py` runs on small shapes."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import experts
+from pace.bench.shapes import SHAPES
+from tests.benchmarks.test_compare_gguf import SMALL
+
+
+def test_a_row_for_each_kind_of_weights(monkeypatch, capsys):
+    sizes = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+    monkeypatch.setitem(SHAPES, "small", SHAPES["qwen3-30b-a3b"] | SMALL | sizes)
+    monkeypatch.setitem(SHAPES, experts.DENSE, SHAPES[experts.DENSE] | SMALL)
+    sizes = ["--layers", "2", "--prompt", "20", "--generate", "3", "--repeats", "2"]
+    monkeypatch.setattr(sys, "argv", ["experts.py", "--shape", "small", "--weights", "bfloat16", "int8", *sizes])
+    assert experts.main() == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| small")]
+    assert [row[2].strip() for row in rows] == ["bfloat16", "int8"]
+    assert all(len(row) == len(experts.HEADER) and float(cell) > 0 for row in rows for cell in row[3:])
