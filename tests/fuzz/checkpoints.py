@@ -57,6 +57,8 @@ ROUTED = [
     ("glm4_moe", {"n_group": 4, "topk_group": 2}),
     ("ernie4_5_moe", {}),
     ("hunyuan_v1_moe", {}),
+    ("phimoe", {}),
+    ("llama4", {}),
     ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
     ("deepseek_v3", {}),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse"]}),

@@ -186,7 +186,7 @@ class Scheduler:
             if may_run and self._reclaim_idle(sequence):
                 continue
             if not behind or not self._would_have_room(sequence, behind):
-                return False
+                return not self.running and self._has_room_afresh(sequence)
             self._preempt(behind.pop())
 
     def _would_have_room(self, sequence: Sequence, behind: list[Sequence]) -> bool:
@@ -202,6 +202,13 @@ class Scheduler:
         self.cache.reuse(sequence)
         num_needed = self.cache.blocks_needed(sequence, len(sequence.tokens)) + self._blocks_to_grow()
         return num_needed <= self.cache.num_free_blocks and self.cache.admit(sequence, len(sequence.tokens))
+
+    def _has_room_afresh(self, sequence: Sequence) -> bool:
+        """`_has_room` once the sequence, which is alone, has given up its own blocks. One that was cut back into a block
+        that the prefix cache knows would write to a copy, for which there may be no room; it takes what is known before
+        that block again, and computes the rest."""
+        self.cache.free(sequence)
+        return self._has_room(sequence)
 
     def _blocks_to_grow(self, num_leaving: int = 0) -> int:
         """That those which run take next, without the given number of them."""

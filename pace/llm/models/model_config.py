@@ -43,7 +43,7 @@ MAX_POSITIONS = 2**31 - 1
 HARMLESS = re.compile(
     r"""architectures|model_type|auto_map|transformers_version|(_name_or|name_or|_)path|_.*|torch_dtype|dtype|use_cache
     |(bos|eos|pad|sep|cls|unk|mask|decoder_start|forced_[be]os)_token_id|(forced|suppress|begin_suppress)_(bos_|eos_)?token(s|_id)?
-    |.*(drop|dropout|pdrop|layerdrop)|initializer_range|init_std|gradient_checkpointing|is_decoder|return_dict.*|output_.*
+    |.*(drop|dropout|dropout_prob|pdrop|layerdrop)|attn_implementation|initializer_range|init_std|gradient_checkpointing|is_decoder|return_dict.*|output_.*
     |tokenizer_class|torchscript|task_specific_params|problem_type|id2label|label2id|num_labels|finetuning_task|summary_.*
     |prefix|use_bfloat16|tf_legacy_loss|unsloth_.*|temperature|top_[kp]|typical_p|min_p|num_beams|num_beam_groups|do_sample
     |repetition_penalty|length_penalty|diversity_penalty|encoder_no_repeat_ngram_size|no_repeat_ngram_size|bad_words_ids

@@ -34,6 +34,7 @@ MODELS = {
     "gemma3_text": {"sliding_window": 7},
     "mistral": {"sliding_window": 40},
     "cohere2": {"sliding_window": 32},
+    "llama4_text": {"attention_chunk_size": 19},
 }
 
 

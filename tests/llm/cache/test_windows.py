@@ -313,6 +313,30 @@ def test_a_session_that_goes_back_beyond_a_window_computes_again(name: str) -> N
         check_idle(generator)
 
 
+@pytest.mark.parametrize("prefix", [0, None])
+@pytest.mark.parametrize("windows", [(None, None), *WINDOWS.values()], ids=str)
+def test_a_session_as_long_as_the_pool_may_be_cut_back_and_go_on(
+    windows: tuple[int | None, ...], prefix: int | None
+) -> None:
+    """Into blocks that the prefix cache knows: nothing is free for a copy of them."""
+    model = FakeModel(eos_bias=-50.0, windows=windows)
+    num_bytes = 24 * by_lifetime(model.kv_spec).block_bytes
+    engine = Engine.create(model, OPS, num_bytes, cache_options={"prefix_cache_bytes": prefix}, max_tokens_per_step=16)
+    generator = Generator(engine)
+    length = min(engine.max_length, 600)
+    text = ids(1, length)
+    with Session(generator.driver) as session:
+        session.append(text)
+        for cut in (3, 1, 17, 20):
+            session.truncate(length - cut)
+            begin, strategy = session._plan(tokens := ids(cut, cut), "all")
+            generator.driver.call(begin).result(20)
+            expected = [model.logits_of(text[: length - cut] + tokens[:count]) for count in range(1, cut + 1)]
+            assert torch.equal(strategy.outcome.result(20), torch.stack(expected))
+            text[length - cut :] = tokens
+    check_idle(generator)
+
+
 # -- the prefix cache --------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,14 @@ class Starcoder2Config(LlamaConfig):
         "mlp_bias": (True,),
         "norm_type": ("layer_norm",),
         "mlp_type": ("default",),
+        "activation_function": (None, "gelu"),
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+    }
+    """`activation_function` stands in the 3B beside `hidden_act`, which counts."""
+    also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
     }
 
     @property

@@ -22,6 +22,8 @@ class CohereConfig(LlamaConfig):
     num_hidden_layers: int = count(40, MAX_LAYERS)
     num_attention_heads: int = count(64)
     max_position_embeddings: int = count(8192, MAX_POSITIONS)
+    model_max_length: int | None = count(None, MAX_POSITIONS, optional=True)
+    """Tokens of the longest sequence it was trained on, in Command R and R+, whose `max_position_embeddings` is less."""
     layer_norm_eps: float = number(1e-5, 0.0, 1.0)
     logit_scale: float = number(0.0625, 1e-9, 1e9)
     use_qk_norm: bool = flag(False)
@@ -37,6 +39,10 @@ class CohereConfig(LlamaConfig):
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         positions = self.max_position_embeddings
         return read_rope(fields, head_dim, positions, default_theta=self.default_theta, interleaved=True)
+
+    @property
+    def max_length(self) -> int:
+        return max(super().max_length, self.model_max_length or 0)
 
     @property
     def logits_scale(self) -> float:

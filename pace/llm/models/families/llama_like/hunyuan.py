@@ -20,10 +20,16 @@ class HunYuanConfig(LlamaConfig):
     pad_token_id: int | tuple[int, ...] | None = token_ids(0)
 
     without_effect: ClassVar[dict[str, tuple]] = {"use_qk_norm": (None, True)}
-    only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,), "use_cla": (None, False), "norm_type": ("rms",)}
+    only_here: ClassVar[dict[str, tuple]] = {
+        "mlp_bias": (False,),
+        "use_cla": (None, False),
+        "norm_type": ("rms",),
+        "num_experts": (None, 0, 1),
+    }
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {
-        "attention_head_dim", "cla_share_factor", "eod_token_id", "im_start_id", "im_end_id", "im_newline_id",
-        "org_vocab_size", "text_start_id", "text_end_id", "use_rotary_pos_emb",
+        "add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id",
+        "im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type",
+        "text_start_id", "text_end_id", "use_rotary_pos_emb",
     }  # fmt: skip
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:

@@ -35,6 +35,12 @@ class Ernie45MoeConfig(MixtureConfig, Ernie45Config):
         "moe_k": "num_experts_per_tok",
         "num_local_experts": "num_experts",
     }
+    without_effect: ClassVar[dict[str, tuple]] = {"moe_gate": ("topk",), "moe_use_aux_free": (True,)}
+    also_read: ClassVar[frozenset[str]] = Ernie45Config.also_read | {
+        "moe_capacity",
+        "multi_token_pred_depth",
+        "num_nextn_predict_layers",
+    }
 
     @property
     def router(self) -> Router:
@@ -51,6 +57,8 @@ class Ernie45MoeConfig(MixtureConfig, Ernie45Config):
 
 class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
     Config = Ernie45MoeConfig
+    ignored_tensors = (*Ernie4_5ForCausalLM.ignored_tensors, r"(model\.)?mtp_.*")
+    """The last predict further tokens."""
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         config, mlp = self.config, f"{name}.mlp"

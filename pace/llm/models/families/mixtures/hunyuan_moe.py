@@ -21,6 +21,20 @@ class HunYuanMoeConfig(MixtureConfig, HunYuanConfig):
     num_experts_per_tok: int = count(1, MAX_EXPERTS)
 
     aliases: ClassVar[dict[str, str]] = {"moe_topk": "num_experts_per_tok", "num_local_experts": "num_experts"}
+    only_here: ClassVar[dict[str, tuple]] = {
+        "group_limited_greedy": (None, False),
+        "moe_layer_num_skipped": (None, 0),
+        "n_group": (None, False, 0, 1),
+        "topk_group": (None, False, 0, 1),
+        "routed_scaling_factor": (None, False, 1.0, 1),
+        "position_embedding_xdrope": (None, False),
+        "use_mla": (None, False),
+        "use_mixed_mlp_moe": (None, True),
+    }
+    also_read: ClassVar[frozenset[str]] = HunYuanConfig.also_read | {
+        "moe_drop_tokens", "moe_random_routing_dropped_token", "num_media_embeds", "qk_nope_head_dim",
+        "qk_rope_head_dim", "skip_cls_token", "unnormed_hidden_states", "v_head_dim", "video_start_id", "video_end_id",
+    }  # fmt: skip
     without_effect: ClassVar[dict[str, tuple]] = HunYuanConfig.without_effect | {
         "moe_intermediate_size": (None,),
         "num_shared_expert": (1,),
@@ -29,13 +43,17 @@ class HunYuanMoeConfig(MixtureConfig, HunYuanConfig):
 
     @classmethod
     def with_one_spelling(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Lists whose numbers are all the same stand for one."""
+        """Lists whose numbers are all the same stand for one. Experts are as wide as `intermediate_size` says; another
+        width says nothing else where it is the same."""
         same = {
             name: raw[name][0]
             for name in PER_LAYER
             if isinstance(raw.get(name), list) and raw[name] and all(value == raw[name][0] for value in raw[name])
         }
-        return super().with_one_spelling(raw | same)
+        fields = super().with_one_spelling(raw | same)
+        if fields.get("moe_intermediate_size") == fields.get("intermediate_size"):
+            fields.pop("moe_intermediate_size", None)
+        return fields
 
     @property
     def router(self) -> Router:

@@ -65,7 +65,7 @@ class Llama4Config(MixtureConfig, UnrotatedConfig):
 
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     only_here: ClassVar[dict[str, tuple]] = {"mlp_bias": (False,)}
-    also_read: ClassVar[frozenset[str]] = UnrotatedConfig.also_read | {"for_llm_compressor"}
+    also_read: ClassVar[frozenset[str]] = UnrotatedConfig.also_read | {"cache_implementation", "for_llm_compressor"}
     beside_text: ClassVar[frozenset[str]] = frozenset(
         {"vision_config", *(f"{name}_token_{kind}" for name in ("boi", "eoi", "image") for kind in ("index", "id"))}
     )

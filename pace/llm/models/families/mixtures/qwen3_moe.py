@@ -23,11 +23,14 @@ class Qwen3MoeConfig(QwenMixtureConfig, Qwen3Config):
     num_experts_per_tok: int = count(8, MAX_EXPERTS)
     moe_intermediate_size: int = count(768)
 
-    only_here: ClassVar[dict[str, tuple]] = {"shared_expert_intermediate_size": (None, 0)}
-    without_effect: ClassVar[dict[str, tuple]] = {"max_window_layers": (0,)}
-    """With `use_sliding_window`, all layers have the window."""
+    only_here: ClassVar[dict[str, tuple]] = {
+        "shared_expert_intermediate_size": (None, 0),
+        "use_qk_norm": (None, True),
+        "qkv_bias": (None, False),
+    }
 
     def window(self, layer: int) -> int | None:
+        """That of all layers, as in `transformers`, whatever `max_window_layers` says."""
         return self.effective_window
 
 

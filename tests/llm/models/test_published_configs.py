@@ -1,0 +1,107 @@
+"""Configs as they were published: none is refused for a field that its publisher wrote, and they are read right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from pace.llm.models.families.mixtures.ernie4_5_moe import Ernie4_5_MoeForCausalLM
+from pace.llm.models.model_list import read_config
+from pace.ops import reference
+from pace.ops.experts import Router
+from tests.llm.models.published_configs import PUBLISHED
+
+DEEPSEEK_V3 = Router(
+    256, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.5, groups=8, kept_groups=4, group_score="top2"
+)
+ROUTERS = {
+    "DeepSeek-V3": DEEPSEEK_V3,
+    "DeepSeek-V2": Router(160, 6, groups=8, kept_groups=3, scale=16.0),
+    "DeepSeek-V2-Lite": Router(64, 6),
+    "Kimi-K2-Instruct": Router(384, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.827, group_score="top2"),
+    "GLM-4.5-Air": Router(128, 8, "sigmoid", normalise=True, eps=1e-20, group_score="top2"),
+    "Qwen3-30B-A3B-Instruct-2507": Router(128, 8, normalise=True),
+    "Qwen3-Coder-30B-A3B-Instruct": Router(128, 8, normalise=True),
+    "Qwen1.5-MoE-A2.7B-Chat": Router(60, 4),
+    "gpt-oss-20b": Router(32, 4, "softmax_of_chosen"),
+    "Mixtral-8x7B-Instruct-v0.1": Router(8, 2, normalise=True),
+    "OLMoE-1B-7B-0924": Router(64, 8),
+    "granite-3.1-1b-a400m-instruct": Router(32, 8, "softmax_of_chosen"),
+    "ERNIE-4.5-21B-A3B-PT": Router(64, 6, normalise=True, least_sum=1e-12),
+    "Hunyuan-A13B-Instruct": Router(64, 8, normalise=True),
+    "Phi-3.5-MoE-instruct": Router(16, 2, "sparsemixer", jitter=0.01),
+    "Llama-4-Scout-17B-16E-Instruct": Router(16, 1, "sigmoid_of_chosen"),
+}
+
+WINDOWS = {
+    "gpt-oss-20b": [128, None, 128, None, 128, None],
+    "gemma-2-2b-it": [4096, None, 4096, None, 4096, None],
+    "gemma-3-4b-it": [1024, 1024, 1024, 1024, 1024, None],
+    "gemma-3-270m-it": [512, 512, 512, 512, 512, None],
+    "c4ai-command-r7b-12-2024": [4096, 4096, 4096, None, 4096, 4096],
+    "Olmo-3-7B-Instruct": [4096, 4096, 4096, None, 4096, 4096],
+    "starcoder2-3b": [4096] * 6,
+    "SmolLM3-3B": [None] * 6,
+    "Qwen3-30B-A3B-Instruct-2507": [None] * 6,
+    "Qwen1.5-MoE-A2.7B-Chat": [None] * 6,
+    "Mixtral-8x7B-Instruct-v0.1": [None] * 6,
+    "Llama-4-Scout-17B-16E-Instruct": [8192, 8192, 8192, None, 8192, 8192],
+    "Phi-3.5-MoE-instruct": [131072] * 6,
+}
+"""Of the first six layers."""
+
+IGNORED = {
+    "Falcon3-7B-Instruct": ["activation"],
+}
+"""Fields that a warning names, by checkpoint."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_makes_a_model_without_warnings(name, caplog):
+    model_class, config = read_config(PUBLISHED[name])
+    model = model_class(config, torch.bfloat16, reference)
+    assert len(model.layers) == config.num_hidden_layers
+    assert [record.message.split(": ")[-1] for record in caplog.records] == IGNORED.get(name, [])
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_how_tokens_choose(name):
+    assert read_config(PUBLISHED[name])[1].router == ROUTERS[name]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_which_layers_have_windows(name):
+    config = read_config(PUBLISHED[name])[1]
+    assert [config.window(layer) for layer in range(6)] == WINDOWS[name]
+
+
+def test_yarn_of_deepseek_scales_the_scores():
+    """By the square of 0.1 mscale log(factor) + 1; Kimi's two betas are one number."""
+    config = read_config(PUBLISHED["DeepSeek-V3"])[1]
+    assert config.attention_scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)
+    assert config.rope.attention_factor == 1.0
+    kimi = read_config(PUBLISHED["Kimi-K2-Instruct"])[1]
+    assert (kimi.rope.beta_fast, kimi.rope.beta_slow, kimi.rope.factor) == (1.0, 1.0, 32.0)
+    assert read_config(PUBLISHED["Moonlight-16B-A3B"])[1].attention_scale == pytest.approx(192**-0.5)
+
+
+def test_command_r_plus_is_as_long_as_it_was_trained():
+    assert read_config(PUBLISHED["c4ai-command-r-plus"])[1].max_length == 131072
+
+
+def test_hunyuans_lists_that_differ_are_refused_by_name():
+    lists = {"moe_topk": [8] * 31 + [4]}
+    with pytest.raises(ValueError, match="num_experts_per_tok"):
+        read_config(PUBLISHED["Hunyuan-A13B-Instruct"] | lists)
+    with pytest.raises(NotImplementedError, match="use_mla"):
+        read_config(PUBLISHED["Hunyuan-A13B-Instruct"] | {"use_mla": True})
+
+
+def test_what_predicts_further_tokens_in_ernie_is_left_out():
+    model_class, config = read_config(PUBLISHED["ERNIE-4.5-21B-A3B-PT"] | {"num_hidden_layers": 2})
+    left_out = model_class(config, torch.bfloat16, reference).ignored_tensors
+    for name in ("model.mtp_block.0.mlp.gate.weight", "model.mtp_emb_norm.0.weight", "model.mtp_linear_proj.0.weight"):
+        assert any(re.fullmatch(pattern, name) for pattern in left_out), name
+    assert model_class is Ernie4_5_MoeForCausalLM
