@@ -157,7 +157,7 @@ class ScaledMatrix(IntegerMatrix):
         found = self.expect("scales", FLOATS, (), (1,), (1, 1), (n, -1))
         count = found[1] if len(found) == 2 else 1
         self.whole_matrix = found != (n, count)
-        sizes = [size for size in method.group_sizes if -(-k // size) == count] if count > 1 else [k]
+        sizes = [k] if count == 1 else [size for size in method.group_sizes if -(-k // size) == count]
         if not sizes:
             raise ValueError(
                 f"tensor {self.parts['scales']!r} has {count} groups of {k} inputs; quantization_config has groups of {', '.join(map(str, method.group_sizes)) or 'none'}"

@@ -84,8 +84,7 @@ class StoredMatrix(ABC):
     def num_rows(self) -> int:
         return math.prod(self.shape[:-1])
 
-    # ------------------------------------------------------------------------------------------------------ for
-    # subclasses
+    # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def has(self, role: str) -> bool:
         return role in self.parts

@@ -187,6 +187,7 @@ DAMAGES = [
     ),
     ("compressed-int8", without(".weight_scale"), "not.*weight_scale"),
     ("compressed-int8", changed(".weight_scale", lambda t: t[1:]), "weight_scale'.*shape"),
+    ("compressed-int8", changed(".weight_scale", lambda t: t[:, :0]), "weight_scale' has 0 groups"),
     ("compressed-fp8", first(".weight_scale", torch.inf), "weight_scale' holds inf"),
     ("fp8", without(".weight_scale_inv"), "not.*weight_scale_inv"),
     ("fp8", changed(".weight_scale_inv", lambda t: t[:1]), "weight_scale_inv'.*shape"),
