@@ -14,6 +14,7 @@ from pace.llm.layers import Layer, Linear
 from pace.llm.layers.rotary import Angles
 from pace.llm.models.base_model import BaseModelForCausalLM
 from pace.ops import native, reference
+from pace.ops.reference_experts import sum_of_experts
 
 BATCH_TOKENS = 2048
 """Of windows that run through a layer at a time."""
@@ -83,7 +84,7 @@ class RecordingOps:
 
     def experts(self, x: Tensor, gate_up: Any, down: Any, *arguments: Any, **more: Any) -> Tensor:
         """The products of an expert read the rows that chose it."""
-        return reference.experts_by(self.linear, x, gate_up, down, *arguments, **more)
+        return sum_of_experts(self.linear, self.linear_glu, x, gate_up, down, *arguments, **more)
 
     def heads_linear(self, x: Tensor, weights: Any) -> Tensor:
         return reference.heads_linear(x, weights)

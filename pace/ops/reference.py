@@ -9,7 +9,6 @@ they are used, so that the only rounding is that of the stored weights. Names th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pace.ops import checks, weight_layout
-from pace.ops.experts import ClampedSwiglu, Router
+from pace.ops import checks, reference_experts, weight_layout
+from pace.ops.experts import ClampedSwiglu
 from pace.ops.quantizer import Quantizer
+from pace.ops.reference_experts import route  # noqa: F401
 from pace.ops.reference_sampling import (  # noqa: F401
     apply_mask_,
     argmax,
@@ -156,7 +156,7 @@ def linear(
     return y if residual is None else residual + y
 
 
-def linear_glu(x: Tensor, weight: DenseWeight, activation: str, bias: Tensor | None = None) -> Tensor:
+def linear_glu(x: Tensor, weight: DenseWeight, activation: str | ClampedSwiglu, bias: Tensor | None = None) -> Tensor:
     """`[T, N / 2]`: `activation(x Wg' + bg) * (x Wu' + bu)` where the rows of the weight (and of `bias [N]`) are
     `[gate; up]`."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
@@ -348,55 +348,6 @@ def gate_(x: Tensor, gate: Tensor) -> None:
     x.mul_(gate.sigmoid())
 
 
-def route(logits: Tensor, router: Router, choice_bias: Tensor | None = None) -> Tensor:
-    """`[T, 2 top_k]`: the experts that rows of `logits [T, E]` choose, ascending, then their weights
-    (`ForwardOps.route`)."""
-    k = router.top_k
-    chosen, weights = (
-        _sparsemixer(logits, router) if router.score == "sparsemixer" else _best(logits, router, choice_bias)
-    )
-    chosen, order = chosen.sort(-1)
-    weights = weights.gather(-1, order)
-    spoilt = (logits.sigmoid() if router.score == "sigmoid" else logits).isnan().any(-1, keepdim=True)
-    if router.score == "softmax":
-        spoilt = logits.softmax(-1).isnan().any(-1, keepdim=True)
-    chosen = torch.where(spoilt, torch.arange(k), chosen)
-    return torch.cat([chosen.to(logits.dtype), weights.masked_fill(spoilt, math.nan)], -1)
-
-
-def _best(logits: Tensor, router: Router, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The chosen experts `[T, k]`, best first, and their weights."""
-    scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(router.score, lambda: logits)()
-    keys = scores if choice_bias is None else scores + choice_bias.to(scores.dtype)
-    if router.groups > 1:
-        grouped = keys.unflatten(-1, (router.groups, -1))
-        group_keys = grouped.amax(-1) if router.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
-        kept = group_keys.sort(dim=-1, descending=True, stable=True).indices[:, : router.kept_groups]
-        lost = torch.ones_like(group_keys, dtype=torch.bool).scatter(-1, kept, False)
-        keys = grouped.masked_fill(lost[..., None], -math.inf).flatten(-2)
-    chosen = keys.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_k]
-    weights = scores.gather(-1, chosen)
-    if router.score == "softmax_of_chosen":
-        weights = weights.softmax(-1)
-    elif router.score == "sigmoid_of_chosen":
-        weights = weights.sigmoid()
-    if router.normalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + router.eps).clamp(min=router.least_sum)
-    return chosen, weights * router.scale
-
-
-def _sparsemixer(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-    chosen, weights, left = [], [], logits
-    for _ in range(2):
-        best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]
-        top = logits.gather(-1, best)
-        far = (top - logits) / torch.maximum(logits.abs(), top) > 2 * router.jitter
-        weights.append(left.masked_fill(far, -math.inf).softmax(-1).gather(-1, best))
-        chosen.append(best)
-        left = left.scatter(-1, best, -math.inf)
-    return torch.cat(chosen, -1), torch.cat(weights, -1)
-
-
 def experts(
     x: Tensor,
     gate_up: DenseStack,
@@ -410,33 +361,9 @@ def experts(
 ) -> Tensor:
     """`[T, H]`: `residual + w1 f1(x) + w2 f2(x) + ...`, added in this order, of the experts and weights in `routing`
     (`ForwardOps.experts`)."""
-    return experts_by(linear, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual, weigh_inputs)
-
-
-def experts_by(
-    product: Callable[[Tensor, DenseWeight, Tensor | None], Tensor],
-    x: Tensor,
-    gate_up: DenseStack,
-    down: DenseStack,
-    routing: Tensor,
-    activation: str | ClampedSwiglu,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    weigh_inputs: bool = False,
-) -> Tensor:
-    """`experts`, with `product(x, weight, bias)` in the place of `linear`."""
-    k = routing.shape[1] // 2
-    out = torch.zeros(len(x), down.n, dtype=x.dtype) if residual is None else residual.clone()
-    for expert in routing[:, :k].unique().long().tolist():
-        rows, place = (routing[:, :k] == expert).nonzero(as_tuple=True)
-        biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-        weights = routing[rows, k + place][:, None]
-        inputs = weights * x[rows] if weigh_inputs else x[rows]
-        gate, up = product(inputs, gate_up.experts[expert], biases[0]).chunk(2, dim=-1)
-        y = product(_gated(gate, up, activation), down.experts[expert], biases[1])
-        out[rows] += y if weigh_inputs else weights * y
-    return out
+    return reference_experts.sum_of_experts(
+        linear, linear_glu, x, gate_up, down, routing, activation, gate_up_bias, down_bias, residual, weigh_inputs
+    )
 
 
 def heads_linear(x: Tensor, weights: DenseStack) -> Tensor:

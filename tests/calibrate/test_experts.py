@@ -16,6 +16,7 @@ from pace.calibrate.rounding import fit_scales, output_error, round_to_nearest
 from pace.llm import QuantizationConfig
 from pace.llm.models.model_utils import load_model
 from pace.ops import reference
+from pace.ops.reference_experts import sum_of_experts
 from pace.ops.weight_layout import WeightLayout
 from tests.llm.models.variants import save_tiny
 from tests.support import prefill
@@ -60,7 +61,7 @@ def test_an_expert_reads_the_rows_that_chose_it(model_type, tmp_path, monkeypatc
 
     def experts(self, x, gate_up, down, routing, *rest):
         seen.append((x, routing))
-        return reference.experts_by(self.linear, x, gate_up, down, routing, *rest)
+        return sum_of_experts(self.linear, self.linear_glu, x, gate_up, down, routing, *rest)
 
     monkeypatch.setattr("pace.calibrate.recording.RecordingOps.experts", experts)
     products = [*mixture.gate_up.experts, *mixture.down.experts]
@@ -77,12 +78,12 @@ def test_an_expert_reads_the_rows_that_chose_it(model_type, tmp_path, monkeypatc
         alone = torch.zeros(len(x[chosen]), 2 * k)
         alone[:, 0], alone[:, 1:k] = expert, (expert + 1) % count
         hidden = []
-        reference.experts_by(
-            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias),
+        sum_of_experts(
+            lambda rows, weight, bias: hidden.append(rows) or reference.linear(rows, weight, bias), reference.linear_glu,
             x[chosen], mixture.gate_up.stack, mixture.down.stack, alone[:, [0, k]], mixture.activation,
             mixture.gate_up.biases,
         )  # fmt: skip
-        assert torch.allclose(of_down.hessian, hidden[1].T @ hidden[1], rtol=1e-4, atol=1e-3)
+        assert torch.allclose(of_down.hessian, hidden[0].T @ hidden[0], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe", "deepseek_v2"])

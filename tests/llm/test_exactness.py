@@ -46,6 +46,7 @@ FORMATS = {
     "mxfp4": {"quantization": "mxfp4"},
 }
 GREEDY = SamplingConfig(max_new_tokens=24, ignore_eos=True, logprobs=0)
+LONGER = SamplingConfig(max_new_tokens=72, ignore_eos=True, logprobs=0)
 
 
 def prompts():
@@ -57,8 +58,8 @@ def prompts():
     return [*own, repeated, shared + own[0], shared + own[1], shared + own[3]]
 
 
-def answers(model, rows):
-    return read(model.generate(rows, GREEDY))
+def answers(model, rows, config=GREEDY):
+    return read(model.generate(rows, config))
 
 
 def read(output):
@@ -123,12 +124,14 @@ def test_on_any_number_of_threads(case):
 
 def test_after_preemption(case):
     load, alone = case
-    with load() as model:
-        report = model.memory_report()
-    room = report.cache_budget // report.cache_tokens * 144  # for the longest, and few others
+    with load(prefix_cache_bytes=0) as model:
+        undisturbed = answers(model, prompts(), LONGER)
+        room = model.generator.engine.cache.bytes_for(90 + LONGER.max_new_tokens)  # for the longest, and few others
+    begin = GREEDY.max_new_tokens
+    assert [(ids[:begin], logprobs[:begin]) for ids, logprobs in undisturbed] == alone
     with load(kv_cache_bytes=room, prefix_cache_bytes=0) as model:
-        output = model.generate(prompts(), GREEDY)
-        assert read(output) == alone
+        output = model.generate(prompts(), LONGER)
+        assert read(output) == undisturbed
         assert output.metrics.num_preemptions > 0
 
 

@@ -11,7 +11,7 @@ from pace.llm.models.families.mixtures.ernie4_5_moe import Ernie4_5_MoeForCausal
 from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.ops.experts import Router
-from tests.llm.models.published_configs import PUBLISHED
+from tests.llm.models.families.published_configs import PUBLISHED
 
 DEEPSEEK_V3 = Router(
     256, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.5, groups=8, kept_groups=4, group_score="top2"
