@@ -353,12 +353,12 @@ PACE_INLINE I32 load_unsigned(const uint8_t* p) {
 #endif
 
 // Sixteen float8_e4m3fn times 1 / kFloat8Unit; NaN is 480. One with its exponent and mantissa in those of an F16 is 2^-8 times itself,
-// subnormals too.
+// subnormals too. A code extended by its sign and shifted by 7 has all three parts in place, and the sign once too often.
 constexpr float kFloat8Unit = 256.0f;
 PACE_INLINE void load_float8(const uint8_t* p, F32* out) {
 #if !PACE_ISA_EMULATED && PACE_ISA_LEVEL >= 1
-    const __m256i codes = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
-    const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16((short)0xbfff));
+    const __m256i codes = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    const __m256i halves = _mm256_and_si256(codes, _mm256_set1_epi16((short)0xbfff));
 #if PACE_ISA_LEVEL == 1
     out[0] = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves))};
     out[1] = {_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
