@@ -364,7 +364,13 @@ def load_oracle(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
     if model_type in references.MODELS:
         return references.MODELS[model_type].from_pretrained(folder).to(dtype).eval()
-    return as_published(auto_class(model_type).from_pretrained(folder, dtype=dtype).eval())
+    return text_part(as_published(auto_class(model_type).from_pretrained(folder, dtype=dtype).eval()))
+
+
+def text_part(model: torch.nn.Module) -> torch.nn.Module:
+    """The model whose forward gives logits of texts. transformers 5.24 asks the text of Llama 4 for the output of its images,
+    and fails where there are none."""
+    return model.language_model if model.config.model_type == "llama4" else model
 
 
 def as_published(model: torch.nn.Module) -> torch.nn.Module:
@@ -408,4 +414,4 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
                 buffer.copy_(buffer.bfloat16())
 
     model.save_pretrained(folder)
-    return model
+    return text_part(model)
