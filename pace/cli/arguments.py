@@ -146,7 +146,7 @@ def add_quantization_argument(group: argparse._ActionsContainer, default: str | 
         except (TypeError, ValueError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    explanation = 'hold the weights as int8, int4, nf4, fp4, mxfp4, mxfp8 or fp8; or, as JSON, arguments of QuantizationConfig: \'{"format": "int4", "group": 32}\''
+    explanation = 'hold the weights as int8, int4, q2_k to q6_k, q4_0 to q8_0, nf4, fp4, mxfp4, mxfp8 or fp8; or, as JSON, arguments of QuantizationConfig: \'{"format": "int4", "group": 32}\''
     group.add_argument("--quantization", type=quantization, default=default, metavar="FORMAT", help=explanation)
 
 
