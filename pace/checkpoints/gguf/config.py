@@ -5,6 +5,7 @@ A key that would change the mathematics becomes a field that the reader of confi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -219,7 +220,12 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
         for name in ("beta_fast", "beta_slow"):
             if (value := metadata.number(key(f"rope.scaling.yarn_{name}"))) is not None:
                 scaling[name] = value
-        for name in ("attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"):
+        # What config.json calls attention_factor. llama.cpp takes 1 to mean the usual one, which needs no rounding.
+        usual = 1.0 + 0.1 * math.log(max(scaling["factor"], 1.0))
+        attention = metadata.number(key("rope.scaling.yarn_attn_factor"), 1.0)
+        if attention not in (1.0, float(np.float32(usual))):
+            scaling["attention_factor"] = _shortest(attention)
+        for name in ("attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
             if name == "yarn_log_multiplier" and fields["model_type"] in LATENT:
                 continue
             if (value := metadata.number(key(f"rope.scaling.{name}"))) not in (None, 1.0):

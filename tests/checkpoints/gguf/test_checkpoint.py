@@ -27,14 +27,14 @@ from tests.support import prefill  # noqa: E402
 
 HELD = [
     "llama-gqa", "llama-mha", "llama-head_dim", "llama-attention_bias", "llama-mlp_bias", "llama-tied", "llama-eps", "llama-theta",
-    "llama-linear", "llama-llama3", "llama-yarn", "mistral-no-window", "mistral-window", "mistral-yarn", "qwen2-default", "qwen2-tied",
+    "llama-linear", "llama-llama3", "llama-yarn", "llama-yarn-attention_factor", "llama-yarn-beta", "mistral-no-window", "mistral-window", "mistral-yarn", "qwen2-default", "qwen2-tied",
     "qwen2-yarn", "qwen3-default", "qwen3-bias-tied", "phi3-default", "phi3-window", "phi3-longrope-short", "phi3-longrope-long",
     "phi3-phi-4-mini", "phi3-partial", "phi3-partial-odd", "llama-falcon3", "gemma2-default", "gemma2-low-caps", "gemma3_text-default",
     "gemma3_text-linear", "gemma3_text-theta", "smollm3-default", "smollm3-yarn", "granite-default", "granite-tied-bias", "granite-theta",
-    "olmo2-default", "olmo2-tied-theta", "olmo3-default", "olmo3-theta", "olmo3-layer_types", "glm-default", "glm-no-bias", "glm-partial-tied", "glm4-default", "glm4-no-bias",
+    "olmo2-default", "olmo2-tied-theta", "olmo3-default", "olmo3-yarn", "olmo3-published-yarn", "olmo3-theta", "olmo3-layer_types", "glm-default", "glm-no-bias", "glm-partial-tied", "glm4-default", "glm4-no-bias",
     "ernie4_5-default", "ernie4_5-bias-untied", "hunyuan_v1_dense-default", "hunyuan_v1_dense-alpha", "cohere-default", "cohere-qk_norm",
     "cohere2-default", "minicpm-default", "minicpm-untied-theta", "starcoder2-default", "starcoder2-no-bias", "starcoder2-head_dim-theta",
-    "stablelm-default", "stablelm-bias-theta", "stablelm-parallel", "stablelm-2-12b", "stablelm-partial", "stablelm-yarn",
+    "stablelm-default", "stablelm-bias-theta", "stablelm-parallel", "stablelm-2-12b", "stablelm-mqa", "stablelm-partial", "stablelm-yarn",
     "gpt_neox-default", "gpt_neox-sequential", "gpt_neox-partial-tied", "gpt_neox-all-linear", "gpt2-default",
     "gpt2-n_inner-untied", "chatglm-default", "chatglm-no-bias", "chatglm-linear-bias",
     "mixtral-default", "mixtral-window", "qwen2_moe-default", "qwen2_moe-normalised", "qwen3_moe-default", "qwen3_moe-normalised",
