@@ -43,7 +43,7 @@ MATH_KEYS = {
 }
 """Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
 an architecture has no such thing."""
-HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
+HAS_BIASES = ("llama", "qwen3", "qwen3vl", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
 """Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",

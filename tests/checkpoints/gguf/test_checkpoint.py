@@ -42,7 +42,7 @@ HELD = [
     "gpt_oss-default", "hunyuan_v1_moe-default", "hunyuan_v1_moe-lists", "ernie4_5_moe-default",
     "glm4_moe-default", "glm4_moe-groups", "glm4_moe-all", "phimoe-default", "phimoe-no-bias", "phimoe-longrope-short", "phimoe-window",
     "llama4_text-default",
-    "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default",
+    "qwen2_vl-default", "qwen2_5_vl-default", "qwen3_vl-default", "qwen3_vl-bias-theta",
     "deepseek_v2-default", "deepseek_v2-lite", "deepseek_v2-groups", "deepseek_v2-experts-everywhere", "deepseek_v3-default",
     "deepseek_v3-yarn", "deepseek_v3-not-normalised", "deepseek_v3-one-group", "glm4_moe_lite-default", "glm4_moe_lite-eps",
     "minicpm3-default", "minicpm3-longrope",
