@@ -5,6 +5,7 @@ A key that would change the mathematics becomes a field that the reader of confi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ MATH_KEYS = {
 }
 """Keys that change the mathematics, and the field of config.json for the same value, which its reader refuses where
 an architecture has no such thing."""
-HAS_BIASES = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
+HAS_BIASES = ("llama", "qwen3", "qwen3vl", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "glm", "glm4", "hunyuan-dense", "command-r", "cohere2", "qwen3moe", "olmoe", "granitemoe", "gpt-oss", "hunyuan-moe", "glm4moe", "phimoe")  # fmt: skip
 """Architectures whose queries, keys and values have biases or not."""
 READ_KEYS = {
     "attention.layer_norm_rms_epsilon",
@@ -219,7 +220,12 @@ def _rope(metadata: Metadata, key, fields: dict[str, Any], factors: dict[str, li
         for name in ("beta_fast", "beta_slow"):
             if (value := metadata.number(key(f"rope.scaling.yarn_{name}"))) is not None:
                 scaling[name] = value
-        for name in ("attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"):
+        # What config.json calls attention_factor. llama.cpp takes 1 to mean the usual one, which needs no rounding.
+        usual = 1.0 + 0.1 * math.log(max(scaling["factor"], 1.0))
+        attention = metadata.number(key("rope.scaling.yarn_attn_factor"), 1.0)
+        if attention not in (1.0, float(np.float32(usual))):
+            scaling["attention_factor"] = _shortest(attention)
+        for name in ("attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
             if name == "yarn_log_multiplier" and fields["model_type"] in LATENT:
                 continue
             if (value := metadata.number(key(f"rope.scaling.{name}"))) not in (None, 1.0):

@@ -56,18 +56,29 @@ _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + _SPACES
 )
+_WITH_CASE = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^" "ⴀ-ⴭ\ua78f-\ua7ffꬰ-ꭩ\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb]]"
+)
+"""Letters that have a case, but for those that Unicode has since and those of formulas."""
+_HAN = "[一-龥ࠀ-一가-\ud7ff]+"
 
 _CUTS = {
     ("default",): Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling"): Cut((_GPT2,)),
-    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"): Cut((r"\p{N}", _GPT2)),
+    ("gpt-2", "phi-2", "olmo", "mpt", "granite-docling", "a.x-4.0", "mellum", "trillion"): Cut((_GPT2,)),
+    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"): Cut((r"\p{N}", _GPT2)),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"): Cut(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
     ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): Cut((_LLAMA3,)),
-    ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo"): Cut((_QWEN2,), normalizer={"type": "NFC"}),
+    ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "f2llmv2"): Cut(
+        (_QWEN2,), normalizer={"type": "NFC"}
+    ),
     ("hunyuan",): Cut((_QWEN2,)),
     ("hunyuan-dense", "deepseek-v3"): Cut((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
+    ("deepseek-llm",): Cut(
+        ("[\r\n]", rf"\s?{_WITH_CASE}+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _HAN, r"\p{N}")
+    ),
+    ("deepseek-coder",): Cut(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
     ("tekken",): Cut((_TEKKEN,), ignore_merges=True, add_bos=True),
     ("gpt-4o", "llama4", "kanana2"): Cut((_GPT4O,)),
 }

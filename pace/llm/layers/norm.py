@@ -65,11 +65,12 @@ class HeadUnitNorm(Layer):
 class HeadLayerNorm(Layer):
     """The layer norm of every head of `x [T, H, D]`, each with weights of its own and without biases, in place."""
 
-    def __init__(self, tensors: Sequence[str], num_heads: int, head_dim: int, eps: float):
-        """`tensors`: the name of one `[H, D]`, or the names of one `[D]` for each head."""
-        lengths = dict.fromkeys(tensors, num_heads * head_dim // len(tensors))
-        shape = {tensors[0]: Source((num_heads, head_dim))} if len(tensors) == 1 else {}
-        self.weight = Vectors(lengths, shape)
+    def __init__(self, tensors: str | Sequence[str], num_heads: int, head_dim: int, eps: float):
+        """`tensors`: the name of one `[H, D]`, or a sequence with the name of one `[D]` for each head."""
+        if isinstance(tensors, str):
+            self.weight = Vectors({tensors: num_heads * head_dim}, {tensors: Source((num_heads, head_dim))})
+        else:
+            self.weight = Vectors(dict.fromkeys(tensors, head_dim))
         self.head_dim = head_dim
         self.eps = eps
 

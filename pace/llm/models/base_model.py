@@ -385,10 +385,9 @@ def _equal(a: Tensor | QuantizedRows, b: Tensor | QuantizedRows) -> bool:
 
 
 def _is_bias_without_effect(reader: TensorReader, name: str) -> bool:
-    """Zeros, which early writers of GPTQ gave to quantised modules that have no bias."""
+    """Zeros, which early writers of GPTQ, and some of Cohere's, gave to modules that have no bias."""
     module = name.removesuffix(".bias")
-    matrix = reader.tensors.get(f"{module}.weight") if module != name else None
-    if matrix is None or not isinstance(matrix[0], WeightLayout) or reader.tensors[name][0] not in FLOAT_DTYPES:
+    if module == name or f"{module}.weight" not in reader.tensors or reader.tensors[name][0] not in FLOAT_DTYPES:
         return False
     return not reader.read(name).any()
 

@@ -116,11 +116,13 @@ PIECES = {
     "qwen2": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "hunyuan": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "hunyuan-dense": "I|'d| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
+    "deepseek-llm": "I|'|d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n|\n| | now|!",
+    "deepseek-coder": "I|'|d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.|g|.| |1|.|5|kg|\n|\n| | now|!",
     "tekken": "I|'d| pay| $|1|2|3|4|5| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
     "gpt-4o": "I'd| pay| $|123|45| for| the| HTMLPage|,| e|.g|.| |1|.|5|kg|\n\n| | now|!",
 }
 """How each rule cuts; that llama.cpp 0.3.36 (llama-cpp-python) gives the same tokens for the texts of this page was
-checked by hand, but for Hunyuan's."""
+checked by hand, but for Hunyuan's and DeepSeek's."""
 
 
 @pytest.mark.parametrize("name", PIECES)
@@ -135,6 +137,13 @@ def test_how_texts_are_cut(tmp_path, name):
     assert all(cut in [CUTS[name] for name in PIECES] for cut in CUTS.values()), "every rule is in this test"
     composed = tokenizer.backend_tokenizer.normalizer
     assert (composed.normalize_str("e\u0301") if composed else "e\u0301") == ("é" if name == "qwen2" else "e\u0301")
+
+
+def test_deepseeks_first_rule_knows_scripts(tmp_path):
+    before = as_file(tmp_path / "t.gguf", byte_level(), "deepseek-llm").backend_tokenizer.pre_tokenizer
+    text = "Привет, 世界！ 𝐀b 한국 ok "
+    pieces = [text[start:stop] for _, (start, stop) in before.pre_tokenize_str(text)]
+    assert pieces == ["Привет", ",", " ", "世界", "！", " 𝐀", "b", " ", "한국", " ok", " "]
 
 
 def test_what_comes_before_and_after(tmp_path):

@@ -53,7 +53,7 @@ def test_one_error_lists_everything_that_is_wrong():
     state = random_state(model)
     del state["model.layers.0.mlp.up_proj.weight"], state["model.norm.weight"]
     state["model.layers.2.mlp.up_proj.weight"] = torch.zeros(24, 16)
-    state["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(16)
+    state["model.layers.1.self_attn.q_proj.bias"] = torch.ones(16)
     state["model.embed_tokens.weight"] = torch.zeros(41, 16)
     state["lm_head.weight"] = torch.zeros(40, 16, dtype=torch.int8)
     with pytest.raises(ValueError) as caught:
@@ -73,6 +73,15 @@ def test_known_extras_are_ignored_and_only_those():
     state["model.layers.0.self_attn.inv_freq"] = torch.zeros(4)
     with pytest.raises(ValueError, match="unexpected"):
         logits(state)
+
+    del state["model.layers.0.self_attn.inv_freq"]
+    for name in ("model.layers.0.self_attn.q_proj.bias", "model.norm.bias"):  # some checkpoints say that there is none
+        state[name] = torch.zeros(16)
+        assert torch.equal(logits(state), expected)
+        state[name][3] = 1
+        with pytest.raises(ValueError, match=f"unexpected .*{name}"):
+            logits(state)
+        del state[name]
 
     gptj = random_state(make("GPTJForCausalLM", rotary_dim=4))
     gptj["transformer.h.1.attn.bias"] = torch.zeros(1, 1, 32, 32, dtype=torch.bool)

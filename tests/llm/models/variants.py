@@ -129,6 +129,15 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 YARN_WIDE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 """With 16 pairs a head, the ramp between kept and stretched frequencies lies inside."""
+YARN_PUBLISHED = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 256,
+    "attention_factor": 1.2079441541679836,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+"""As OLMo 3 has it: the attention factor is what follows from the factor."""
 
 
 def longrope(pairs: int, **more: Any) -> dict[str, Any]:
@@ -252,6 +261,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma3_text", "pattern", {"sliding_window_pattern": 3, "num_hidden_layers": 4, "head_dim": 20}),
     ("gemma3_text", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
     ("gemma3", "default", {}),
+    ("gemma3", "caps", {"final_logit_softcapping": 4.0}),
     ("smollm3", "default", {}),
     ("smollm3", "no_rope_layers", {"no_rope_layers": [0, 1, 1, 0], "tie_word_embeddings": False}),
     ("smollm3", "interval", {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
@@ -266,6 +276,11 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("olmo2", "tied-theta", rope({"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=True)),
     ("olmo3", "default", {}),
     ("olmo3", "yarn", by_kind({**YARN, "rope_theta": 5e5}, {"rope_theta": 5e5})),
+    (
+        "olmo3",
+        "published-yarn",  # the factors of the 7B; with 8 pairs a head, the ramp lies inside
+        by_kind({**YARN_PUBLISHED, "rope_theta": 5e5}, {"rope_theta": 5e5}, hidden_size=64),
+    ),
     ("olmo3", "theta", by_kind({"rope_theta": 300.0}, {"rope_theta": 40.0})),
     ("olmo3", "layer_types", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}),
     ("glm", "default", {}),
@@ -305,6 +320,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("stablelm", "bias-theta", rope({"rope_type": "default", "rope_theta": 500.0}, use_qkv_bias=True)),
     ("stablelm", "parallel", {"use_parallel_residual": True, "num_key_value_heads": 4}),
     ("stablelm", "2-12b", {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False}),
+    ("stablelm", "mqa", {"qk_layernorm": True, "num_key_value_heads": 1}),
     ("stablelm", "partial", rope({"rope_type": "default", "partial_rotary_factor": 0.5}, tie_word_embeddings=True)),
     ("stablelm", "yarn", rope({**YARN, "partial_rotary_factor": 0.75}, layer_norm_eps=0.1)),
     ("gpt_neox", "default", {}),

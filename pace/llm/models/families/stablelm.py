@@ -75,9 +75,8 @@ class StableLmForCausalLM(LlamaForCausalLM):
     def make_head_norm(self, name: str, num_heads: int) -> HeadLayerNorm | NoHeadNorm:
         if not self.config.qk_layernorm:
             return NoHeadNorm()
-        tensors = [f"{name}.norms.{head}.weight" for head in range(num_heads)]
-        if self.config.head_norms_stacked:
-            tensors = [f"{name}.weight"]
+        one_each = [f"{name}.norms.{head}.weight" for head in range(num_heads)]
+        tensors = f"{name}.weight" if self.config.head_norms_stacked else one_each
         return HeadLayerNorm(tensors, num_heads, self.config.head_dim, self.config.layer_norm_eps)
 
     def make_layer(self, name: str, index: int) -> Block:

@@ -60,6 +60,11 @@ def test_hunyuan_stretches_its_base_once_and_for_all(caplog):
     ("architecture", "fields", "named"),
     [
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is ignored"),
+        (
+            "Qwen3VLForConditionalGeneration",
+            {"use_sliding_window": True, "max_window_layers": 0},
+            "sliding_window is ignored",
+        ),
         ("HunYuanDenseV1ForCausalLM", {"use_qk_norm": False}, "use_qk_norm = False is ignored"),
         ("CohereForCausalLM", {"use_parallel_residual": False}, "use_parallel_residual = False is ignored"),
         ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True is ignored"),
@@ -72,8 +77,11 @@ def test_what_transformers_ignores_is_ignored_with_a_warning(caplog, architectur
     with caplog.at_level(logging.WARNING, "pace"):
         found = config_of(architectures=[architecture], **fields)
     assert len(caplog.records) == 1 and named in caplog.text
-    if architecture != "Olmo3ForCausalLM":  # whose other layers have the theta
-        assert found == config_of(architectures=[architecture])
+    plain = config_of(architectures=[architecture])
+    if architecture == "Qwen3VLForConditionalGeneration":
+        assert found.window(0) is found.window(35) is None
+    elif architecture != "Olmo3ForCausalLM":  # whose other layers have the theta
+        assert found == plain
 
 
 @pytest.mark.parametrize(

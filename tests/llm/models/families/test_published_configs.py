@@ -12,6 +12,7 @@ from pace.llm.models.model_list import read_config
 from pace.ops import reference
 from pace.ops.experts import Router
 from tests.llm.models.families.published_configs import PUBLISHED
+from tests.llm.models.families.published_dense import DENSE
 
 DEEPSEEK_V3 = Router(
     256, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.5, groups=8, kept_groups=4, group_score="top2"
@@ -43,6 +44,10 @@ WINDOWS = {
     "c4ai-command-r7b-12-2024": [4096, 4096, 4096, None, 4096, 4096],
     "Olmo-3-7B-Instruct": [4096, 4096, 4096, None, 4096, 4096],
     "starcoder2-3b": [4096] * 6,
+    "starcoder2-15b": [4096] * 6,
+    "gemma-2-27b-it": [4096, None, 4096, None, 4096, None],
+    "gemma-3-1b-it": [512, 512, 512, 512, 512, None],
+    "Qwen2.5-VL-3B-Instruct": [None] * 6,
     "SmolLM3-3B": [None] * 6,
     "Qwen3-30B-A3B-Instruct-2507": [None] * 6,
     "Qwen1.5-MoE-A2.7B-Chat": [None] * 6,
@@ -54,13 +59,18 @@ WINDOWS = {
 
 IGNORED = {
     "Falcon3-7B-Instruct": ["activation"],
+    "stablelm-zephyr-3b": ["num_heads, rotary_scaling_factor"],
+    "dolly-v2-3b": ["custom_pipelines"],
+    "MiniCPM4-0.5B": ["mup_denominator"],
+    "Phi-4-mini-instruct": ["full_attn_mod, interpolate_factor, lm_head_bias"],
+    "SmolLM2-1.7B-Instruct": ["is_llama_config, rope_interleaved, transformers.js_config"],
 }
 """Fields that a warning names, by checkpoint."""
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED | DENSE)
 def test_a_published_config_makes_a_model_without_warnings(name, caplog):
-    model_class, config = read_config(PUBLISHED[name])
+    model_class, config = read_config((PUBLISHED | DENSE)[name])
     model = model_class(config, torch.bfloat16, reference)
     assert len(model.layers) == config.num_hidden_layers
     assert [record.message.split(": ")[-1] for record in caplog.records] == IGNORED.get(name, [])
@@ -73,7 +83,7 @@ def test_how_tokens_choose(name):
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_which_layers_have_windows(name):
-    config = read_config(PUBLISHED[name])[1]
+    config = read_config((PUBLISHED | DENSE)[name])[1]
     assert [config.window(layer) for layer in range(6)] == WINDOWS[name]
 
 

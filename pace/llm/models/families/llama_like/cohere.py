@@ -64,7 +64,7 @@ class CohereForCausalLM(LlamaForCausalLM):
     def make_head_norm(self, name: str, num_heads: int) -> HeadLayerNorm | NoHeadNorm:
         if not self.config.use_qk_norm:
             return NoHeadNorm()
-        return HeadLayerNorm([f"{name}.weight"], num_heads, self.config.head_dim, self.config.layer_norm_eps)
+        return HeadLayerNorm(f"{name}.weight", num_heads, self.config.head_dim, self.config.layer_norm_eps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@ without, and a rotation of its own for each of the two. Of checkpoints that see 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,9 @@ from pace.llm.models.families.gemma2 import Gemma2Config, Gemma2ForCausalLM
 from pace.llm.models.layer_types import FULL, SLIDING
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number
 from pace.llm.models.rope_config import fields_of_layers, read_rope
+from pace.naming import shown
+
+logger = logging.getLogger("pace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,18 @@ class Gemma3Config(Gemma2Config):
     beside_text: ClassVar[frozenset[str]] = frozenset(
         {"vision_config", "mm_tokens_per_image", *(f"{name}_token_{end}" for name in ("boi", "eoi", "image") for end in ("id", "index"))}
     )  # fmt: skip
+
+    @classmethod
+    def text_part(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        fields = super().text_part(raw)
+        if raw.get("text_config") is None or fields.get("final_logit_softcapping") is None:
+            return fields
+        cap = fields.pop("final_logit_softcapping")
+        logger.warning(
+            "config.json: final_logit_softcapping = %s is ignored, as transformers does for checkpoints that see images",
+            shown(cap),
+        )
+        return fields
 
     @property
     def full_every(self) -> int:

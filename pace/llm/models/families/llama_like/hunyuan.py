@@ -23,7 +23,7 @@ class HunYuanConfig(LlamaConfig):
     only_here: ClassVar[dict[str, tuple]] = {
         "mlp_bias": (False,),
         "use_cla": (None, False),
-        "norm_type": ("rms",),
+        "norm_type": ("rms", "hf_rms"),
         "num_experts": (None, 0, 1),
     }
     also_read: ClassVar[frozenset[str]] = LlamaConfig.also_read | {

@@ -3,6 +3,7 @@ height and width, which are the same number for every token of text."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,8 @@ from pace.llm.models.families.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from pace.llm.models.families.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from pace.llm.models.model_config import MAX_LAYERS, MAX_POSITIONS, count, number, token_ids
 from pace.llm.models.rope_config import read_rope
+
+logger = logging.getLogger("pace")
 
 BESIDE_TEXT = frozenset(
     {
@@ -70,6 +73,14 @@ class Qwen3VLConfig(Qwen3Config):
 
     def read_rope(self, fields: dict[str, Any], head_dim: int) -> RopeConfig:
         return text_rope(fields, 5e5, head_dim, self.max_position_embeddings)
+
+    def derived(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if any(super(Qwen3VLConfig, self).window(layer) for layer in range(self.num_hidden_layers)):
+            logger.warning("config.json: sliding_window is ignored, as transformers does for Qwen3VL")
+        return super().derived(fields)
+
+    def window(self, layer: int) -> None:
+        return None
 
 
 class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
