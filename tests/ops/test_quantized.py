@@ -207,12 +207,12 @@ def test_the_bits_are_the_same_on_every_instruction_set(layout):
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[6], LAYOUTS[8], LAYOUTS[10], LAYOUTS[15]], ids=str)
 def test_rows_are_the_same_bits_however_they_are_batched(isa, layout):
     _C.select_isa(isa)
-    rows = random_rows(96, 600, layout)
-    weight, bias, x = packed(rows), torch.randn(96), torch.randn(141, 600)
+    rows = random_rows(80, 600, layout)
+    weight, bias, x = packed(rows), torch.randn(80), torch.randn(141, 600)
     whole = native.linear(x, weight, bias, "gelu_new")
-    for threads in (1, 2):
+    for threads, counts in ((1, [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 33, 128]), (2, [1, 5, 17, 128])):
         _C.set_num_threads(threads)
-        for count in [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 33, 128]:
+        for count in counts:
             parts = [native.linear(part, weight, bias, "gelu_new") for part in x.split(count)]
             assert torch.equal(torch.cat(parts), whole), f"{count} rows, {threads} threads"
 
