@@ -12,7 +12,7 @@ from pace.llm import LLMModel
 from pace.llm.models.model_utils import load_model
 from pace.quant import QuantizationConfig
 from tests.checkpoints.quantized import packers
-from tests.llm.models.variants import save_tiny
+from tests.llm.models.variants import ROUTED, save_tiny
 
 IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 
@@ -114,6 +114,14 @@ def test_phi_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
     rewrite(tmp_path, rename)
     rewrite(tmp_path, fuse)
     assert torch.equal(logits(tmp_path), expected)
+
+
+@pytest.mark.parametrize("model_type", sorted(ROUTED))
+def test_every_mixture_as_transformers_5_holds_it(tmp_path, model_type):
+    """Stacks and routers under its own names, which it writes where it is not asked for the published ones."""
+    theirs = save_tiny(tmp_path / "published", model_type, {})
+    theirs.save_pretrained(tmp_path / "own", save_original_format=False)
+    assert torch.equal(logits(tmp_path / "own"), logits(tmp_path / "published"))
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)

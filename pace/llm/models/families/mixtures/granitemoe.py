@@ -33,6 +33,12 @@ class GraniteMoeConfig(MixtureConfig, GraniteConfig):
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):
     Config = GraniteMoeConfig
+    other_names: ClassVar[dict[str, str]] = {
+        r"(.*\.block_sparse_moe)\.experts\.gate_up_proj$": r"\1.input_linear.weight",
+        r"(.*\.block_sparse_moe)\.experts\.down_proj$": r"\1.output_linear.weight",
+        r"(.*\.block_sparse_moe)\.router\.weight$": r"\1.router.layer.weight",
+    }
+    """As transformers 5 calls them."""
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         config, experts = self.config, f"{name}.block_sparse_moe"
