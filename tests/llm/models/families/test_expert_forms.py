@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pace.llm import LLMModel
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.model_utils import load_model
 from pace.quant import QuantizationConfig
 from tests.checkpoints.quantized import packers
@@ -122,6 +123,19 @@ def test_every_mixture_as_transformers_5_holds_it(tmp_path, model_type):
     theirs = save_tiny(tmp_path / "published", model_type, {})
     theirs.save_pretrained(tmp_path / "own", save_original_format=False)
     assert torch.equal(logits(tmp_path / "own"), logits(tmp_path / "published"))
+
+
+@pytest.mark.parametrize("model_type", sorted(ROUTED))
+def test_a_pattern_finds_the_experts_of_every_mixture(tmp_path, model_type):
+    save_tiny(tmp_path, model_type, {})
+    config = QuantizationConfig("int8", overrides={"*.experts.*": "int4"})
+    model = load_model(tmp_path, "bfloat16", "native", quantization=config, progress=False)
+    [mixture, *_] = (layer.mlp for layer in model.layers if isinstance(layer.mlp, MixtureOfExperts))
+    held = [str(stack.storage(torch.bfloat16)) for stack in (mixture.gate_up, mixture.down)]
+    assert all(layout.startswith("int4") for layout in held)
+    assert mixture.gate.weight.layout == torch.float32
+    if mixture.shared is not None:
+        assert str(mixture.shared.down.weight.layout).startswith("int8")
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
