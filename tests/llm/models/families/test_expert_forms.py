@@ -13,6 +13,7 @@ from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.model_utils import load_model
 from pace.quant import QuantizationConfig
 from tests.checkpoints.quantized import packers
+from tests.checkpoints.quantized.models import save_quantized
 from tests.llm.models.variants import ROUTED, save_tiny
 
 IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
@@ -74,6 +75,35 @@ def test_stacked_experts_are_those_of_a_tensor_each(qwen, change, options):
     rewrite(qwen, change)
     assert not any(".experts.0." in name for name in load_file(qwen / "model.safetensors"))
     assert torch.equal(logits(qwen, **options), expected)
+
+
+def test_stacks_of_float8_are_those_of_a_tensor_each(tmp_path):
+    """With a scale for each block: gate and up of an expert come one behind the other, and so do their scales."""
+    folder = save_quantized(tmp_path, "fp8", "qwen3_moe", num_experts=3)
+
+    def fuse_float8(state):
+        state = {
+            name: tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor for name, tensor in state.items()
+        }
+        scales = {
+            name.replace("_scale_inv", ""): state.pop(name)
+            for name in list(state)
+            if "experts" in name and "scale" in name
+        }
+        fused = {name: tensor for name, tensor in fuse(scales).items()}
+        state = fuse(state) | {f"{name}_scale_inv": tensor for name, tensor in fused.items()}
+        return {
+            name: tensor.view(torch.float8_e4m3fn) if tensor.dtype == torch.uint8 else tensor
+            for name, tensor in state.items()
+        }
+
+    for options in ({}, {"backend": "torch"}, {"weights": "mapped"}):
+        expected = logits(folder, **options)
+        state = load_file(folder / "model.safetensors")
+        rewrite(folder, fuse_float8)
+        assert "model.layers.0.mlp.experts.down_proj_scale_inv" in load_file(folder / "model.safetensors")
+        assert torch.equal(logits(folder, **options), expected)
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_mixtral_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
