@@ -107,10 +107,14 @@ def granitemoe(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
 
 def gpt_oss(fields: Fields, metadata: Metadata, tensors: Shapes) -> Fields:
     keys = Keys(metadata, "gpt-oss")
-    if scaling := fields.get("rope_scaling"):
-        fields = fields | {"rope_scaling": scaling | {"truncate": False}}
+    # A config.json that says nothing of a scaling means the published one; a file means none.
+    scaling = fields.get("rope_scaling")
+    stretched = (
+        {"rope_scaling": scaling | {"truncate": False}} if scaling else {"rope_parameters": {"rope_type": "default"}}
+    )
     return (
         fields
+        | stretched
         | keys.counts
         | {
             "model_type": "gpt_oss",

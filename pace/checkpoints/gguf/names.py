@@ -134,10 +134,8 @@ NAMES = {
         post_attention_norm="post_attention_layernorm", attn_sinks="self_attn.sinks", ffn_gate_inp="mlp.router"
     ),
     "granitemoe": LLAMA.but(
-        ffn_gate_inp="block_sparse_moe.router.layer",
-        ffn_gate_exps="block_sparse_moe.gate_proj",
-        ffn_up_exps="block_sparse_moe.up_proj",
-        ffn_down_exps="block_sparse_moe.output_linear",
+        ffn_gate_inp="block_sparse_moe.router",
+        **{f"ffn_{part}_exps": f"block_sparse_moe.experts.{part}_proj" for part in ("gate", "up", "down")},
         ffn_gate_shexp="shared_mlp.gate_proj",
         ffn_up_shexp="shared_mlp.up_proj",
         ffn_down_shexp="shared_mlp.output_linear",

@@ -7,6 +7,9 @@ for all.
     W[n, k] = weight[n, k] * scale[n // B0, k // B1]
 
 Scales stored as bytes are exponents (E8M0): 2^(byte - 127).
+
+The matrices of all experts may be one tensor, as transformers 5 holds them: {name} [E, N, K] and {name}_scale_inv, whose
+first dimension is E, too.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ class FP8(Method):
         for module in modules_stored_as(source, torch.float8_e4m3fn):
             scale = next((suffix for suffix in SCALES if module + suffix in source.tensors), SCALES[0])
             yield Float8Matrix(source, module, scale, [self.block] if self.block else [])
+        for name, (dtype, _) in source.tensors.items():
+            is_stack = dtype == torch.float8_e4m3fn and not name.endswith(".weight")
+            if is_stack and f"{name}_scale_inv" in source.tensors:
+                yield Float8Matrix(source, name, "_scale_inv", [self.block] if self.block else [], codes="")
 
 
 def read_block(raw: dict[str, Any], field: str) -> Block | None:
@@ -64,15 +71,16 @@ def read_block(raw: dict[str, Any], field: str) -> Block | None:
 class Float8Matrix(StoredMatrix):
     by_rows = ("codes",)
 
-    def __init__(self, source: TensorSource, module: str, scale: str, blocks: list[Block]):
+    def __init__(self, source: TensorSource, module: str, scale: str, blocks: list[Block], codes: str = ".weight"):
         """`blocks`: how many rows and columns may share a scale, besides a row and the whole matrix; the scales' shape
         tells which."""
-        super().__init__(source, module, {"codes": ".weight", "scales": scale})
-        n, k = self.shape = self.expect("codes", (torch.float8_e4m3fn,), (-1, -1))
+        super().__init__(source, module, {"codes": codes, "scales": scale})
+        *stack, n, k = self.shape = self.expect("codes", (torch.float8_e4m3fn,), (-1, -1), (-1, -1, -1))
         blocks = [(1, max(1, k)), (max(1, n), max(1, k)), *blocks]
         grids = [(-(-n // rows), -(-k // columns)) for rows, columns in blocks]
-        found = self.expect("scales", FLOATS + EXPONENTS, (), (1,), (n,), *grids)
-        grid = found if len(found) == 2 else (found[0] if found else 1, 1)
+        vectors = () if stack else ((), (1,), (n,))
+        found = self.expect("scales", FLOATS + EXPONENTS, *vectors, *((*stack, *grid) for grid in grids))
+        grid = found[-2:] if len(found) >= 2 else (found[0] if found else 1, 1)
         self.grid = grid
         self.block = blocks[grids.index(grid)]
         columns = self.block[1]
@@ -81,11 +89,16 @@ class Float8Matrix(StoredMatrix):
         else:
             self.dtype = torch.float32 if columns % MIN_GROUP else WeightLayout("float8", columns)
 
+    @property
+    def name(self) -> str:
+        return self.parts["codes"]
+
     def read(self, start: int, stop: int) -> QuantizedRows | Tensor:
         scales = self.stored("scales")
-        scales = self.finite("scales", power_of_two(scales) if scales.dtype in EXPONENTS else scales).reshape(self.grid)
-        scales = scales[torch.arange(start, stop) // self.block[0]]
-        codes = self.stored("codes", start, stop)
+        scales = self.finite("scales", power_of_two(scales) if scales.dtype in EXPONENTS else scales)
+        rows, n = torch.arange(start, stop), max(1, self.shape[-2])
+        scales = scales.reshape(-1, self.grid[1])[rows // n * self.grid[0] + rows % n // self.block[0]]
+        codes = self.rows("codes", start, stop)
         if isinstance(self.dtype, WeightLayout):
             return QuantizedRows(self.dtype, codes.view(torch.uint8), scales)
-        return codes.float() * scales.repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]]
+        return codes.float() * scales.repeat_interleave(self.block[1], dim=1)[:, : self.shape[-1]]

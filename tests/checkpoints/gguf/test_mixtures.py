@@ -27,6 +27,11 @@ def written(tmp_path, model_type, types):
     return tmp_path / "model.gguf"
 
 
+def logits(path):
+    with LLMModel(path, dtype="float32", progress=False) as model, model.session() as session:
+        return session.append(list(range(3, 40)), logits="all")
+
+
 def values(rows):
     return rows if isinstance(rows, torch.Tensor) else rows.dequantize()
 
@@ -89,8 +94,12 @@ def test_experts_before_they_were_stacked(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
 
-    def logits(path):
-        with LLMModel(path, dtype="float32", progress=False) as model, model.session() as session:
-            return session.append(list(range(3, 40)), logits="all")
-
     assert torch.equal(logits(apart), logits(stacked))
+
+
+def test_gpt_oss_without_yarn(tmp_path):
+    """A file that says nothing of a scaling has none; a config.json that says nothing has the published one."""
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    save_tiny(tmp_path / "hub", "gpt_oss", {"rope_parameters": rope})
+    write_gguf(tmp_path / "hub", tmp_path / "model.gguf")
+    assert torch.equal(logits(tmp_path / "model.gguf"), logits(tmp_path / "hub"))

@@ -17,6 +17,7 @@ from pace.assets import TINY
 from pace.checkpoints import reader
 from pace.checkpoints.packed_file import PARTIAL
 from pace.llm import LLMModel, SamplingConfig
+from tests.checkpoints.quantized.models import save_quantized
 from tests.llm.models.families.test_expert_forms import in_mxfp4
 from tests.llm.models.variants import save_tiny
 
@@ -74,6 +75,28 @@ def test_experts_that_come_quantised_are_mapped(gpt_oss):
     assert torch.equal(logits(gpt_oss, **MAPPED), expected)
     assert torch.equal(logits(gpt_oss, **MAPPED), expected)
     assert len(caches(gpt_oss)) == 1
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "MXFP4"])
+def test_experts_of_a_gguf_file_are_mapped(tmp_path, kind):
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    from tests.checkpoints.gguf.files import write_gguf
+
+    save_tiny(tmp_path / "hub", "qwen3_moe", {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 4})
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path / "hub", path, lambda name: kind if "_exps" in name else "F16")
+    expected = logits(path)
+    for _ in range(2):  # which packs, and which does not
+        assert torch.equal(logits(path, **MAPPED), expected)
+    assert len(caches(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("kind", ["awq", "fp8"])
+def test_experts_of_a_quantised_checkpoint_are_mapped(tmp_path, kind):
+    folder = save_quantized(tmp_path, kind, "qwen3_moe")
+    expected = logits(folder)
+    assert torch.equal(logits(folder, **MAPPED), expected)
+    assert len(caches(folder)) == 1
 
 
 @pytest.mark.usefixtures("restore_isa_and_threads")

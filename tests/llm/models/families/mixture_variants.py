@@ -100,11 +100,15 @@ MIXTURE_BASE: dict[str, dict[str, Any]] = {
 
 MIXTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("ernie4_5_moe", "default", {}),
-    ("ernie4_5_moe", "layers", {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 2}),
     (
         "ernie4_5_moe",
-        "no-shared-untied",
-        {"moe_num_shared_experts": 0, "tie_word_embeddings": False, "moe_norm_min": 0.9},
+        "layers-bias",
+        {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 2, "use_bias": True},
+    ),
+    (
+        "ernie4_5_moe",
+        "no-shared-untied-bias",
+        {"moe_num_shared_experts": 0, "tie_word_embeddings": False, "moe_norm_min": 0.9, "use_bias": True},
     ),
     ("glm4_moe", "default", {}),
     ("glm4_moe", "groups", {"n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True}),

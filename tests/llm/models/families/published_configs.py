@@ -522,3 +522,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 PUBLISHED["gpt-oss-120b"] = PUBLISHED["gpt-oss-20b"] | {
     "num_hidden_layers": 36, "num_local_experts": 128, "layer_types": GPT_OSS_LAYERS * 18,
 }  # fmt: skip
+
+KIMI_INT4 = {"num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": True, "type": "int", "actorder": None,
+             "block_structure": None, "dynamic": False, "observer": "minmax", "observer_kwargs": {}}  # fmt: skip
+PUBLISHED["Kimi-K2-Thinking"] = PUBLISHED["Kimi-K2-Instruct"] | {
+    "max_position_embeddings": 262144,
+    "rope_scaling": PUBLISHED["Kimi-K2-Instruct"]["rope_scaling"] | {"factor": 64.0},
+    "quantization_config": {
+        "config_groups": {
+            "group_0": {
+                "input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": KIMI_INT4,
+            },
+        },
+        "format": "pack-quantized", "kv_cache_scheme": None, "quant_method": "compressed-tensors",
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"],
+        "quantization_status": "compressed",
+    },
+}  # fmt: skip
+PUBLISHED["Llama-4-Maverick-17B-128E-Instruct"] = PUBLISHED["Llama-4-Scout-17B-16E-Instruct"] | {
+    "text_config": PUBLISHED["Llama-4-Scout-17B-16E-Instruct"]["text_config"] | {
+        "interleave_moe_layer_step": 2, "max_position_embeddings": 1048576, "moe_layers": list(range(1, 48, 2)),
+        "no_rope_layers": [1, 1, 1, 0] * 12, "num_local_experts": 128, "rope_scaling": None, "use_qk_norm": False,
+    },
+}  # fmt: skip

@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pace.llm import LLMModel
+from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.model_utils import load_model
 from pace.quant import QuantizationConfig
 from tests.checkpoints.quantized import packers
-from tests.llm.models.variants import save_tiny
+from tests.checkpoints.quantized.models import save_quantized
+from tests.llm.models.variants import ROUTED, save_tiny
 
 IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 
@@ -75,6 +77,35 @@ def test_stacked_experts_are_those_of_a_tensor_each(qwen, change, options):
     assert torch.equal(logits(qwen, **options), expected)
 
 
+def test_stacks_of_float8_are_those_of_a_tensor_each(tmp_path):
+    """With a scale for each block: gate and up of an expert come one behind the other, and so do their scales."""
+    folder = save_quantized(tmp_path, "fp8", "qwen3_moe", num_experts=3)
+
+    def fuse_float8(state):
+        state = {
+            name: tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor for name, tensor in state.items()
+        }
+        scales = {
+            name.replace("_scale_inv", ""): state.pop(name)
+            for name in list(state)
+            if "experts" in name and "scale" in name
+        }
+        fused = {name: tensor for name, tensor in fuse(scales).items()}
+        state = fuse(state) | {f"{name}_scale_inv": tensor for name, tensor in fused.items()}
+        return {
+            name: tensor.view(torch.float8_e4m3fn) if tensor.dtype == torch.uint8 else tensor
+            for name, tensor in state.items()
+        }
+
+    for options in ({}, {"backend": "torch"}, {"weights": "mapped"}):
+        expected = logits(folder, **options)
+        state = load_file(folder / "model.safetensors")
+        rewrite(folder, fuse_float8)
+        assert "model.layers.0.mlp.experts.down_proj_scale_inv" in load_file(folder / "model.safetensors")
+        assert torch.equal(logits(folder, **options), expected)
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def test_mixtral_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
     save_tiny(tmp_path, "mixtral", {})
     expected = logits(tmp_path)
@@ -114,6 +145,27 @@ def test_phi_as_it_was_published_and_as_transformers_5_calls_it(tmp_path):
     rewrite(tmp_path, rename)
     rewrite(tmp_path, fuse)
     assert torch.equal(logits(tmp_path), expected)
+
+
+@pytest.mark.parametrize("model_type", sorted(ROUTED))
+def test_every_mixture_as_transformers_5_holds_it(tmp_path, model_type):
+    """Stacks and routers under its own names, which it writes where it is not asked for the published ones."""
+    theirs = save_tiny(tmp_path / "published", model_type, {})
+    theirs.save_pretrained(tmp_path / "own", save_original_format=False)
+    assert torch.equal(logits(tmp_path / "own"), logits(tmp_path / "published"))
+
+
+@pytest.mark.parametrize("model_type", sorted(ROUTED))
+def test_a_pattern_finds_the_experts_of_every_mixture(tmp_path, model_type):
+    save_tiny(tmp_path, model_type, {})
+    config = QuantizationConfig("int8", overrides={"*.experts.*": "int4"})
+    model = load_model(tmp_path, "bfloat16", "native", quantization=config, progress=False)
+    [mixture, *_] = (layer.mlp for layer in model.layers if isinstance(layer.mlp, MixtureOfExperts))
+    held = [str(stack.storage(torch.bfloat16)) for stack in (mixture.gate_up, mixture.down)]
+    assert all(layout.startswith("int4") for layout in held)
+    assert mixture.gate.weight.layout == torch.float32
+    if mixture.shared is not None:
+        assert str(mixture.shared.down.weight.layout).startswith("int8")
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)

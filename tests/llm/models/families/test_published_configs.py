@@ -22,6 +22,8 @@ ROUTERS = {
     "DeepSeek-V2": Router(160, 6, groups=8, kept_groups=3, scale=16.0),
     "DeepSeek-V2-Lite": Router(64, 6),
     "Kimi-K2-Instruct": Router(384, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.827, group_score="top2"),
+    "Kimi-K2-Thinking": Router(384, 8, "sigmoid", normalise=True, eps=1e-20, scale=2.827, group_score="top2"),
+    "Llama-4-Maverick-17B-128E-Instruct": Router(128, 1, "sigmoid_of_chosen"),
     "GLM-4.5-Air": Router(128, 8, "sigmoid", normalise=True, eps=1e-20, group_score="top2"),
     "Qwen3-30B-A3B-Instruct-2507": Router(128, 8, normalise=True),
     "Qwen3-Coder-30B-A3B-Instruct": Router(128, 8, normalise=True),

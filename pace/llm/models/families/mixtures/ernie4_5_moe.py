@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
+
+import torch
 
 from pace.llm.layers import FeedForward, MixtureOfExperts, RouterLinear, Source, Vectors, expert_stacks
 from pace.llm.models.families.llama_like.ernie4_5 import Ernie4_5ForCausalLM, Ernie45Config
@@ -59,6 +62,11 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
     Config = Ernie45MoeConfig
     ignored_tensors = (*Ernie4_5ForCausalLM.ignored_tensors, r"(model\.)?mtp_.*")
     """The last predict further tokens."""
+    other_names: ClassVar[dict[str, str]] = {r"(.*\.mlp)\.gate\.moe_statics\.": r"\1.moe_statics."}
+
+    def __init__(self, config: Ernie45MoeConfig, dtype: torch.dtype, ops: ModuleType):
+        super().__init__(config, dtype, ops)
+        self.lm_head = self.make_head(config.hidden_size, bias=config.use_bias)
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
         config, mlp = self.config, f"{name}.mlp"
@@ -73,6 +81,10 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
             config.hidden_act,
             choice_bias=Vectors({bias: count}, {bias: Source((1, count))}),
             shared=shared_mlp(
-                f"{mlp}.shared_experts", hidden, inner * config.moe_num_shared_experts, config.hidden_act
+                f"{mlp}.shared_experts",
+                hidden,
+                inner * config.moe_num_shared_experts,
+                config.hidden_act,
+                config.use_bias,
             ),
         )

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pace.llm.layers import (
-    ExpertLinear,
     FeedForward,
     GatedLinear,
     GatedMLP,
     Linear,
     MixtureOfExperts,
     RouterLinear,
+    expert_stacks,
 )
-from pace.llm.layers.experts import fused, one_by_one, stacked
 from pace.llm.models.families.llama_like.granite import GraniteConfig, GraniteForCausalLM
 from pace.llm.models.families.mixtures.config import MixtureConfig
 from pace.llm.models.model_config import count, flag
@@ -33,27 +32,19 @@ class GraniteMoeConfig(MixtureConfig, GraniteConfig):
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):
     Config = GraniteMoeConfig
+    other_names: ClassVar[dict[str, str]] = {
+        r"(.*\.block_sparse_moe)\.input_linear\.weight$": r"\1.experts.gate_up_proj",
+        r"(.*\.block_sparse_moe)\.output_linear\.weight$": r"\1.experts.down_proj",
+        r"(.*\.block_sparse_moe)\.router\.layer\.": r"\1.router.",
+    }
+    """As published; here they are called as in transformers 5."""
 
     def make_feed_forward(self, name: str, index: int) -> FeedForward:
-        config, experts = self.config, f"{name}.block_sparse_moe"
-        count, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
+        config, moe = self.config, f"{name}.block_sparse_moe"
         return MixtureOfExperts(
-            RouterLinear({f"{experts}.router.layer": count}, hidden),
+            RouterLinear({f"{moe}.router": config.num_experts}, config.hidden_size),
             config.router,
-            ExpertLinear(
-                count,
-                hidden,
-                fused(f"{experts}.input_linear", 2 * inner, count, hidden, quantised=True),
-                stacked(experts, ("gate_proj", "up_proj"), inner, count, hidden),
-                one_by_one(f"{experts}.experts", ("gate_proj", "up_proj"), inner),
-                glu=True,
-            ),
-            ExpertLinear(
-                count,
-                inner,
-                fused(f"{experts}.output_linear", hidden, count, inner, quantised=True),
-                one_by_one(f"{experts}.experts", ("down_proj",), hidden),
-            ),
+            *expert_stacks(f"{moe}.experts", config.num_experts, config.hidden_size, config.intermediate_size),
             config.hidden_act,
             shared=self.make_shared(f"{name}.shared_mlp"),
         )

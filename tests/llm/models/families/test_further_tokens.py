@@ -1,0 +1,86 @@
+"""Layers behind the last, which predict further tokens: they are left out, by name and by nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pace.llm.models.model_utils import load_model
+from tests.checkpoints.quantized.models import save_quantized
+from tests.checkpoints.quantized.test_models import FIELDS
+from tests.llm.models.variants import save_tiny
+from tests.support import prefill
+
+IDS = torch.randint(2, 96, (20,), generator=torch.Generator().manual_seed(4))
+FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite")
+LAST = "model.layers.2."
+
+
+def logits(path):
+    return prefill(load_model(path, "float32", num_threads=1, progress=False), IDS)
+
+
+def with_further_layer(state, last=LAST):
+    """A third layer of random numbers, with the tensors that DeepSeek-V3 and GLM-4.5 have in theirs."""
+    own = {name: tensor for name, tensor in state.items() if name.startswith("model.layers.1.")}
+    further = {name.replace("model.layers.1.", last): tensor.clone().fill_(3) for name, tensor in own.items()}
+    hidden = state["model.norm.weight"].numel()
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        further[f"{last}{name}.weight"] = torch.ones(hidden)
+    for name in ("embed_tokens", "shared_head.head"):
+        further[f"{last}{name}.weight"] = torch.ones_like(state["model.embed_tokens.weight"])
+    return state | further | {f"{last}eh_proj.weight": torch.ones(hidden, 2 * hidden)}
+
+
+def rewrite(folder, change, **fields):
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_of_checkpoints(tmp_path, model_type):
+    save_tiny(tmp_path, model_type, {})
+    expected = logits(tmp_path)
+    rewrite(tmp_path, with_further_layer, num_nextn_predict_layers=1)
+    assert torch.equal(logits(tmp_path), expected)
+    rewrite(tmp_path, lambda state: state | {"model.further.weight": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"unexpected \(1\): model.further.weight"):
+        logits(tmp_path)
+
+
+def test_of_a_quantised_checkpoint(tmp_path):
+    """As DeepSeek-V3 is published: this layer, too, is float8 in blocks."""
+    folder = save_quantized(tmp_path, "fp8", "deepseek_v3", **FIELDS["deepseek_v3"])
+    expected = logits(folder)
+    rewrite(folder, with_further_layer, num_nextn_predict_layers=1)
+    assert load_file(folder / "model.safetensors")[f"{LAST}self_attn.o_proj.weight"].dtype == torch.float8_e4m3fn
+    assert torch.equal(logits(folder), expected)
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "deepseek_v3"])
+def test_of_files(tmp_path, model_type):
+    """llama.cpp counts it as a layer, and says beside that how many of these there are."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    from tests.checkpoints.gguf.files import write_gguf
+
+    hub = tmp_path / "hub"
+    save_tiny(hub, model_type, {})
+    expected = logits(hub)
+    own = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.head", "shared_head.norm")
+
+    def as_files_name_it(state):
+        further = with_further_layer(state)
+        moved = {part: further.pop(f"{LAST}{part}.weight") for part in own}
+        return further | {f"blk.2.nextn.{part.replace('.', '_')}.weight": tensor for part, tensor in moved.items()}
+
+    def add(writer):
+        writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
+
+    rewrite(hub, as_files_name_it, num_hidden_layers=3)
+    write_gguf(hub, tmp_path / "model.gguf", add=add)
+    assert torch.equal(logits(tmp_path / "model.gguf"), expected)
