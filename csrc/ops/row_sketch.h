@@ -16,9 +16,13 @@ class RowSketch {
 
     // Limits that likely enclose the cut at a share of the weight, by falling keys: -|t - level| where typical, else t.
     // `caution`: standard errors that the sample is trusted to.
-    KeyLimits limits(bool typical, float level, double share, double caution) const;
+    KeyLimits limits(bool typical, double share, double caution) const;
 
   private:
+    void find_level(KeyLimits* limits, double* error) const;
+
+    const Survey& survey_;
+    const int64_t n_;
     int64_t size_;
     float *t_, *weight_, *key_;  // [size], in the thread's scratch
     float* variance_;            // [size]: of a weight its square, and none where it is known
