@@ -68,25 +68,23 @@ RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& surve
     for (int64_t i = 0; i < size_; ++i) t_[i] = std::max((values[i] - survey.max) * scale, -127.0f);
 }
 
-// The mean of t by weight, and its standard error: keys by it are off by so much.
-void RowSketch::find_level(KeyLimits* limits, double* error) const {
+// The mean of t by weight, and its standard error.
+float RowSketch::find_level(double* error) const {
     double sum = 0.0, surplus = 0.0, variance = 0.0;
     for (int64_t i = 0; i < size_; ++i) {
         sum += weight_[i];
         surplus += weight_[i] * t_[i];
     }
-    limits->level = float(surplus / sum);
-    for (int64_t i = 0; i < size_; ++i) {
-        const float distance = t_[i] - limits->level;
-        variance += variance_[i] * distance * distance;
-    }
+    const float level = float(surplus / sum);
+    for (int64_t i = 0; i < size_; ++i) variance += variance_[i] * (t_[i] - level) * (t_[i] - level);
     *error = std::sqrt(variance) / sum;
+    return level;
 }
 
-KeyLimits RowSketch::limits(bool typical, double share, double caution) const {
+KeyLimits RowSketch::limits(bool typical, const float* level, double share, double caution) const {
     KeyLimits limits = {typical, 0.0f, kInfinity, kLowest};
     double level_error = 0.0;
-    if (typical) find_level(&limits, &level_error);
+    if (typical) limits.level = level ? *level : find_level(&level_error);
     for (int64_t i = 0; typical && i < size_; ++i) key_[i] = -std::fabs(t_[i] - limits.level);
     const float* const key = typical ? key_ : t_;
     const KeyedList weights = {key, weight_, nullptr, size_}, variances = {key, variance_, nullptr, size_};

@@ -15,11 +15,12 @@ class RowSketch {
     RowSketch(const float* x, int64_t n, float scale, const Survey& survey);
 
     // Limits that likely enclose the cut at a share of the weight, by falling keys: -|t - level| where typical, else t.
-    // `caution`: standard errors that the sample is trusted to.
-    KeyLimits limits(bool typical, double share, double caution) const;
+    // `level`: null where it is not known; the limits are then by that of the sample, and wider. `caution`: standard
+    // errors that the sample is trusted to.
+    KeyLimits limits(bool typical, const float* level, double share, double caution) const;
 
   private:
-    void find_level(KeyLimits* limits, double* error) const;
+    float find_level(double* error) const;
 
     const Survey& survey_;
     const int64_t n_;

@@ -97,7 +97,7 @@ void RowWeights::keep_typical(double mass) {
 void RowWeights::keep_share(double share) {
     for (double caution = n_ <= kShortRow ? kNoTrust : kCaution; caution < kNoTrust; caution *= 4) {
         const RowSketch sketch(x_, n_, scale_, survey_);
-        KeyLimits limits = sketch.limits(typical_, share, caution);
+        KeyLimits limits = sketch.limits(typical_, all_ > 0.0 ? &level_ : nullptr, share, caution);
         if (!typical_) {
             limits.sure = survey_.max + limits.sure / scale_;
             limits.least = std::max(kLowest, survey_.max + limits.least / scale_);
