@@ -48,6 +48,8 @@ constexpr KernelTable kernel_table = {
     .block_peaks = block_peaks,
     .weigh = weigh,
     .sum_weights = sum_weights,
+    .sum_likely = sum_likely,
     .split_weights = split_weights,
+    .find_between = find_between,
     .sum_from = sum_from,
 };

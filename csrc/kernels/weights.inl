@@ -6,10 +6,13 @@
 //             block_peaks:   maxima[b] = max of x[kPeakBlock b ..]; false where any x is NaN
 //             weigh:         w[i] = weight; returns their sum
 //             sum_weights:   the sum of all, and where it is asked for, of weight * t as surplus
+//             sum_likely:    the sum of those where x >= least
 //             split_weights: sums of all weights, and by the key of an element: the sum where key >= sure, and the
-//                            indices, ascending from `index` on, where sure > key >= least
+//                            indices, ascending from `index` on, where sure > key >= least; surplus where typical
+//             find_between:  the indices, ascending from `index` on, where low <= x < high
 //             sum_from:      the sum of w[i] where key[i] >= least
-// NUMERICS    fp32; sums of a piece in one running total a lane. x = -inf weighs exactly 0.
+// NUMERICS    fp32; sums of a piece in one running total a lane. x = -inf weighs exactly 0. sum_likely() moves what it
+//             keeps together before it is weighed, so that few elements cost few powers.
 //
 // The key is x, or where tokens are typical by how close t is to a level, -|t - level|.
 
@@ -49,14 +52,14 @@ static float weigh(const float* x, int64_t n, float shift, float scale, float* w
     return reduce_add(total);
 }
 
-// Asks for the piece after this one meanwhile: exp() leaves the memory idle.
-template <bool kSurplus>
+// Of a row, asks for the piece after this one meanwhile: exp() leaves the memory idle.
+template <bool kSurplus, bool kOfRow = true>
 PACE_INLINE float sum_piece(const float* x, int64_t n, float shift, float scale, float* surplus) {
     const F32 first = broadcast(shift), factor = broadcast(scale), least = broadcast(-127.0f);
     F32 even = zero(), odd = zero(), even_surplus = zero(), odd_surplus = zero();
     int64_t i = 0;
     for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-        for (int j = 0; j < 2 * kLanes; j += 16) __builtin_prefetch(x + i + j + kSumBlock);
+        for (int j = 0; kOfRow && j < 2 * kLanes; j += 16) __builtin_prefetch(x + i + j + kSumBlock);
         const F32 t = (load(x + i) - first) * factor, u = (load(x + i + kLanes) - first) * factor;
         const F32 v = power_of_two_below_one(t), w = power_of_two_below_one(u);
         even = even + v;
@@ -79,38 +82,66 @@ static float sum_weights(const float* x, int64_t n, float shift, float scale, fl
     return surplus ? sum_piece<true>(x, n, shift, scale, surplus) : sum_piece<false>(x, n, shift, scale, surplus);
 }
 
-// Of a tail, the lanes beyond n are neither sure nor near, and weigh nothing.
+// v, with -inf in the lanes beyond the end of a row.
+PACE_INLINE F32 load_row(const float* x, int64_t left) {
+    if (left >= kLanes) return load(x);
+    return select(less(lane_numbers(), broadcast(float(left))), load_lanes(x, int(left)), broadcast(-__builtin_inff()));
+}
+
+static float sum_likely(const float* x, int64_t n, float shift, float scale, float least) {
+    float kept[kSumBlock + 2 * kLanes];
+    const F32 limit = broadcast(least);
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const F32 v = load_row(x + i, n - i);
+        count += store_where(reinterpret_cast<int32_t*>(kept) + count, bits(v), less_equal(limit, v));
+    }
+    return sum_piece<false, false>(kept, count, shift, scale, nullptr);
+}
+
+// Asks for the piece after this one, as sum_piece(). Of a tail, the lanes beyond n are neither sure nor near, and weigh
+// nothing.
 template <bool kTypical, bool kLists>
 PACE_INLINE WeightSums split(const float* x, int64_t n, float shift, float scale, const KeyLimits& limits,
                              int32_t index, int32_t* found) {
     const F32 first = broadcast(shift), factor = broadcast(scale), level = broadcast(limits.level);
-    const F32 sure = broadcast(limits.sure), least = broadcast(limits.least);
+    const F32 sure = broadcast(limits.sure), least = broadcast(limits.least), lowest = broadcast(-127.0f);
     const I32 numbers = to_int(lane_numbers());
-    F32 all = zero(), above = zero();
+    F32 all = zero(), above = zero(), surplus = zero();
     int count = 0;
     for (int64_t i = 0; i < n; i += kLanes) {
-        const int lanes = n - i < kLanes ? int(n - i) : kLanes;
-        F32 v = load_lanes(x + i, lanes);
-        if (lanes < kLanes) v = select(less(lane_numbers(), broadcast(float(lanes))), v, broadcast(-__builtin_inff()));
-        const F32 t = (v - first) * factor, weight = power_of_two_below_one(t);
+        if (i % 16 == 0) __builtin_prefetch(x + i + kSumBlock);
+        const F32 v = load_row(x + i, n - i), t = (v - first) * factor, weight = power_of_two_below_one(t);
         const F32 key = kTypical ? negate(abs(t - level)) : v;
         all = all + weight;
         above = above + select(less_equal(sure, key), weight, zero());
+        if (kTypical) surplus = fma(max(lowest, t), weight, surplus);
         if (!kLists) continue;
         const Mask near = less(key, sure) & less_equal(least, key);
         count += store_where(found + count, numbers + broadcast_int(index + int32_t(i)), near);
     }
-    return {reduce_add(all), reduce_add(above), count};
+    return {reduce_add(all), reduce_add(above), reduce_add(surplus), count};
 }
 
 static WeightSums split_weights(const float* x, int64_t n, float shift, float scale, const KeyLimits& limits,
                                 int32_t index, int32_t* found) {
-    if (!(limits.least < limits.sure)) {  // nothing is in between
-        return limits.typical ? split<true, false>(x, n, shift, scale, limits, index, found)
-                              : split<false, false>(x, n, shift, scale, limits, index, found);
+    if (limits.typical && !(limits.least < limits.sure)) {  // nothing is in between
+        return split<true, false>(x, n, shift, scale, limits, index, found);
     }
     return limits.typical ? split<true, true>(x, n, shift, scale, limits, index, found)
                           : split<false, true>(x, n, shift, scale, limits, index, found);
+}
+
+static int find_between(const float* x, int64_t n, float low, float high, int32_t index, int32_t* found) {
+    const F32 least = broadcast(low), limit = broadcast(high);
+    const I32 numbers = to_int(lane_numbers());
+    int count = 0;
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const F32 v = load_row(x + i, n - i);
+        const Mask wanted = less(v, limit) & less_equal(least, v);
+        count += store_where(found + count, numbers + broadcast_int(index + int32_t(i)), wanted);
+    }
+    return count;
 }
 
 static float sum_from(const float* key, const float* w, int64_t n, float least) {

@@ -63,12 +63,9 @@ class SubList {
   public:
     SubList(const KeyedList& list, float low, float high) {
         std::vector<int32_t> places(size_t(std::min(kSumBlock, list.count)) + 16);
-        const KeyLimits limits = {false, 0.0f, high, low};
         for (int64_t begin = 0; begin < list.count; begin += kSumBlock) {
-            const int found = kernels()
-                                  .split_weights(list.key + begin, std::min(kSumBlock, list.count - begin), 0.0f, 1.0f,
-                                                 limits, int32_t(begin), places.data())
-                                  .found;
+            const int found = kernels().find_between(list.key + begin, std::min(kSumBlock, list.count - begin), low,
+                                                     high, int32_t(begin), places.data());
             for (int i = 0; i < found; ++i) {
                 keys_.push_back(list.key[places[i]]);
                 weights_.push_back(list.weight[places[i]]);
@@ -92,7 +89,7 @@ inline Cut find_cut(const KeyedList& list, double mass, float low, float high) {
     double above = 0.0;
     const auto narrow = [&](const KeyedList& part) {
         Bracket bracket = {low, high, 0.0};
-        bracket.narrow(part, mass - above, 8);
+        bracket.narrow(part, mass - above, 4);
         above += bracket.above;
         low = bracket.low, high = bracket.high;
     };

@@ -42,7 +42,7 @@ float find_largest(const float* x, int64_t n, const Survey& survey, float* large
 
 }  // namespace
 
-RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& survey) {
+RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& survey) : survey_(survey), n_(n) {
     float* const values = static_cast<float*>(thread_scratch(5 * 2 * kMost * sizeof(float)));
     t_ = values + 2 * kMost;
     weight_ = t_ + 2 * kMost;
@@ -68,8 +68,24 @@ RowSketch::RowSketch(const float* x, int64_t n, float scale, const Survey& surve
     for (int64_t i = 0; i < size_; ++i) t_[i] = std::max((values[i] - survey.max) * scale, -127.0f);
 }
 
-KeyLimits RowSketch::limits(bool typical, float level, double share, double caution) const {
-    for (int64_t i = 0; typical && i < size_; ++i) key_[i] = -std::fabs(t_[i] - level);
+// The mean of t by weight, and its standard error.
+float RowSketch::find_level(double* error) const {
+    double sum = 0.0, surplus = 0.0, variance = 0.0;
+    for (int64_t i = 0; i < size_; ++i) {
+        sum += weight_[i];
+        surplus += weight_[i] * t_[i];
+    }
+    const float level = float(surplus / sum);
+    for (int64_t i = 0; i < size_; ++i) variance += variance_[i] * (t_[i] - level) * (t_[i] - level);
+    *error = std::sqrt(variance) / sum;
+    return level;
+}
+
+KeyLimits RowSketch::limits(bool typical, const float* level, double share, double caution) const {
+    KeyLimits limits = {typical, 0.0f, kInfinity, kLowest};
+    double level_error = 0.0;
+    if (typical) limits.level = level ? *level : find_level(&level_error);
+    for (int64_t i = 0; typical && i < size_; ++i) key_[i] = -std::fabs(t_[i] - limits.level);
     const float* const key = typical ? key_ : t_;
     const KeyedList weights = {key, weight_, nullptr, size_}, variances = {key, variance_, nullptr, size_};
     const double total = weights.weight_from(kLowest), mass = share * total;
@@ -82,10 +98,12 @@ KeyLimits RowSketch::limits(bool typical, float level, double share, double caut
     // error is that of the parts of K and R that come from the sample.
     const double all = variances.weight_from(kLowest), kept = variances.weight_from(around(mass).low);
     const double error = caution * std::sqrt((1 - share) * (1 - share) * kept + share * share * (all - kept));
-    KeyLimits limits = {typical, level, kInfinity, kLowest};
-    if (mass - error > 0.0) limits.sure = around(mass - error).high;
-    if (mass + error < total) limits.least = around(mass + error).low;
+    if (mass - error > 0.0) limits.sure = around(mass - error).high + float(caution * level_error);
+    if (mass + error < total) limits.least = around(mass + error).low - float(caution * level_error);
     if (limits.least <= -kWidest) limits.least = kLowest;
+    // All that is below this has less than half of what the cut leaves out.
+    const float lowest = float(std::log2(0.5 * (1 - share) * total / double(n_)));
+    if (!typical) limits.least = std::max(limits.least, lowest);
     return limits;
 }
 

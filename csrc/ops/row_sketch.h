@@ -15,10 +15,15 @@ class RowSketch {
     RowSketch(const float* x, int64_t n, float scale, const Survey& survey);
 
     // Limits that likely enclose the cut at a share of the weight, by falling keys: -|t - level| where typical, else t.
-    // `caution`: standard errors that the sample is trusted to.
-    KeyLimits limits(bool typical, float level, double share, double caution) const;
+    // `level`: null where it is not known; the limits are then by that of the sample, and wider. `caution`: standard
+    // errors that the sample is trusted to.
+    KeyLimits limits(bool typical, const float* level, double share, double caution) const;
 
   private:
+    float find_level(double* error) const;
+
+    const Survey& survey_;
+    const int64_t n_;
     int64_t size_;
     float *t_, *weight_, *key_;  // [size], in the thread's scratch
     float* variance_;            // [size]: of a weight its square, and none where it is known

@@ -15,19 +15,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kCaution = 2.5;     // standard errors; the next try has four times as many
 constexpr double kNoTrust = 100.0;   // from here on all is listed
 constexpr int64_t kShortRow = 8192;  // up to here all is listed: a sample would be half of it
-
-// Lists as long as a row can be, and a vector more.
-struct Lists {
-    int32_t* found;
-    float *keys, *weights;
-
-    explicit Lists(int64_t n) {
-        const int64_t length = round_up(n + 16, 16);
-        found = static_cast<int32_t*>(thread_scratch(size_t(3 * length) * sizeof(float)));
-        keys = reinterpret_cast<float*>(found + length);
-        weights = keys + length;
-    }
-};
+constexpr double kRounding = 1e-3;   // more than keys by one level differ by from those by another
 
 template <class Body>
 void for_pieces(int64_t n, const Body& body) {
@@ -40,12 +28,12 @@ float weight_scale(float temperature) {
     return std::clamp(kLog2E / temperature, std::numeric_limits<float>::min(), std::numeric_limits<float>::max());
 }
 
-Survey survey(const float* x, int64_t n, float scale, bool wants_level) {
+Survey survey(const float* x, int64_t n, float scale) {
     const KernelTable& table = kernels();
     Survey result;
     result.maxima.resize(size_t((n + kPeakBlock - 1) / kPeakBlock));
     result.max = kMinusInfinity;
-    std::vector<float> peaks, surplus;  // of pieces; their weights are relative to the peak until all are known
+    std::vector<float> peaks;  // of pieces; their weights are relative to the peak until all are known
     bool is_number = true;
     for_pieces(n, [&](int64_t begin, int64_t length) {
         float* const maxima = result.maxima.data() + begin / kPeakBlock;
@@ -53,31 +41,21 @@ Survey survey(const float* x, int64_t n, float scale, bool wants_level) {
         const float peak = *std::max_element(maxima, maxima + (length + kPeakBlock - 1) / kPeakBlock);
         result.max = std::max(result.max, peak);
         if (scale == 0.0f) return;
-        float more = 0.0f;
-        const bool is_any = std::isfinite(peak);
-        result.sums.push_back(is_any ? table.sum_weights(x + begin, length, peak, scale, wants_level ? &more : nullptr)
-                                     : 0.0);
+        result.sums.push_back(std::isfinite(peak) ? table.sum_weights(x + begin, length, peak, scale, nullptr) : 0.0);
         peaks.push_back(peak);
-        surplus.push_back(more);
     });
     if (!is_number) result.max = std::numeric_limits<float>::quiet_NaN();
-    double all_surplus = 0.0;
     for (size_t i = 0; i < result.sums.size(); ++i) {
         if (result.sums[i] <= 0.0) continue;
-        const double below = double(peaks[i] - result.max) * scale, factor = std::exp2(below);
-        all_surplus += factor * (surplus[i] + std::max(below, -1e4) * result.sums[i]);
-        result.total += result.sums[i] *= factor;
+        result.total += result.sums[i] *= std::exp2(double(peaks[i] - result.max) * scale);
     }
-    result.level = float(all_surplus / result.total);
     return result;
 }
 
 RowWeights::RowWeights(const float* x, int64_t n, float scale, const Survey& survey)
     : x_(x), n_(n), scale_(scale), survey_(survey) {}
 
-float RowWeights::key_of(float x) const {
-    return typical_ ? -std::fabs((x - survey_.max) * scale_ - survey_.level) : x;
-}
+float RowWeights::key_of(float x) const { return typical_ ? -std::fabs((x - survey_.max) * scale_ - level_) : x; }
 
 void RowWeights::keep_all() {
     sums_ = survey_.sums;
@@ -97,10 +75,12 @@ void RowWeights::keep_likely(float min_p) {
     total_ = 0.0;
     const KeyLimits limits = {false, 0.0f, cut_.least, cut_.least};
     for_pieces(n_, [&](int64_t begin, int64_t length) {
-        const WeightSums sums =
-            kernels().split_weights(x_ + begin, length, survey_.max, scale_, limits, int32_t(begin), nullptr);
-        sums_.push_back(sums.sure);
-        total_ += sums.sure;
+        double sum = 0.0;
+        for_runs(begin, length, limits, [&](int64_t from, int64_t run, bool reaches) {
+            if (reaches) sum += kernels().sum_likely(x_ + from, run, survey_.max, scale_, cut_.least);
+        });
+        sums_.push_back(sum);
+        total_ += sum;
     });
 }
 
@@ -115,58 +95,106 @@ void RowWeights::keep_typical(double mass) {
 }
 
 void RowWeights::keep_share(double share) {
-    for (double caution = n_ <= kShortRow ? kNoTrust : kCaution;; caution *= 4) {
-        KeyLimits limits = {typical_, survey_.level, kInfinity, kLowest};
-        if (caution < kNoTrust) {
-            const RowSketch sketch(x_, n_, scale_, survey_);
-            limits = sketch.limits(typical_, survey_.level, share, caution);
-            if (!typical_) {
-                limits.sure = survey_.max + limits.sure / scale_;
-                limits.least = std::max(kLowest, survey_.max + limits.least / scale_);
-            }
+    for (double caution = n_ <= kShortRow ? kNoTrust : kCaution; caution < kNoTrust; caution *= 4) {
+        const RowSketch sketch(x_, n_, scale_, survey_);
+        KeyLimits limits = sketch.limits(typical_, all_ > 0.0 ? &level_ : nullptr, share, caution);
+        if (!typical_) {
+            limits.sure = survey_.max + limits.sure / scale_;
+            limits.least = std::max(kLowest, survey_.max + limits.least / scale_);
         }
         if (cut_between(limits, share)) return;
     }
+    cut_between({typical_, 0.0f, kInfinity, kLowest}, share);
 }
 
 // Finds the cut by one pass, if it is between the limits.
 bool RowWeights::cut_between(const KeyLimits& limits, double share) {
-    const Lists lists(n_);
-    std::vector<int64_t> ends;  // of the pieces, in the list of what is between
-    int64_t count = 0;
-    double all = 0.0, sure = 0.0;
-    sums_.clear();
-    for_pieces(n_, [&](int64_t begin, int64_t length) {
-        const WeightSums sums = kernels().split_weights(x_ + begin, length, survey_.max, scale_, limits, int32_t(begin),
-                                                        lists.found + count);
-        sums_.push_back(sums.sure);
-        ends.push_back(count += sums.found);
-        sure += sums.sure;
-        all += sums.all;
-    });
+    const int64_t length = round_up(n_ + 16, 16);
+    Near near;
+    near.found = static_cast<int32_t*>(thread_scratch(size_t(3 * length) * sizeof(float)));
+    near.keys = reinterpret_cast<float*>(near.found + length);
+    near.weights = near.keys + length;
+    split(limits, &near);
     const bool lists_all = limits.sure == kInfinity && limits.least == kLowest;
-    if (!lists_all && (count == 0 || (sure > 0.0 && sure >= share * all))) return false;
-    const KeyedList near = list(lists.found, count, lists.keys, lists.weights);
-    if (limits.least != kLowest && sure + near.weight_from(kLowest) < share * all) return false;
-    float low = limits.least, high = limits.sure;
-    if (low == kLowest || high == kInfinity) {
-        const auto [least, most] = std::minmax_element(near.key, near.key + count);
+    const double mass = share * all_ - near.sure;
+    const int64_t count = near.ends.back();
+    if (!lists_all && (count == 0 || (near.sure > 0.0 && mass <= 0.0))) return false;
+    const KeyedList listed = list(near);
+    if (limits.least != kLowest && listed.weight_from(kLowest) < mass) return false;
+    // Keys by the level itself differ so much from those that were looked at.
+    const float error = typical_ && !lists_all ? std::fabs(limits.level - level_) + kRounding : 0.0f;
+    float low = limits.least - error, high = limits.sure + error;
+    if (limits.least == kLowest || limits.sure == kInfinity) {
+        const auto [least, most] = std::minmax_element(listed.key, listed.key + count);
         low = *least;
         high = std::nextafter(*most, kInfinity);
     }
-    cut_ = find_cut(near, share * all - sure, low, high);
+    cut_ = find_cut(listed, mass, low, high);
+    if (error > 0.0f && (cut_.least < limits.least + error || cut_.least > limits.sure - error)) return false;
     if (typical_) cut_.last = kLastIndex;  // with all that are as close
-    add_kept(near, ends);
+    add_kept(listed, near.ends);
     return true;
 }
 
-// Of elements: their keys and weights.
-KeyedList RowWeights::list(const int32_t* indices, int64_t count, float* keys, float* weights) const {
-    for (int64_t i = 0; i < count; ++i) keys[i] = x_[indices[i]];
-    kernels().weigh(keys, count, survey_.max, scale_, weights);
-    const float shift = survey_.max, scale = scale_, level = survey_.level;
+// Sums and lists what the limits say. The first time, all weights are summed, too.
+void RowWeights::split(const KeyLimits& limits, Near* near) {
+    const KernelTable& table = kernels();
+    const bool sums_all = all_ == 0.0;
+    int64_t count = 0;
+    double surplus = 0.0;
+    sums_.clear();
+    for_pieces(n_, [&](int64_t begin, int64_t length) {
+        double sure = 0.0;
+        for_runs(begin, length, limits, [&](int64_t from, int64_t run, bool reaches) {
+            WeightSums sums = {};
+            if (reaches) {
+                sums = table.split_weights(x_ + from, run, survey_.max, scale_, limits, int32_t(from),
+                                           near->found + count);
+            } else if (sums_all) {
+                sums.all = table.sum_weights(x_ + from, run, survey_.max, scale_, typical_ ? &sums.surplus : nullptr);
+            }
+            count += sums.found;
+            sure += sums.sure;
+            surplus += sums.surplus;
+            if (sums_all) all_ += sums.all;
+        });
+        sums_.push_back(sure);
+        near->ends.push_back(count);
+        near->sure += sure;
+    });
+    if (sums_all) level_ = float(surplus / all_);
+}
+
+// Whether a block has elements from limits.least on.
+bool RowWeights::reaches(int64_t begin, const KeyLimits& limits) const {
+    const float x = survey_.maxima[size_t(begin / kPeakBlock)];
+    if (!limits.typical) return x >= limits.least;
+    // Where the largest is above the level, others may be close to it.
+    return (x - survey_.max) * scale_ - limits.level >= limits.least;
+}
+
+// Calls body(begin, length, reaches) for the blocks of a piece, neighbours that are alike in one.
+template <class Body>
+void RowWeights::for_runs(int64_t begin, int64_t length, const KeyLimits& limits, const Body& body) const {
+    const int64_t end = begin + length;
+    while (begin < end) {
+        const bool reached = reaches(begin, limits);
+        int64_t to = begin + kPeakBlock;
+        while (to < end && reaches(to, limits) == reached) to += kPeakBlock;
+        body(begin, std::min(to, end) - begin, reached);
+        begin = to;
+    }
+}
+
+// The keys and weights of elements.
+KeyedList RowWeights::list(const Near& near) const {
+    const int64_t count = near.ends.back();
+    float* const keys = near.keys;
+    for (int64_t i = 0; i < count; ++i) keys[i] = x_[near.found[i]];
+    kernels().weigh(keys, count, survey_.max, scale_, near.weights);
+    const float shift = survey_.max, scale = scale_, level = level_;
     for (int64_t i = 0; typical_ && i < count; ++i) keys[i] = -std::fabs((keys[i] - shift) * scale - level);
-    return {keys, weights, indices, count};
+    return {keys, near.weights, near.found, count};
 }
 
 // Adds what the cut keeps of a list to the sums of the pieces.
@@ -191,11 +219,8 @@ void RowWeights::copy_kept(std::vector<float>* elements, std::vector<int32_t>* i
     indices->resize(size_t(n_ + 16));
     int64_t count = 0;
     const auto copy = [&](int64_t begin, int64_t end, float least) {
-        const KeyLimits limits = {false, 0.0f, kInfinity, least};
-        count += kernels()
-                     .split_weights(x_ + begin, end - begin, survey_.max, scale_, limits, int32_t(begin),
-                                    indices->data() + count)
-                     .found;
+        count +=
+            kernels().find_between(x_ + begin, end - begin, least, kInfinity, int32_t(begin), indices->data() + count);
     };
     const float beyond = std::nextafter(cut_.least, kInfinity);  // where what equals the last one is not kept
     for_pieces(n_, [&](int64_t begin, int64_t length) {
@@ -238,9 +263,11 @@ int64_t RowWeights::draw_from_piece(int64_t begin, double wanted, double* sum, i
         const bool is_beyond = begin > cut_.last;  // where what equals the last one is not kept
         if (is_beyond || begin + length - 1 <= cut_.last) {
             const float least = is_beyond ? std::nextafter(cut_.least, kInfinity) : cut_.least;
-            const KeyLimits limits = {typical_, survey_.level, least, least};
+            const KeyLimits limits = {typical_, level_, least, least};
+            const KernelTable& table = kernels();
             const double kept =
-                kernels().split_weights(x_ + begin, length, survey_.max, scale_, limits, 0, nullptr).sure;
+                typical_ ? table.split_weights(x_ + begin, length, survey_.max, scale_, limits, 0, nullptr).sure
+                         : table.sum_likely(x_ + begin, length, survey_.max, scale_, least);
             if (*sum + kept <= wanted) {
                 *sum += kept;
                 continue;

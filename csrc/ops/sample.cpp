@@ -113,7 +113,7 @@ int64_t draw_from_all(const float* x, int64_t n, float scale, const Survey& surv
     thread_local std::vector<int32_t> indices;
     weights.copy_kept(&elements, &indices);
     const int64_t count = int64_t(elements.size());
-    const Survey all = pace::survey(elements.data(), count, scale, true);
+    const Survey all = pace::survey(elements.data(), count, 0.0f);
     RowWeights kept(elements.data(), count, scale, all);
     kept.keep_typical(rules.typical_p);
     return indices[size_t(kept.draw(rules.uniform))];
@@ -129,9 +129,6 @@ float logprob(float value, const Survey& given) { return (value - given.max) - f
 // Rules of whole rows, which need more of the first pass than the maxima.
 bool keeps_all(const Rules& rules) {
     return rules.temperature > 0 && rules.top_k == 0 && rules.top_p >= 1 && rules.min_p <= 0 && rules.typical_p >= 1;
-}
-bool is_typical_alone(const Rules& rules) {
-    return rules.temperature > 0 && rules.top_k == 0 && rules.top_p >= 1 && rules.min_p <= 0 && rules.typical_p < 1;
 }
 
 }  // namespace
@@ -213,19 +210,19 @@ int64_t SampleOp::draw(int64_t chunk, float* x) const {
     if (rules.top_k >= n) rules.top_k = 0;
     const float scale = weight_scale(rules.temperature);
     const bool wants_logprobs = num_top != nullptr && num_top[chunk] >= 0;
-    const bool wants_level = is_typical_alone(rules), wants_sums = wants_level || keeps_all(rules);
+    const bool wants_sums = keeps_all(rules);
 
     Survey given;
     if (wants_logprobs || !wants_sums) {
-        given = survey(x, n, wants_logprobs ? weight_scale(1.0f) : 0.0f, false);
+        given = survey(x, n, wants_logprobs ? weight_scale(1.0f) : 0.0f);
         if (wants_logprobs) write_likeliest(chunk, x, given);
     }
     const Edited edited(*this, x, chunk);
     Survey found;
-    if (wants_level || (wants_sums && (!wants_logprobs || edited.count() > 0 || rules.temperature != 1.0f))) {
-        found = survey(x, n, scale, wants_level);
+    if (wants_sums && (!wants_logprobs || edited.count() > 0 || rules.temperature != 1.0f)) {
+        found = survey(x, n, scale);
     } else if (edited.count() > n / kPerEdit) {
-        found = survey(x, n, 0.0f, false);
+        found = survey(x, n, 0.0f);
     } else {
         found = given;
         if (edited.count() > 0) edited.correct(&found, n);
@@ -259,7 +256,7 @@ void SampleOp::write_likeliest(int64_t chunk, const float* x, const Survey& give
 
 void LogprobsOp::run(int, int64_t chunk, int) const {
     const float* const x = logits + rows[chunk] * row_stride;
-    const Survey given = survey(x, n, weight_scale(1.0f), false);
+    const Survey given = survey(x, n, weight_scale(1.0f));
     logprobs[chunk] = logprob(x[tokens[chunk]], given);
     Candidates candidates;
     if (top > 0) {

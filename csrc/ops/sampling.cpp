@@ -18,7 +18,7 @@ void ArgmaxOp::run(int, int64_t row, int) const {
 void SoftmaxOp::run(int, int64_t row, int) const {
     const KernelTable& table = kernels();
     const float* const x = logits + row * row_stride;
-    const Survey given = survey(x, n, weight_scale(1.0f), false);  // as SampleOp: the same bits from both
+    const Survey given = survey(x, n, weight_scale(1.0f));  // as SampleOp: the same bits from both
     const ExpSum total = {given.max, given.total};
     if (log) {
         table.log_softmax(x, n, total.max, float(std::log(total.sum)), y + row * n);

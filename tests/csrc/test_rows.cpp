@@ -234,7 +234,31 @@ TEST_TABLES(split_weights_tells_what_is_sure_from_what_is_near) {
             float more;
             CHECK(std::fabs(table.sum_weights(x.data(), n, shift, scale, &more) - all) <= 64 * kEps * all);
             CHECK(std::fabs(more - surplus) <= 256 * kEps * (1 + std::fabs(surplus)));
+            CHECK(!typical || std::fabs(sums.surplus - surplus) <= 256 * kEps * (1 + std::fabs(surplus)));
             CHECK(std::fabs(table.sum_from(keys.data(), w.data(), n, limits.sure) - sure) <= 64 * kEps * all);
+        }
+    }
+}
+
+TEST_TABLES(elements_are_found_and_summed_by_limits_of_their_own) {
+    for (const int64_t n : kSizes) {
+        std::vector<float> values = check::heavy_tailed(n, 14);
+        if (n > 4) values[n / 2] = -HUGE_VALF;
+        const float shift = *std::max_element(values.begin(), values.end()), scale = 1.3f;
+        Guarded x(values), w(n);
+        table.weigh(x.data(), n, shift, scale, w.data());
+        for (const float low : {-std::numeric_limits<float>::max(), -0.25f, 0.25f, shift, shift + 1}) {
+            for (const float high : {0.5f, HUGE_VALF}) {
+                std::vector<int32_t> found(n + 16), expected;
+                for (int64_t i = 0; i < n; ++i) {
+                    if (values[i] >= low && values[i] < high) expected.push_back(int32_t(1000 + i));
+                }
+                found.resize(table.find_between(x.data(), n, low, high, 1000, found.data()));
+                CHECK(found == expected);
+            }
+            double sum = 0;
+            for (int64_t i = 0; i < n; ++i) sum += values[i] >= low ? w.data()[i] : 0.0f;
+            CHECK(std::fabs(table.sum_likely(x.data(), n, shift, scale, low) - sum) <= 64 * kEps * sum);
         }
     }
 }

@@ -141,6 +141,7 @@ struct KeyLimits {
 
 struct WeightSums {
     float all, sure;  // all weights, and those of the elements with key >= sure
+    float surplus;    // the sum of weight * t, where typical
     int found;        // elements with sure > key >= least
 };
 
@@ -204,8 +205,11 @@ struct KernelTable {
     bool (*block_peaks)(const float* x, int64_t n, float* maxima);  // false if any is NaN
     float (*weigh)(const float* x, int64_t n, float shift, float scale, float* w);
     float (*sum_weights)(const float* x, int64_t n, float shift, float scale, float* surplus);  // surplus may be null
+    float (*sum_likely)(const float* x, int64_t n, float shift, float scale, float least);
     WeightSums (*split_weights)(const float* x, int64_t n, float shift, float scale, const KeyLimits& limits,
                                 int32_t index, int32_t* found);
+    // `found` has room for n and a vector.
+    int (*find_between)(const float* x, int64_t n, float low, float high, int32_t index, int32_t* found);
     float (*sum_from)(const float* key, const float* w, int64_t n, float least);
 };
 

@@ -50,6 +50,15 @@ def peaked(rows: int, n: int, generator: torch.Generator) -> torch.Tensor:
     return logits
 
 
+def misleading(rows: int, n: int, generator: torch.Generator) -> torch.Tensor:
+    """Where a kernel may take a sample, 16 elements at each of 128 places, there is little to see."""
+    logits = 2.0 * torch.randn(rows, n, generator=generator)
+    if n > 4096:
+        places = torch.arange(128) * (n - 16) // 127
+        logits[:, places[:, None] + torch.arange(16)] = 0.1 * torch.randn(rows, 128, 16, generator=generator) - 2.0
+    return logits
+
+
 DISTRIBUTIONS = {
     "flat": lambda rows, n, generator: 0.02 * torch.randn(rows, n, generator=generator),
     "bell": lambda rows, n, generator: 3.0 * torch.randn(rows, n, generator=generator),
@@ -61,6 +70,7 @@ DISTRIBUTIONS = {
     ),
     "tiny": lambda rows, n, generator: 1e-36 * torch.randn(rows, n, generator=generator),
     "huge": lambda rows, n, generator: 1e30 * torch.randn(rows, n, generator=generator),
+    "misleading": misleading,
     "equal": lambda rows, n, generator: torch.full((rows, n), 2.5),
     "steps": lambda rows, n, generator: torch.randn(rows, n, generator=generator).round(),
     "masked": lambda rows, n, generator: torch.where(
