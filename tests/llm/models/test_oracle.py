@@ -39,6 +39,11 @@ def relative_error(ours, theirs):
     return float((ours - theirs).abs().max() / theirs.abs().max())  # NaN in ours gives NaN, which is below nothing
 
 
+FIRST_OF_EACH = [IDS.index(next(name for name in IDS if name.startswith(f"{model_type}-"))) for model_type in BASE]
+DECODED = [(ops, i) for ops in backends() for i in (range(len(VARIANTS)) if ops == "native" else FIRST_OF_EACH)]
+"""What is decoded token by token: all variants on the kernels, the first of each family on their definition."""
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """`tiny(variant) -> (folder, transformers' model in float32, prompt ids)`, made once per session."""
@@ -101,21 +106,23 @@ def test_chunks_and_ragged_batches_change_nothing(tiny, ops, variant):
         assert agree(ops, rest[s], alone[s])
 
 
-@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
-def test_cached_decode_matches_transformers(tiny, ops, variant):
+@pytest.mark.parametrize(("ops", "variant"), DECODED, indirect=["ops"], ids=[f"{ops}-{IDS[i]}" for ops, i in DECODED])
+def test_64_greedy_tokens_and_their_logits_are_those_of_transformers(tiny, ops, variant):
     """Token by token after a short prompt, with transformers' own cache beside it: also across the lengths where
     dynamic and longrope change their frequencies."""
     folder, theirs, ids = tiny(variant)
     ours = load_model(folder, torch.float32, ops)
     start = 12
-    runner = Runner(ours, 1, PROMPT)
-    runner.step({0: ids[:start]}, {0: start})
+    runner = Runner(ours, 1, start + 64)
+    logits = runner.step({0: ids[:start]}, {0: start})[0][-1]
     with torch.no_grad():
-        past = theirs(ids[None, :start], use_cache=True).past_key_values
-        for position in range(start, PROMPT):
-            out = theirs(ids[None, position : position + 1], past_key_values=past, use_cache=True)
-            logits = runner.step({0: ids[position : position + 1]}, {0: start})[0]
-            assert relative_error(logits, out.logits[0]) < TOLERANCE, position
+        out = theirs(ids[None, :start], use_cache=True)
+        for position in range(start, start + 64):
+            token = out.logits[0, -1:].argmax(-1)
+            assert logits.argmax() == token, position
+            out = theirs(token[None], past_key_values=out.past_key_values, use_cache=True)
+            logits = runner.step({0: token}, {0: start})[0][-1]
+            assert relative_error(logits, out.logits[0, -1]) < TOLERANCE, position
 
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
@@ -190,8 +197,6 @@ def test_both_spellings_of_the_config_are_one(tiny, variant):
 
 
 # ------------------------------------------------------------------------------------------------ kernels of every kind
-
-FIRST_OF_EACH = [IDS.index(next(name for name in IDS if name.startswith(f"{model_type}-"))) for model_type in BASE]
 
 
 @pytest.mark.skipif("native" not in backends(), reason="the kernels are not built")

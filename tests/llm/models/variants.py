@@ -12,7 +12,7 @@ from tests.llm.models import references
 from tests.llm.models.families.latent_variants import LATENT_BASE, LATENTS
 from tests.llm.models.families.mixture_variants import MIXTURE_BASE, MIXTURES
 
-MAX_POSITIONS = 64
+MAX_POSITIONS = 80
 PROMPT = 45
 """Tokens of the prompt: beyond the windows and the original lengths of the variants that have them, and not a block
 multiple."""
