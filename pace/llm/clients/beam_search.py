@@ -1,11 +1,11 @@
 """Beam search: follows several continuations of a prompt at once and keeps the likeliest.
 
-The results are those of transformers (`GenerationMixin._beam_search`) for each prompt by itself. One round, with K
-beams and E end tokens:
+The results are those of transformers (`GenerationMixin._beam_search`, 5.24) for each prompt by itself. One round, with
+K beams and E end tokens:
 
     choices     log-probabilities of what may follow each beam, as the processors leave them (not made to sum to 1 again)
     candidates  the max(2, 1 + E) K likeliest continuations of all beams together, or as many drawn without replacement
-                (do_sample)
+                (do_sample); the likeliest first
     finished    those of the first K candidates that stop, with score = log-probability / generated tokens ** length_penalty,
                 join those of the rounds before, of which the K best stay
     running     the K likeliest candidates that do not stop are the next beams
@@ -312,12 +312,13 @@ class BeamSearch:
         return Round(running[:num_beams], finished[:num_beams])
 
     def _candidates(self, running: list[Hypothesis], choices: list[Choices]) -> list[tuple[int, int]]:
-        """(rank of the beam, index of the choice): the likeliest, in that order, or draws in theirs."""
+        """(rank of the beam, index of the choice): the likeliest of all, or those drawn; the likeliest first."""
         sums = np.concatenate(
             [beam.log_probability + those.log_probabilities.astype(np.float64) for beam, those in zip(running, choices)]
         )
         if self.config.do_sample:
-            picked = self._draw(sums, running[0].num_generated)
+            drawn = self._draw(sums, running[0].num_generated)
+            picked = sorted(drawn, key=lambda index: -sums[index])
         else:
             picked = np.argsort(-sums, kind="stable")[: self.num_candidates].tolist()
         ends = np.cumsum([len(those.tokens) for those in choices])

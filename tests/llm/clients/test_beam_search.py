@@ -166,9 +166,18 @@ def chi_square_is_plausible(ours: Counter, theirs: Counter) -> bool:
 
 DRAWN = [
     dict(num_beams=2, max_new_tokens=2, top_k=0),
-    dict(num_beams=3, max_new_tokens=2, top_k=4, temperature=0.7, eos_token_id=[0, 3], num_return_sequences=2),
-    dict(num_beams=2, max_new_tokens=3, top_k=0, top_p=0.3, eos_token_id=2, length_penalty=0.0),
-    dict(num_beams=2, max_new_tokens=2, top_k=0, typical_p=0.5, min_p=0.4, eos_token_id=2, early_stopping=True),
+    dict(num_beams=3, max_new_tokens=2, top_k=5, temperature=1.7, eos_token_id=[0, 3], num_return_sequences=2),
+    dict(num_beams=2, max_new_tokens=3, top_k=0, top_p=0.95, temperature=2.0, eos_token_id=2, length_penalty=0.0),
+    dict(
+        num_beams=2,
+        max_new_tokens=2,
+        top_k=0,
+        typical_p=0.9,
+        min_p=0.1,
+        temperature=2.0,
+        eos_token_id=2,
+        early_stopping=True,
+    ),
 ]
 
 
