@@ -198,9 +198,10 @@ time.sleep(0.1)
     assert finish(process) == ("", "") and process.returncode == 0
 
 
-def test_start_up_is_quick():
+def test_start_up_is_quick(monkeypatch):
     """Import, load and the first token take less than 0.8 s of processor time (the clock says more on a busy machine)
-    beyond what torch and transformers need to import themselves; on a slow machine less than 0.3 of that."""
+    beyond what torch and transformers need to import themselves. Modules are compiled once, as theirs are."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     base = "import torch; from transformers import AutoTokenizer"
     ours = "from pace.llm import LLMModel, SamplingConfig; from pace.assets import TINY; LLMModel(TINY).generate('a', SamplingConfig(max_new_tokens=1))"
 
@@ -211,10 +212,9 @@ def test_start_up_is_quick():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    times = []
-    for _ in range(3):  # a neighbour on the machine makes processor time longer too, never shorter
-        imports = seconds(base)
-        times.append((imports, seconds(f"{base}; {ours}") - imports))
-        if times[-1][1] < max(0.8, 0.3 * imports):
-            return
-    raise AssertionError(f"seconds of the imports and beyond: {times}")
+    beyond = []
+    while (
+        len(beyond) < 3 and min(beyond, default=1.0) >= 0.8
+    ):  # a neighbour on the machine makes processor time longer too, never shorter
+        beyond.append(seconds(f"{base}; {ours}") - seconds(base))
+    assert min(beyond) < 0.8, beyond

@@ -52,7 +52,7 @@ static float weigh(const float* x, int64_t n, float shift, float scale, float* w
     return reduce_add(total);
 }
 
-// Of a row, asks for the piece after this one meanwhile: exp() leaves the memory idle.
+// Asks for the piece of the row after this one meanwhile: exp() leaves the memory idle.
 template <bool kSurplus, bool kOfRow = true>
 PACE_INLINE float sum_piece(const float* x, int64_t n, float shift, float scale, float* surplus) {
     const F32 first = broadcast(shift), factor = broadcast(scale), least = broadcast(-127.0f);
@@ -82,7 +82,7 @@ static float sum_weights(const float* x, int64_t n, float shift, float scale, fl
     return surplus ? sum_piece<true>(x, n, shift, scale, surplus) : sum_piece<false>(x, n, shift, scale, surplus);
 }
 
-// v, with -inf in the lanes beyond the end of a row.
+// A vector of x, with -inf in the lanes beyond the `left` elements of a row.
 PACE_INLINE F32 load_row(const float* x, int64_t left) {
     if (left >= kLanes) return load(x);
     return select(less(lane_numbers(), broadcast(float(left))), load_lanes(x, int(left)), broadcast(-__builtin_inff()));

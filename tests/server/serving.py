@@ -104,7 +104,7 @@ class Serving:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), 10)
+        connection = socket.create_connection(("127.0.0.1", self.port), 60)  # ends a test that hangs
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 

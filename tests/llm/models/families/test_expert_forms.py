@@ -90,8 +90,7 @@ def test_stacks_of_float8_are_those_of_a_tensor_each(tmp_path):
             for name in list(state)
             if "experts" in name and "scale" in name
         }
-        fused = {name: tensor for name, tensor in fuse(scales).items()}
-        state = fuse(state) | {f"{name}_scale_inv": tensor for name, tensor in fused.items()}
+        state = fuse(state) | {f"{name}_scale_inv": tensor for name, tensor in fuse(scales).items()}
         return {
             name: tensor.view(torch.float8_e4m3fn) if tensor.dtype == torch.uint8 else tensor
             for name, tensor in state.items()
