@@ -110,9 +110,17 @@ class Engine:
     def _step(self) -> bool:
         for move in list(self.between_steps):
             move()
-        self._under_way = spans = self.scheduler.schedule()
-        if not spans:
+        self._under_way = self.scheduler.schedule()
+        if not self._under_way:
             return False
+        ended = self._compute(self._under_way)
+        self._under_way = []
+        while ended:  # each is let go of as its owner hears of its end
+            self._end(ended.pop(0))
+        return True
+
+    def _compute(self, spans: list[Span]) -> list[Sequence]:
+        """One model call; the sequences that ended by it, of which nothing is left here, in the drafter neither."""
         has_masks = any(span.sequence.mask is not None for span in spans)
         if has_masks:
             self.forced.extend(spans, self.cache)
@@ -124,11 +132,7 @@ class Engine:
         for span, tokens in zip(spans, outcomes):
             self._advance(span, tokens)
         self.drafter.learn(spans, outcomes)
-        self._under_way = []
-        for span in spans:  # now that nothing of them is left, in the drafter neither
-            if span.sequence.is_finished:
-                self._end(span.sequence)
-        return True
+        return [span.sequence for span in spans if span.sequence.is_finished]
 
     def _advance(self, span: Span, tokens: list[int]) -> None:
         """Keeps what the span computed for accepted tokens, drops the rest, appends `tokens` up to the one that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -390,10 +391,11 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def as_published(model: torch.nn.Module) -> torch.nn.Module:
-    """transformers 5.23 finds out the frequencies of long sequences for Phi-3.5-MoE, and then takes those of short ones."""
+    """transformers 5.24 finds out the frequencies of long sequences for Phi-3.5-MoE, and then takes those of short ones."""
     if model.config.model_type == "phimoe":
         rotary = model.model.rotary_emb
-        rotary.rope_init_fn = lambda config: (rotary.inv_freq, rotary.attention_scaling)
+        # a method of its own, so that a copy of the model asks the copy
+        rotary.rope_init_fn = types.MethodType(lambda self, config: (self.inv_freq, self.attention_scaling), rotary)
     return model
 
 
