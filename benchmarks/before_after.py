@@ -111,7 +111,7 @@ def main() -> int:
                 print(cases[-1].row(), file=sys.stderr, flush=True)
             for tree in trees:
                 tree.close()
-    page.publish(options.into, SCRIPT, table(cases, options, earlier_rows(options.into)))
+    page.publish(options.into, SCRIPT, table(cases, options, page.earlier_rows(options.into, SCRIPT, 3)))
     return int(any(case.ratio(phase) < LEAST for case in cases for phase in (0, 1)))
 
 
@@ -146,21 +146,7 @@ def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace
     return case
 
 
-Rows = dict[tuple[str, ...], str]
-"""Rows of a table by model, weights and batch, in their order."""
-
-
-def earlier_rows(into: Path | None) -> Rows:
-    """Rows of the table that stands in the page."""
-    if into is None:
-        return {}
-    begin, end = page.markers(SCRIPT)
-    lines = into.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| model ")]
-    return {tuple(cell.strip() for cell in row.split("|")[1:4]): row for row in rows}
-
-
-def table(cases: list[Case], options: argparse.Namespace, earlier: Rows) -> str:
+def table(cases: list[Case], options: argparse.Namespace, earlier: dict[tuple[str, ...], str]) -> str:
     from pace import _C
     from pace.llm.models.model_utils import use_threads
 

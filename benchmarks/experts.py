@@ -4,7 +4,8 @@ products of experts over a prompt against those of a dense model in the same kin
     python benchmarks/experts.py [--into benchmarks/RESULTS.md] [--shape qwen3-30b-a3b gpt-oss-20b]
 
 Each shape is a slice of a few layers with random weights. The dense model is two layers of DENSE. Its prompts and the
-mixture's take turns, with the clock on every instruction; a ratio is the median over the pairs.
+mixture's take turns, with the clock on every instruction; a ratio is the median over the pairs. A run of some shapes or
+weights alone leaves the other rows of a page as they are.
 """
 
 from __future__ import annotations
@@ -54,18 +55,20 @@ def main() -> int:
     options = parser.parse_args()
     page.check_page(options.into, SCRIPT)
     use_threads(options.threads)
-    lines = []
+    rows = page.earlier_rows(options.into, SCRIPT, 3)
     for weights in options.weights:
         dense = load(DENSE, weights, DENSE_LAYERS, options.threads)
         for shape in options.shape:
             mixture = load(shape, weights, options.layers, options.threads)
-            lines.append(row(mixture, dense, shape, weights, options))
-            print(lines[-1], file=sys.stderr, flush=True)
+            new = row(mixture, dense, shape, weights, options)
+            rows[shape, str(options.layers), weights] = new
+            print(new, file=sys.stderr, flush=True)
     text = [
-        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {_C.get_num_threads()} threads.\n",
+        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {_C.get_num_threads()} threads; rows that this command does not "
+        "name are of an earlier one.\n",
         "| " + " | ".join(HEADER) + " |",
         "|---|---:|---|" + "---:|" * (len(HEADER) - 3),
-        *lines,
+        *rows.values(),
     ]
     page.publish(options.into, SCRIPT, "\n".join(text) + "\n\n")
     return 0

@@ -41,6 +41,17 @@ def without_paths(arguments: list[str]) -> list[str]:
     return [re.sub(r"(^|=)/\S*", r"\1PATH", argument) for argument in arguments]
 
 
+def earlier_rows(path: Path | None, script: str, num_keys: int) -> dict[tuple[str, ...], str]:
+    """Rows of the one table that stands between the script's two lines, by their first cells, so that a run of some keeps
+    the others. Of no page none."""
+    if path is None:
+        return {}
+    begin, end = markers(script)
+    lines = path.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].splitlines()
+    header_and_rows = [line for line in lines if line.startswith("| ")]
+    return {tuple(cell.strip() for cell in row.split("|")[1 : 1 + num_keys]): row for row in header_and_rows[1:]}
+
+
 def markers(script: str) -> tuple[str, str]:
     """The two lines of a script, such as "benchmarks/cache.py"."""
     return f"<!-- {script} -->", f"<!-- end of {script} -->"

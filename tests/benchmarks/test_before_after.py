@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from benchmarks import before_after, page
-from benchmarks.before_after import Case, earlier_rows, table
+from benchmarks import page
+from benchmarks.before_after import SCRIPT, Case, table
+from benchmarks.page import earlier_rows
 
 OPTIONS = Namespace(num_threads=None, prompt=128, generate=32, rounds=2)
 
@@ -24,12 +25,12 @@ def test_a_ratio_is_the_median_over_pairs():
 
 def test_a_partial_run_replaces_its_own_rows(tmp_path):
     path = tmp_path / "page.md"
-    begin, end = page.markers(before_after.SCRIPT)
+    begin, end = page.markers(SCRIPT)
     path.write_text(f"{begin}\n{end}\n| not | of | 1 | the table |\n")
-    assert earlier_rows(None) == earlier_rows(path) == {}
+    assert earlier_rows(None, SCRIPT, 3) == earlier_rows(path, SCRIPT, 3) == {}
     first = [case("bundled", "bf16", 1.0), case("bundled", "int8", 0.9)]
-    page.write_into(path, before_after.SCRIPT, table(first, OPTIONS, earlier_rows(path)))
+    page.write_into(path, SCRIPT, table(first, OPTIONS, earlier_rows(path, SCRIPT, 3)))
     again = [case("bundled", "int8", 1.25), case("qwen2.5-0.5b", "int8", 1.5)]
-    page.write_into(path, before_after.SCRIPT, table(again, OPTIONS, earlier_rows(path)))
-    rows = list(earlier_rows(path).values())
+    page.write_into(path, SCRIPT, table(again, OPTIONS, earlier_rows(path, SCRIPT, 3)))
+    rows = list(earlier_rows(path, SCRIPT, 3).values())
     assert rows == [first[0].row(), again[0].row(), again[1].row()]
