@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-
-if TYPE_CHECKING:
-    from pace.server.service import Service
+from pace.server.admission import Admission
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -23,10 +22,17 @@ SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 5
 """Tokens."""
 
 
+class Watched(Protocol):
+    """What the gauges are read from; None before a model is loaded."""
+
+    generator: Generator | None
+    admission: Admission | None
+
+
 class Metrics:
     """Counts of one service. Called on the event loop alone."""
 
-    def __init__(self, prefix: str, service: Service) -> None:
+    def __init__(self, prefix: str, service: Watched) -> None:
         self._service = service
         self._registry = CollectorRegistry()
         self._prefix = prefix
