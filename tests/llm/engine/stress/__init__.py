@@ -1,0 +1,69 @@
+"""Random stress: several threads do random things to one engine with a small pool, and every token is checked.
+
+    python -m tests.llm.engine.stress --seconds 600 [--world fake] [--seed 1]
+
+What a request gives is compared with what it gives alone, in an engine of its own with a pool that holds everything; a
+session's logits with those of its tokens in one piece. At the end nothing may be left in the engine: no sequence, no
+block.
+
+To stress something new, add a line to a table: `WORLDS` (how the engine is made), `CONFIGS` (what is asked of it) or
+`ACTIONS` (what threads do).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from tests.llm.engine.stress.actions import ACTIONS
+from tests.llm.engine.stress.engines import WORLDS
+from tests.llm.engine.stress.world import Planted, World
+from tests.llm.generators import check_idle
+
+NUM_THREADS = 6
+PATIENCE = 120.0
+"""Seconds after the end for what is under way."""
+
+
+def run(name: str, seconds: float, seed: int) -> World:
+    """Stresses the world of that name; returns it with its counts. Raises AssertionError for anything wrong."""
+    world = World(*WORLDS[name](), time.monotonic() + seconds)
+    shares = [list(ACTIONS)[index::NUM_THREADS] for index in range(NUM_THREADS)]
+    threads = [
+        threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share), daemon=True)
+        for share in shares
+    ]
+    for thread in threads:
+        thread.start()
+    while (
+        any(thread.is_alive() for thread in threads)
+        and time.monotonic() < world.deadline + PATIENCE
+        and not world.errors
+    ):
+        time.sleep(0.05)
+    assert not world.errors, "\n".join(world.errors)
+    if any(thread.is_alive() for thread in threads):
+        faulthandler.dump_traceback(all_threads=True)
+        raise AssertionError("a thread does not come back: see the stacks above")
+    check_idle(world.generator)
+    assert not list(world.engine.scheduler.sequences())
+    return world
+
+
+def _work(world: World, chance: random.Random, first: list[Callable]) -> None:
+    """Does the `first` actions, so that all are done by someone, and then random ones."""
+    while (first or time.monotonic() < world.deadline) and not world.errors:
+        action = first.pop() if first else chance.choices(list(ACTIONS), ACTIONS.values())[0]
+        try:
+            action(world, chance)
+        except Planted:
+            pass
+        except BaseException:
+            world.errors.append(f"{action.__name__}: {traceback.format_exc()}")
+            return
+        with world._lock:
+            world.num_done[action.__name__] += 1
