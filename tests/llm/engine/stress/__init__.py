@@ -26,22 +26,23 @@ from tests.llm.generators import check_idle
 
 NUM_THREADS = 6
 PATIENCE = 120.0
-"""Seconds after the end for what is under way."""
+"""Seconds after the end for what is under way, and for what is missing of what the caller wants to see."""
 
 
-def run(name: str, seconds: float, seed: int) -> World:
-    """Stresses the world of that name; returns it with its counts. Raises AssertionError for anything wrong."""
+def run(name: str, seconds: float, seed: int, enough: Callable[[World], bool] = lambda world: True) -> World:
+    """Stresses the world of that name for so long, and on a busy machine longer, until there is `enough`; returns it with
+    its counts. Raises AssertionError for anything wrong."""
     world = World(*WORLDS[name](), time.monotonic() + seconds)
     shares = [list(ACTIONS)[index::NUM_THREADS] for index in range(NUM_THREADS)]
     threads = [
-        threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share), daemon=True)
+        threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share, enough), daemon=True)
         for share in shares
     ]
     for thread in threads:
         thread.start()
     while (
         any(thread.is_alive() for thread in threads)
-        and time.monotonic() < world.deadline + PATIENCE
+        and time.monotonic() < world.deadline + 2 * PATIENCE
         and not world.errors
     ):
         time.sleep(0.05)
@@ -54,9 +55,14 @@ def run(name: str, seconds: float, seed: int) -> World:
     return world
 
 
-def _work(world: World, chance: random.Random, first: list[Callable]) -> None:
+def _work(world: World, chance: random.Random, first: list[Callable], enough: Callable[[World], bool]) -> None:
     """Does the `first` actions, so that all are done by someone, and then random ones."""
-    while (first or time.monotonic() < world.deadline) and not world.errors:
+
+    def goes_on() -> bool:
+        seconds_over = time.monotonic() - world.deadline
+        return seconds_over < 0 or (seconds_over < PATIENCE and not enough(world))
+
+    while (first or goes_on()) and not world.errors:
         action = first.pop() if first else chance.choices(list(ACTIONS), ACTIONS.values())[0]
         try:
             action(world, chance)
