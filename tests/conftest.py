@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, which reads it when it is imported
 
+import pytest
+import torch
+
 # Bytecode is kept, of tests and of what they start: where the environment forbids it, each process that imports pace
 # compiles it again (0.8 s), and pytest rewrites the asserts of all tests (20 s a worker).
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-import pytest
-import torch
 
 # What a shell starts in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
