@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import pty
 import select
@@ -11,6 +15,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from unittest import mock
 
 import pace
 
@@ -29,15 +34,58 @@ def process(*arguments: str, **more) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "pace", *arguments], **more)
 
 
-class TerminalProcess:
-    """`pace` at a terminal that is its own, so that a typed Ctrl-C is a signal."""
+@functools.cache
+def _ready_to_fork() -> multiprocessing.context.ForkServerContext:
+    """Processes of a parent of their own that has imported what every command with a model does, which takes seconds of
+    processor time, and has run none of it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pace.llm.loading", "pace.llm.generator", "transformers.models.auto", __name__])
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        multiprocessing.forkserver.ensure_running()
+    return context
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        self.pid, self.terminal = pty.fork()
-        if not self.pid:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "200", **(environment or {})}
-            os.execve(sys.executable, [sys.executable, "-m", "pace", *arguments], environment)
+
+def _run_at_terminal(terminal: str, arguments: tuple[str, ...], environment: dict[str, str], package: str) -> None:
+    """The command, in a process whose standard streams and controlling terminal are the one named."""
+    assert pace.__file__ == package
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.login_tty(os.open(terminal, os.O_RDWR | os.O_NOCTTY))
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace")
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["pace", *arguments]
+    from pace.cli import main
+
+    try:
+        sys.exit(main())
+    finally:
+        atexit._run_exitfuncs()  # as an interpreter does that ends, and a fork does not
+
+
+class TerminalProcess:
+    """`pace` at a terminal that is its own, so that a typed Ctrl-C is a signal. One that is not `whole` begins where the
+    libraries are imported."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None, whole: bool = False) -> None:
+        environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "200", **(environment or {})}
+        self._forked: multiprocessing.process.BaseProcess | None = None
+        self._other_side: int | None = None
+        """Ours, until the process has the terminal open too: one that nobody has open is at its end."""
+        if whole:
+            self.pid, self.terminal = pty.fork()
+            if not self.pid:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.execve(sys.executable, [sys.executable, "-m", "pace", *arguments], environment)
+        else:
+            self.terminal, self._other_side = pty.openpty()
+            name = os.ttyname(self._other_side)
+            self._forked = _ready_to_fork().Process(
+                target=_run_at_terminal, args=(name, arguments, environment, pace.__file__)
+            )
+            self._forked.start()
+            self.pid = self._forked.pid
         self.code: int | None = None
         self.seen = ""
         """All that was written so far."""
@@ -70,7 +118,7 @@ class TerminalProcess:
         while self._read():
             pass
         if self.code is None:
-            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._reap()
         return self.code
 
     def __enter__(self) -> TerminalProcess:
@@ -79,13 +127,27 @@ class TerminalProcess:
     def __exit__(self, *exception: object) -> None:
         if self.code is None:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            self._reap()
+        self._close_other_side()
         os.close(self.terminal)
+
+    def _close_other_side(self) -> None:
+        if self._other_side is not None:
+            os.close(self._other_side)
+            self._other_side = None
+
+    def _reap(self) -> None:
+        if self._forked is None:
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        else:
+            self._forked.join()
+            self.code = self._forked.exitcode
 
     def _read(self) -> bool:
         try:
             data = os.read(self.terminal, 4096)
         except OSError:  # the process has closed its side
             return False
+        self._close_other_side()
         self.seen += data.decode(errors="replace")
         return bool(data)

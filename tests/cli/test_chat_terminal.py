@@ -99,7 +99,7 @@ def test_answers_in_a_file_are_answers_alone(tmp_path):
 
 
 def test_ctrl_c_while_it_loads_ends_it(tmp_path):
-    with TerminalProcess("chat", environment={"XDG_STATE_HOME": str(tmp_path)}) as chat:
+    with TerminalProcess("chat", environment={"XDG_STATE_HOME": str(tmp_path)}, whole=True) as chat:
         chat.read_until("loading...")
         chat.type(CTRL_C)
         assert chat.wait() == 130 and "Traceback" not in chat.seen

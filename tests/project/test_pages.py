@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.project import ready_commands
 from tests.project.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]
@@ -142,8 +143,21 @@ def test_the_demo_prints_what_is_shown():
     assert re.fullmatch(pattern, result.stdout, re.DOTALL), result.stdout
 
 
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """The socket of a server of commands."""
+    path = tmp_path_factory.mktemp("ready") / "socket"
+    command = [sys.executable, ready_commands.__file__, "serve", path]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout.readline() == "ready\n"
+        yield path
+        server.stdin.close()
+
+
 @pytest.mark.parametrize("block", COMMANDS_OF_PAGES)
-def test_bash_blocks_run(block, tmp_path):
+def test_bash_blocks_run(block, tmp_path, ready):
     """In order within a block, from a folder that has what the root of the repository has, without build/."""
     root = tmp_path / "root"
     root.mkdir()
@@ -153,7 +167,7 @@ def test_bash_blocks_run(block, tmp_path):
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
         cwd=root,
-        env=environment(commands=tmp_path),
+        env=environment(commands=tmp_path, ready=ready),
         capture_output=True,
         text=True,
         timeout=250,
@@ -257,18 +271,19 @@ def server() -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def environment(commands: Path | None = None) -> dict[str, str]:
+def environment(commands: Path | None = None, ready: Path | None = None) -> dict[str, str]:
     """This interpreter's package, whether it is installed or not; with `commands`, a folder that gets `pace` and
-    `python` and comes first on PATH."""
+    `python`, which the server at the socket `ready` runs, and comes first on PATH."""
     clean = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [package_root(), os.environ.get("PYTHONPATH")])),
     }
     if commands is not None:
-        for name, command in {"python": "", "pace": "-m pace"}.items():
+        for name in ("python", "pace"):
             script = commands / name
-            script.write_text(f'#!{shutil.which("bash")}\nexec "{sys.executable}" {command} "$@"\n')
+            client = f'"{sys.executable}" -IS "{ready_commands.__file__}" "{ready}"'
+            script.write_text(f'#!{shutil.which("bash")}\nexec {client} {name} "$@"\n')
             script.chmod(0o755)
         clean["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
     return clean

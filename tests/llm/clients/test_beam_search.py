@@ -83,20 +83,33 @@ SEARCHES = [
 ]
 
 
+PROMPTS = [
+    torch.randint(2, 280, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    for length in (1, 5, 33, 70)
+]
+
+
+@pytest.fixture(scope="module")
+def found_by_transformers(checkpoint):
+    """`found_by_transformers(family)[search][prompt] -> (rows, scores)`, once for all backends."""
+
+    @functools.cache
+    def find(family: str):
+        model = checkpoint(family)[1]
+        return [[oracle.theirs(model, prompt, fields) for prompt in PROMPTS] for fields in SEARCHES]
+
+    return find
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", IN_TRANSFORMERS)
-def test_every_architecture(checkpoint, backend: str, family: str) -> None:
-    folder, model, tokenizer = checkpoint(family)
-    prompts = [
-        torch.randint(2, 280, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-        for length in (1, 5, 33, 70)
-    ]
-    for fields in SEARCHES:
-        out = oracle.ours(load(folder, backend), prompts, fields)
+def test_every_architecture(checkpoint, found_by_transformers, backend: str, family: str) -> None:
+    folder, _, tokenizer = checkpoint(family)
+    for fields, expected in zip(SEARCHES, found_by_transformers(family), strict=True):
+        out = oracle.ours(load(folder, backend), PROMPTS, fields)
         num_rows = fields.get("num_return_sequences", 1)
-        for index, prompt in enumerate(prompts):
+        for index, (their_rows, their_scores) in enumerate(expected):
             mine = slice(index * num_rows, (index + 1) * num_rows)
-            their_rows, their_scores = oracle.theirs(model, prompt, fields)
             assert (
                 oracle.difference(out.generated_token_ids[mine], out.sequence_scores[mine], their_rows, their_scores)
                 is None

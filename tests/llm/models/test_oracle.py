@@ -34,6 +34,9 @@ pytest.importorskip("transformers")
 # the largest logit; measured up to 3e-6.
 TOLERANCE = 2e-5
 
+START = 12
+"""Tokens of the prompt after which 64 are generated."""
+
 
 def relative_error(ours, theirs):
     assert ours.shape == theirs.shape and torch.isfinite(theirs).all()
@@ -57,6 +60,52 @@ def tiny(tmp_path_factory):
         return folder, model, torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(index))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def greedy(tiny):
+    """`greedy(variant) -> (tokens [64], their logits [65, V])` of transformers, with its own cache, after the first
+    `START` tokens of the prompt. Once for all backends."""
+
+    @functools.cache
+    @torch.no_grad()
+    def find(index):
+        _, theirs, ids = tiny(index)
+        theirs = copy.deepcopy(theirs)  # dynamic rotations remember the longest sequence
+        out = theirs(ids[None, :START], use_cache=True)
+        tokens, logits = [], [out.logits[0, -1]]
+        for _ in range(64):
+            tokens.append(logits[-1].argmax())
+            out = theirs(tokens[-1].view(1, 1), past_key_values=out.past_key_values, use_cache=True)
+            logits.append(out.logits[0, -1])
+        return torch.stack(tokens), torch.stack(logits)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def rounding(tiny):
+    """`rounding(variant) -> (prompts, their logits in float32, the errors of transformers in bfloat16)`, once for all
+    backends."""
+
+    @functools.cache
+    def find(index):
+        folder, theirs, ids = tiny(index)
+        half = load_oracle(folder, torch.bfloat16)
+        # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both, and spoil some of
+        # the rows that see them. So it is the usual row of the usual prompt that counts.
+        others = torch.randint(2, 99, (4, PROMPT), generator=torch.Generator().manual_seed(0))
+        prompts = [ids, *others] if VARIANTS[index][0] in ROUTED else [ids]
+        exact = [oracle(theirs, prompt) for prompt in prompts]
+        return prompts, exact, errors(index, [oracle(half, prompt) for prompt in prompts], exact)
+
+    return find
+
+
+def errors(index, found, exact):
+    """Of the logits of each prompt: of all rows, or of the usual one where tokens go to experts."""
+    squares = [(logits - right).square().mean(-1) for logits, right in zip(found, exact, strict=True)]
+    return torch.stack([(row.median() if VARIANTS[index][0] in ROUTED else row.mean()).sqrt() for row in squares])
 
 
 def oracle(model, ids):
@@ -108,42 +157,25 @@ def test_chunks_and_ragged_batches_change_nothing(tiny, ops, variant):
 
 
 @pytest.mark.parametrize(("ops", "variant"), DECODED, indirect=["ops"], ids=[f"{ops}-{IDS[i]}" for ops, i in DECODED])
-def test_64_greedy_tokens_and_their_logits_are_those_of_transformers(tiny, ops, variant):
-    """Token by token after a short prompt, with transformers' own cache beside it: also across the lengths where
-    dynamic and longrope change their frequencies."""
-    folder, theirs, ids = tiny(variant)
-    theirs = copy.deepcopy(theirs)  # dynamic rotations remember the longest sequence
+def test_64_greedy_tokens_and_their_logits_are_those_of_transformers(tiny, greedy, ops, variant):
+    """Token by token after a short prompt: also across the lengths where dynamic and longrope change their
+    frequencies."""
+    folder, _, ids = tiny(variant)
+    tokens, expected = greedy(variant)
     ours = load_model(folder, torch.float32, ops)
-    start = 12
-    runner = Runner(ours, 1, start + 64)
-    logits = runner.step({0: ids[:start]}, {0: start})[0][-1]
-    with torch.no_grad():
-        out = theirs(ids[None, :start], use_cache=True)
-        for position in range(start, start + 64):
-            token = out.logits[0, -1:].argmax(-1)
-            assert logits.argmax() == token, position
-            out = theirs(token[None], past_key_values=out.past_key_values, use_cache=True)
-            logits = runner.step({0: token}, {0: start})[0][-1]
-            assert relative_error(logits, out.logits[0, -1]) < TOLERANCE, position
+    runner = Runner(ours, 1, START + 64)
+    logits = runner.step({0: ids[:START]}, {0: START})[0][-1]
+    for index, token in enumerate(tokens):
+        assert logits.argmax() == token, START + index
+        logits = runner.step({0: token[None]}, {0: START})[0][-1]
+        assert relative_error(logits, expected[index + 1]) < TOLERANCE, START + index
 
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
-def test_bfloat16_error_is_at_most_that_of_transformers(tiny, ops, variant):
-    folder, theirs, ids = tiny(variant)
-    ours, half = load_model(folder, torch.bfloat16, ops), load_oracle(folder, torch.bfloat16)
-    routed = VARIANTS[variant][0] in ROUTED
-    # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both, and spoil some of the
-    # rows that see them. So it is the usual row of the usual prompt that counts.
-    others = torch.randint(2, 99, (4, PROMPT), generator=torch.Generator().manual_seed(0))
-    prompts = [ids, *others] if routed else [ids]
-
-    def error(logits, exact):
-        rows = (logits - exact).square().mean(-1)
-        return (rows.median() if routed else rows.mean()).sqrt()
-
-    exact = [oracle(theirs, prompt) for prompt in prompts]
-    found = torch.stack([error(prefill(ours, prompt), logits) for prompt, logits in zip(prompts, exact)])
-    usual = torch.stack([error(oracle(half, prompt), logits) for prompt, logits in zip(prompts, exact)])
+def test_bfloat16_error_is_at_most_that_of_transformers(tiny, rounding, ops, variant):
+    ours = load_model(tiny(variant)[0], torch.bfloat16, ops)
+    prompts, exact, usual = rounding(variant)
+    found = errors(variant, [prefill(ours, prompt) for prompt in prompts], exact)
     assert found.median() <= usual.median()
 
 
