@@ -5,7 +5,9 @@
 
 Each tree runs in a process of its own, which keeps its model; the two take turns run by run, in the order A B B A, so
 that a drift of the machine meets both. A figure is the median of the runs, a ratio the median over the pairs of
-neighbours. A run of some models or weights alone leaves the other rows of a page as they are.
+neighbours. With --best, for machines whose cores others take now and then, a figure is the best of the runs, and a ratio
+that of the best. A run of some models or weights alone, or with other instructions, leaves the other rows of a page as
+they are.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import page  # noqa: E402
+from pace import _C  # noqa: E402
+from pace.llm.models.model_utils import use_threads  # noqa: E402
 
 SCRIPT = "benchmarks/before_after.py"
 BUNDLED = "bundled"
 MODELS = (BUNDLED, "qwen2.5-0.5b", "llama-3.2-1b")
 FORMATS = ("bf16", "int8", "int4")
+KEYS = 4
+"""Columns that say what a row is of."""
 LEAST = 0.98
 """A ratio below this is worth a look."""
 
@@ -54,22 +60,23 @@ class Case:
     model: str
     format: str
     batch: int
+    isa: str
+    of_best: bool
     before: list[list[float]]
     """Of each run, [prefill, decode]."""
     after: list[list[float]]
 
     def row(self) -> str:
         cells = []
+        figure = max if self.of_best else statistics.median
         for phase in (0, 1):
-            before, after = ([run[phase] for run in runs] for runs in (self.before, self.after))
-            cells += [
-                f"{statistics.median(before):,.1f}",
-                f"{statistics.median(after):,.1f}",
-                f"{self.ratio(phase):.3f}",
-            ]
-        return f"| {self.model} | {self.format} | {self.batch} | " + " | ".join(cells) + " |"
+            before, after = (figure(run[phase] for run in runs) for runs in (self.before, self.after))
+            cells += [f"{before:,.1f}", f"{after:,.1f}", f"{self.ratio(phase):.3f}"]
+        return " | ".join([f"| {self.model}", self.format, str(self.batch), self.isa, *cells]) + " |"
 
     def ratio(self, phase: int) -> float:
+        if self.of_best:
+            return max(run[phase] for run in self.after) / max(run[phase] for run in self.before)
         return statistics.median(after[phase] / before[phase] for before, after in zip(self.before, self.after))
 
 
@@ -107,11 +114,11 @@ def main() -> int:
         for format in options.formats:
             trees = [Tree(folder, model, format, options.num_threads) for folder in (options.before, ROOT)]
             for batch in options.batch:
-                cases.append(alternate(*trees, Case(model, format, batch, [], []), options))
+                cases.append(alternate(*trees, Case(model, format, batch, _C.isa(), options.best, [], []), options))
                 print(cases[-1].row(), file=sys.stderr, flush=True)
             for tree in trees:
                 tree.close()
-    page.publish(options.into, SCRIPT, table(cases, options, page.earlier_rows(options.into, SCRIPT, 3)))
+    page.publish(options.into, SCRIPT, table(cases, options, page.earlier_rows(options.into, SCRIPT, KEYS)))
     return int(any(case.ratio(phase) < LEAST for case in cases for phase in (0, 1)))
 
 
@@ -127,6 +134,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--generate", type=int, default=32, metavar="N", help="decode steps (default: 32)")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="pairs of runs of each row (default: 6)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
+    parser.add_argument("--best", action="store_true", help="compare the best runs, and no medians")
     page.add_into_argument(parser)
     options = parser.parse_args()
     options.before = options.before.resolve()
@@ -147,16 +155,13 @@ def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace
 
 
 def table(cases: list[Case], options: argparse.Namespace, earlier: dict[tuple[str, ...], str]) -> str:
-    from pace import _C
-    from pace.llm.models.model_utils import use_threads
-
     lines = [
-        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {use_threads(options.num_threads)} threads: prompts of "
+        f"`{page.command(SCRIPT)}` with {use_threads(options.num_threads)} threads: prompts of "
         f"{options.prompt} tokens, {options.generate} steps, {options.rounds} pairs. Tokens a second before, after, and "
         "their ratio; rows that this command does not name are of an earlier one.\n",
-        "| model | weights | batch | prefill before | after | ratio | decode before | after | ratio |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-        *(earlier | {(case.model, case.format, str(case.batch)): case.row() for case in cases}).values(),
+        "| model | weights | batch | instructions | prefill before | after | ratio | decode before | after | ratio |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        *(earlier | {(case.model, case.format, str(case.batch), case.isa): case.row() for case in cases}).values(),
     ]
     return "\n".join(lines) + "\n\n"
 
