@@ -7,6 +7,7 @@ it has the streams, the folder and the environment of the caller, and its exit c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -62,8 +63,9 @@ def serve(path: str) -> None:
                 os._exit(0)
             for descriptor in (connection.detach(), *streams):
                 os.close(descriptor)
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            with contextlib.suppress(ChildProcessError):  # none is left
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
 
 def ask(path: str, arguments: list[str]) -> int:
