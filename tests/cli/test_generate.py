@@ -1,0 +1,244 @@
+"""`pace generate`: texts, samples and their JSON, and an option for each field of `SamplingConfig`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+from dataclasses import fields
+
+import pytest
+
+from pace.assets import TINY_DRAFT
+from pace.cli.arguments import add_sampling_arguments, field_explanations, sampling_config
+from pace.llm.configs import SamplingConfig
+from tests.cli.processes import process
+from tests.support import finish
+
+CAPITAL = ["generate", "--chat", "What is the capital of Japan?"]
+
+
+def test_generate(command):
+    assert command(*CAPITAL) == (0, "The capital of Japan is Tokyo.\n", "")
+    code, out, err = command("generate", "1, 2, 3, 4,", "--max-new-tokens", "8", "--metrics")
+    assert code == 0 and out.startswith(" 5, 6, 7") and "tokens/s" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("drafts", [["--prompt-lookup"], ["--draft", str(TINY_DRAFT)]], ids=" ".join)
+def test_drafts_change_the_metrics_alone(command, drafts):
+    question = ["generate", "--chat", "Copy this sentence: She sells sea shells by the sea shore.", "--json"]
+    plain, drafted = (json.loads(command(*question, *more)[1]) for more in ([], drafts))
+    assert plain.pop("metrics")["num_drafted_tokens"] == 0 and drafted.pop("metrics")["num_drafted_tokens"] > 0
+    assert plain == drafted
+    assert command("chat", *drafts, stdin="What is the capital of Spain?\n") == (
+        0,
+        "The capital of Spain is Madrid.\n",
+        "",
+    )
+
+
+def test_operators_are_chosen_and_what_ran_is_printed(command):
+    code, out, err = command(
+        "generate", "1, 2, 3, 4,", "--max-new-tokens", "4", "--backend", "norm=torch, mlp=torch", "--operators"
+    )
+    assert code == 0 and out == " 5, 6,\n"
+    ran = {line.split()[0]: line.split()[1] for line in err.splitlines()[1:]}
+    assert ran == {
+        "embedding": "native",
+        "norm": "torch",
+        "projection": "native",
+        "rotary": "native",
+        "attention": "native",
+        "mlp": "torch",
+        "lm_head": "native",
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [("cuda", "attention=torch,mlp=torch"), ("nom=torch", "did you mean 'norm'"), ("mlp=gpu", "got 'gpu'")],
+)
+def test_a_backend_that_is_not_there_is_a_usage_error(command, wrong, words):
+    for name in ("generate", "chat", "bench"):
+        code, out, err = command(name, "--backend", wrong)
+        assert (code, out) == (2, "") and words in err
+
+
+def test_a_prompt_may_look_like_an_option(command):
+    code, out, err = command("generate", "--json", "--max-new-tokens", "3", "--", "--x")
+    assert (code, err, json.loads(out)["prompt"]) == (0, "", "--x")
+    code, out, err = command("generate", "--", "--x")
+    assert (code, err) == (0, "") and out
+
+
+def test_a_setting_without_effect_is_told(command):
+    code, out, err = command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5")
+    assert code == 0 and out and "temperature set, but without effect" in err
+    assert command("generate", "Once upon", "--max-new-tokens", "3", "--temperature", "0.5", "--no-do-sample") == (
+        0,
+        out,
+        "",
+    )
+
+
+def test_generate_reads_stdin(command):
+    expected = command("generate", "Question: What is 8 + 9?\nAnswer:")
+    assert expected[0] == 0 and "17" in expected[1]
+    assert command("generate", "-", stdin="Question: What is 8 + 9?\nAnswer:\n") == expected
+    assert command("generate", stdin="Question: What is 8 + 9?\nAnswer:") == expected
+    code, out, err = command("generate", "-", stdin=b"\xff\xfe")
+    assert (code, out) == (2, "") and "UTF-8" in err
+
+
+def test_generate_from_a_terminal_wants_a_prompt():
+    """At a terminal it does not wait for an input that nobody knows of."""
+    controller, terminal = pty.openpty()
+    running = process("generate", stdin=terminal)
+    out, err = finish(running)
+    os.close(controller), os.close(terminal)
+    assert running.returncode == 2 and "no prompt" in err
+
+
+def test_generate_json(command):
+    code, out, err = command(*CAPITAL, "--json", "--logprobs", "2", "--prompt-logprobs", "1")
+    result = json.loads(out)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    assert (
+        result["prompt"] == CAPITAL[-1]
+        and result["texts"] == ["The capital of Japan is Tokyo."]
+        and result["finish_reasons"] == ["stop"]
+    )
+    assert (
+        len(result["generated_token_ids"][0]) == len(result["logprobs"][0]) == result["metrics"]["num_generated_tokens"]
+    )
+    assert all(len(token["top"]) == 2 and token["logprob"] <= 0 for token in result["logprobs"][0])
+    assert result["prompt_logprobs"][0][0] is None and all(
+        len(token["top"]) == 1 for token in result["prompt_logprobs"][0][1:]
+    )
+
+
+def test_generate_several_samples(command):
+    sampling = [
+        "generate",
+        "Once upon a time",
+        "--do-sample",
+        "--seed",
+        "5",
+        "--num-return-sequences",
+        "3",
+        "--max-new-tokens",
+        "12",
+    ]
+    code, out, _ = command(*sampling)
+    assert code == 0 and re.findall(r"^\[(\d)\]$", out, re.MULTILINE) == ["0", "1", "2"]
+    texts = json.loads(command(*sampling, "--json")[1])["texts"]
+    assert len(set(texts)) > 1 and all(text in out for text in texts)
+
+
+def test_generate_with_beams(command):
+    beams = ["generate", "Once upon a time", "--num-beams", "3", "--num-return-sequences", "2", "--max-new-tokens", "8"]
+    code, out, _ = command(*beams)
+    assert code == 0 and re.findall(r"^\[(\d)\]$", out, re.MULTILINE) == ["0", "1"]
+    result = json.loads(command(*beams, "--json")[1])
+    assert result["sequence_scores"] == sorted(result["sequence_scores"], reverse=True) and all(
+        text in out for text in result["texts"]
+    )
+    assert command(*beams[:4], "--max-new-tokens", "8")[1] == result["texts"][0] + "\n"
+
+
+def test_generate_with_a_system_prompt(command):
+    assert json.loads(command(*CAPITAL, "--json", "--system", "You are a pirate.")[1])["metrics"][
+        "num_prompt_tokens"
+    ] > (json.loads(command(*CAPITAL, "--json")[1])["metrics"]["num_prompt_tokens"] + 3)
+
+
+def test_ctrl_c_in_json_tells_what_there_is():
+    running = process(
+        "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--json", "--debug", bufsize=1
+    )
+    for line in running.stderr:  # the log tells that the model is there
+        if "pace:" in line:
+            break
+    running.send_signal(signal.SIGINT)
+    out, _ = finish(running)
+    assert running.returncode == 130
+    assert out == "" or json.loads(out)["finish_reasons"] in ([], ["cancelled"])
+
+
+# -- the options of SamplingConfig -------------------------------------------------------------------------------------
+
+VALUES = {
+    "max_new_tokens": ("7", 7), "max_length": ("70", 70), "min_new_tokens": ("2", 2), "temperature": ("0.5", 0.5), "top_k": ("3", 3),
+    "top_p": ("0.9", 0.9), "min_p": ("0.1", 0.1), "typical_p": ("0.9", 0.9), "repetition_penalty": ("1.2", 1.2),
+    "frequency_penalty": ("-1.5", -1.5), "presence_penalty": ("1", 1.0), "no_repeat_ngram_size": ("3", 3), "num_beams": ("4", 4),
+    "length_penalty": ("-0.5", -0.5), "early_stopping": ("never", "never"), "num_return_sequences": ("2", 2), "eos_token_id": ("5 --eos-token-id 6", [5, 6]),
+    "pad_token_id": ("3", 3), "bad_words_ids": ("[[5,6],[7]]", [[5, 6], [7]]), "logit_bias": ('{"42":1.5,"7":"-inf"}', {42: 1.5, 7: float("-inf")}),
+    "seed": ("11", 11), "logprobs": ("4", 4), "prompt_logprobs": ("3", 3),
+}  # fmt: skip
+
+
+def parse(*arguments: str) -> SamplingConfig:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_sampling_arguments(parser)
+    return sampling_config(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_field_has_an_option(name):
+    text, value = VALUES[name]
+    config = parse("--" + name.replace("_", "-"), *text.split(" "))
+    assert getattr(config, name) == value and config.explicit_fields == {name}
+
+
+def test_the_other_fields():
+    assert parse("--do-sample", "--no-ignore-eos").explicit_fields == {"do_sample", "ignore_eos"}
+    assert parse("--token-healing", "--unmasked-logprobs").explicit_fields == {"token_healing", "unmasked_logprobs"}
+    assert parse("--do-sample").do_sample is True and parse("--no-do-sample").do_sample is False
+    assert parse("--stop-strings", "a b", "--stop-strings", "c").stop_strings == ["a b", "c"]
+    assert parse().explicit_fields == set()
+    assert parse("--choices", "a b", "c").choices == ["a b", "c"] and parse("--regex", "a+").regex == "a+"
+    covered = set(VALUES) | {"do_sample", "ignore_eos", "token_healing", "unmasked_logprobs", "stop_strings"}
+    covered |= {"choices", "regex", "json_schema", "grammar"}
+    assert {field.name for field in fields(SamplingConfig)} - covered == {
+        "logits_processors",
+        "step_callback",
+        "step_every",
+        "step_strings",
+        "token_mask",
+        "response_format",
+    }  # from Python alone
+
+
+def test_a_text_of_a_form(command, tmp_path):
+    schema, grammar = tmp_path / "city.json", tmp_path / "list.gbnf"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    grammar.write_text('root ::= "- " [a-z]+ "."')
+    code, out, err = command("generate", "A city:", "--json-schema", str(schema), "--max-new-tokens", "30")
+    assert code == 0 and out.startswith('{"n":')
+    code, out, err = command("generate", "A list:", "--grammar", str(grammar), "--max-new-tokens", "30")
+    assert code == 0 and re.match("- [a-z]", out)
+    code, out, err = command("generate", "Yes or no?", "--choices", "yes", "no")
+    assert code == 0 and out.strip() in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--json-schema", "nowhere.json"), "'nowhere.json' cannot be read"),
+        (("--json-schema", __file__), "not valid JSON"),
+        (("--regex", "a", "--choices", "b"), "give one of --regex=, --choices="),
+        (("--regex", "(?<=a)b"), "look-around"),
+    ],
+)
+def test_what_is_no_form_is_told(command, arguments, message):
+    code, out, err = command("generate", "x", *arguments)
+    assert code != 0 and message in err and not out
+
+
+def test_explanations_come_from_the_fields():
+    explanations = field_explanations(SamplingConfig)
+    assert "0 is off" in explanations["no_repeat_ngram_size"] and "\n" not in "".join(explanations.values())
