@@ -11,16 +11,16 @@ import torch
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
-from pace.checkpoints.gguf.blocks import BLOCK_TYPES  # noqa: E402
-from pace.checkpoints.gguf.checkpoint import GgufCheckpoint, hub_order  # noqa: E402
-from pace.llm import LLMModel  # noqa: E402
-from pace.llm.models.model_utils import load_model  # noqa: E402
-from pace.ops.weight_layout import QuantizedRows, WeightLayout  # noqa: E402
-from tests.checkpoints.gguf import latent_files, mixture_files  # noqa: E402
-from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf  # noqa: E402
-from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error  # noqa: E402
-from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny  # noqa: E402
-from tests.support import prefill  # noqa: E402
+from pace.checkpoints.gguf.blocks import BLOCK_TYPES
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint, hub_order
+from pace.llm import LLMModel
+from pace.llm.models.model_utils import load_model
+from pace.ops.weight_layout import QuantizedRows, WeightLayout
+from tests.checkpoints.gguf import latent_files, mixture_files
+from tests.checkpoints.gguf.files import ARCHITECTURES, write_gguf
+from tests.llm.models.test_oracle import TOLERANCE, oracle, relative_error
+from tests.llm.models.variants import IDS, VARIANTS, mrope, save_tiny
+from tests.support import prefill
 
 HELD = [
     "llama-gqa", "llama-mha", "llama-head_dim", "llama-attention_bias", "llama-mlp_bias", "llama-tied", "llama-eps", "llama-theta",

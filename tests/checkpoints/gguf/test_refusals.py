@@ -10,10 +10,10 @@ import torch
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
-from pace.checkpoints.gguf.file import GgufFile  # noqa: E402
-from pace.llm import LLMModel  # noqa: E402
-from tests.checkpoints.gguf.files import write_gguf  # noqa: E402
-from tests.llm.models.variants import save_tiny  # noqa: E402
+from pace.checkpoints.gguf.file import GgufFile
+from pace.llm import LLMModel
+from tests.checkpoints.gguf.files import write_gguf
+from tests.llm.models.variants import save_tiny
 
 
 def changed(tmp_path, change, model_type="llama", types="F32", **fields):

@@ -8,12 +8,12 @@ import torch
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("transformers")
 
-from pace.assets import TINY  # noqa: E402
-from pace.checkpoints.gguf.checkpoint import GgufCheckpoint  # noqa: E402
-from pace.llm import LLMModel, SamplingConfig  # noqa: E402
-from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config  # noqa: E402
-from tests.checkpoints.gguf.files import add_tokenizer, write_gguf  # noqa: E402
-from tests.llm.models.variants import save_tiny  # noqa: E402
+from pace.assets import TINY
+from pace.checkpoints.gguf.checkpoint import GgufCheckpoint
+from pace.llm import LLMModel, SamplingConfig
+from pace.llm.models.hf_utils import find_checkpoint, load_tokenizer, read_config_json, read_generation_config
+from tests.checkpoints.gguf.files import add_tokenizer, write_gguf
+from tests.llm.models.variants import save_tiny
 
 
 def tiny(path, types="F16", add=lambda writer: None, **options):
