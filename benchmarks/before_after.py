@@ -6,7 +6,8 @@
 Each tree runs in a process of its own, which keeps its model; the two take turns run by run, in the order A B B A, so
 that a drift of the machine meets both. A figure is the median of the runs, a ratio the median over the pairs of
 neighbours. With --best, for machines whose cores others take now and then, a figure is the best of the runs, and a ratio
-that of the best. A run of some models or weights alone, or with other instructions, leaves the other rows of a page as
+that of the best. How fast weights are read depends on where the system has put them, which differs by process: --loads
+starts new ones. A run of some models or weights alone, or with other instructions, leaves the other rows of a page as
 they are.
 """
 
@@ -112,12 +113,16 @@ def main() -> int:
     cases = []
     for model in options.models:
         for format in options.formats:
-            trees = [Tree(folder, model, format, options.num_threads) for folder in (options.before, ROOT)]
-            for batch in options.batch:
-                cases.append(alternate(*trees, Case(model, format, batch, _C.isa(), options.best, [], []), options))
-                print(cases[-1].row(), file=sys.stderr, flush=True)
-            for tree in trees:
-                tree.close()
+            new = [Case(model, format, batch, _C.isa(), options.best, [], []) for batch in options.batch]
+            for _ in range(options.loads):
+                trees = [Tree(folder, model, format, options.num_threads) for folder in (options.before, ROOT)]
+                for case in new:
+                    alternate(*trees, case, options)
+                for tree in trees:
+                    tree.close()
+            for case in new:
+                print(case.row(), file=sys.stderr, flush=True)
+            cases += new
     page.publish(options.into, SCRIPT, table(cases, options, page.earlier_rows(options.into, SCRIPT, KEYS)))
     return int(any(case.ratio(phase) < LEAST for case in cases for phase in (0, 1)))
 
@@ -133,6 +138,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=128, metavar="N", help="tokens of a prompt (default: 128)")
     parser.add_argument("--generate", type=int, default=32, metavar="N", help="decode steps (default: 32)")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="pairs of runs of each row (default: 6)")
+    parser.add_argument("--loads", type=int, default=1, metavar="N", help="do all of it with so many processes")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: what `pace env` says")
     parser.add_argument("--best", action="store_true", help="compare the best runs, and no medians")
     page.add_into_argument(parser)
@@ -143,7 +149,8 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace) -> Case:
+def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace) -> None:
+    """Adds the runs of these processes to the case."""
     sizes = options.prompt, options.generate, case.batch
     for tree in (before, after):  # both have loaded, and are warm
         tree.run(*sizes)
@@ -151,13 +158,12 @@ def alternate(before: Tree, after: Tree, case: Case, options: argparse.Namespace
         pair = [(before, case.before), (after, case.after)]
         for tree, runs in pair if number % 2 == 0 else reversed(pair):
             runs.append(tree.run(*sizes))
-    return case
 
 
 def table(cases: list[Case], options: argparse.Namespace, earlier: dict[tuple[str, ...], str]) -> str:
     lines = [
         f"`{page.command(SCRIPT)}` with {use_threads(options.num_threads)} threads: prompts of "
-        f"{options.prompt} tokens, {options.generate} steps, {options.rounds} pairs. Tokens a second before, after, and "
+        f"{options.prompt} tokens, {options.generate} steps, {options.rounds * options.loads} pairs. Tokens a second before, after, and "
         "their ratio; rows that this command does not name are of an earlier one.\n",
         "| model | weights | batch | instructions | prefill before | after | ratio | decode before | after | ratio |",
         "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",

@@ -8,7 +8,7 @@ from benchmarks import page
 from benchmarks.before_after import KEYS, SCRIPT, Case, table
 from benchmarks.page import earlier_rows
 
-OPTIONS = Namespace(num_threads=None, prompt=128, generate=32, rounds=2)
+OPTIONS = Namespace(num_threads=None, prompt=128, generate=32, rounds=2, loads=1)
 
 
 RUNS = [[100.0, 1.0], [200.0, 1.0], [100.0, 1.0]], [[98.0, 1], [100.0, 1], [99.0, 1]]
