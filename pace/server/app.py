@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pace import __version__
 from pace.server.answers import Answer
-from pace.server.body import read_json
+from pace.server.body import LARGE, read_json
 from pace.server.errors import ApiError
 from pace.server.kinds import ASKING, GENERATING, Asking, Generating, Kind
 from pace.server.metrics import CONTENT_TYPE
@@ -91,7 +91,8 @@ class Posted(Response):
             body = await http.read_body(scope, receive, self.service.limits.body_bytes)
             async with http.cancelled_when_gone(receive):
                 self.check()
-                request, headers = self._read(body)
+                is_large = len(body) > LARGE
+                request, headers = await self.service.work(self._read, body) if is_large else self._read(body)
                 await self.answer(request, headers, scope, tracked)
         except http.ClientGone:
             self.service.metrics.client_gone()
