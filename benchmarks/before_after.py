@@ -5,10 +5,9 @@
 
 Each tree runs in a process of its own, which keeps its model; the two take turns run by run, in the order A B B A, so
 that a drift of the machine meets both. A figure is the median of the runs, a ratio the median over the pairs of
-neighbours. With --best, for machines whose cores others take now and then, a figure is the best of the runs, and a ratio
-that of the best. How fast weights are read depends on where the system has put them, which differs by process: --loads
-starts new ones. A run of some models or weights alone, or with other instructions, leaves the other rows of a page as
-they are.
+neighbours. --best is for machines whose cores others take now and then: a figure is the best of the runs, a ratio that
+of the best. How fast weights are read depends on where the system put them, which differs by process; --loads starts new
+ones. A run of some models, weights or instructions alone leaves the other rows of a page as they are.
 """
 
 from __future__ import annotations
@@ -143,6 +142,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--best", action="store_true", help="compare the best runs, and no medians")
     page.add_into_argument(parser)
     options = parser.parse_args()
+    if min(options.rounds, options.loads) < 1:
+        parser.error("--rounds and --loads must be at least 1")
     options.before = options.before.resolve()
     if not list(options.before.glob("pace/_C*.so")):
         parser.error(f"no extension in {options.before}: run `python setup.py build_ext --inplace` there")

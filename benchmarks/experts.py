@@ -31,6 +31,7 @@ HEADER = [
     "shape",
     "layers",
     "weights",
+    "instructions",
     "decode t/s",
     "MBU",
     "experts GB/s",
@@ -40,6 +41,8 @@ HEADER = [
     "dense GFLOPS",
     "ratio",
 ]
+KEYS = 4
+"""Columns that say what a row is of."""
 
 
 def main() -> int:
@@ -55,19 +58,19 @@ def main() -> int:
     options = parser.parse_args()
     page.check_page(options.into, SCRIPT)
     use_threads(options.threads)
-    rows = page.earlier_rows(options.into, SCRIPT, 3)
+    rows = page.earlier_rows(options.into, SCRIPT, KEYS)
     for weights in options.weights:
         dense = load(DENSE, weights, DENSE_LAYERS, options.threads)
         for shape in options.shape:
             mixture = load(shape, weights, options.layers, options.threads)
             new = row(mixture, dense, shape, weights, options)
-            rows[shape, str(options.layers), weights] = new
+            rows[shape, str(options.layers), weights, _C.isa()] = new
             print(new, file=sys.stderr, flush=True)
     text = [
-        f"`{page.command(SCRIPT)}` on `{_C.isa()}` with {_C.get_num_threads()} threads; rows that this command does not "
+        f"`{page.command(SCRIPT)}` with {_C.get_num_threads()} threads; rows that this command does not "
         "name are of an earlier one.\n",
         "| " + " | ".join(HEADER) + " |",
-        "|---|---:|---|" + "---:|" * (len(HEADER) - 3),
+        "|---|---:|---|---|" + "---:|" * (len(HEADER) - KEYS),
         *rows.values(),
     ]
     page.publish(options.into, SCRIPT, "\n".join(text) + "\n\n")
@@ -99,7 +102,7 @@ def row(mixture: Subject, dense: Subject, shape: str, weights: str, options: arg
         f"{statistics.median(of_dense):.0f}",
         f"{statistics.median(ours / theirs for ours, theirs in zip(of_experts, of_dense)):.2f}",
     ]
-    return f"| {shape} | {options.layers} | {weights} | " + " | ".join(cells) + " |"
+    return " | ".join([f"| {shape}", str(options.layers), weights, _C.isa(), *cells]) + " |"
 
 
 def rate(result: Result, kind: str) -> float:

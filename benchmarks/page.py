@@ -42,8 +42,8 @@ def without_paths(arguments: list[str]) -> list[str]:
 
 
 def earlier_rows(path: Path | None, script: str, num_keys: int) -> dict[tuple[str, ...], str]:
-    """Rows of the one table that stands between the script's two lines, by their first cells, so that a run of some keeps
-    the others. Of no page none."""
+    """Rows of the one table that stands between the script's two lines, by their first `num_keys` cells, so that a run of
+    some keeps the others. Empty without a page."""
     if path is None:
         return {}
     begin, end = markers(script)

@@ -16,8 +16,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, w
 import pytest
 import torch
 
-# Bytecode is kept, of tests and of what they start: where the environment forbids it, each process that imports pace
-# compiles it again (0.8 s), and pytest rewrites the asserts of all tests (20 s a worker).
+# Bytecode is kept, of tests and of what they start. Where the environment forbids it, each process compiles pace anew, and
+# pytest rewrites the asserts of all tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -28,8 +28,7 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """What collecting makes stays: looking for garbage in it finds none (7 s of a worker), neither meanwhile nor later,
-    when it would be a million objects more to look at."""
+    """What collecting makes stays. The collector of garbage does not look at it, neither meanwhile nor later."""
     gc.disable()
     try:
         return (yield)

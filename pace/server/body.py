@@ -9,9 +9,8 @@ from typing import Any
 from pace.server.errors import ApiError
 
 LARGE = 1 << 18
-"""Bytes of a body that is read on another thread than the event loop's. Python's own reader of JSON lets no other thread
-run until it has read all, which takes a third of a second for two million numbers; one that calls Python for each number
-does."""
+"""Bytes. A longer body is read on a worker's thread, and with a call of Python for each whole number. Without such calls
+the reader of the standard library lets no other thread run before its end."""
 
 
 def read_json(body: bytes, depth: int) -> Any:

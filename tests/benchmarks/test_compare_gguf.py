@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.comparison import gguf_families, gguf_writer
 from benchmarks.comparison.checkpoint import write_checkpoint
-from benchmarks.comparison.runtimes.llama_cpp_runtime import gguf_step_bytes
+from benchmarks.comparison.runtimes.llama_cpp_runtime import check_convertible, gguf_step_bytes
 from pace.assets import TINY
 from pace.bench.shapes import SHAPES
 from pace.llm import LLMModel
@@ -208,3 +208,11 @@ def test_q8_0_with_a_tokenizer(tmp_path):
     assert read.encode(text) == own.encode(text, add_special_tokens=False)
     assert len(fields["tokenizer.ggml.tokens"]) == 2100 and read.eos_token_id == 2099
     assert read.decode([2098]) == " w2098"
+
+
+def test_slices_that_llama_cpp_does_not_load_are_refused_with_one_that_it_does():
+    lite = SHAPES["deepseek-v2-lite"]
+    for config in (lite, lite | {"num_hidden_layers": 2, "q_lora_rank": 1536}, SHAPES["qwen3-4b"]):
+        check_convertible(config)
+    with pytest.raises(NotImplementedError, match="refuses 3: .*deepseek-v2-lite-8-experts"):
+        check_convertible(lite | {"num_hidden_layers": 3})

@@ -6,7 +6,9 @@ The GGUF file comes from `gguf_writer`; the quantised ones are made from the fp1
 from __future__ import annotations
 
 import ctypes
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,21 @@ FLASH_ATTENTION = {"off": 0, "on": 1}
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11, "q4_k_s": 14}
 FILE_TYPES |= {"q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "mxfp4": 38}
 """LLAMA_FTYPE_MOSTLY_*; 38 is MXFP4_MOE."""
+LITE_LAYERS = (26, 27)
+"""By which llama.cpp knows the DeepSeek-V2 whose queries are of full rank."""
+
+
+def check_convertible(config: dict[str, Any]) -> None:
+    """Raises NotImplementedError for the config of a slice that llama.cpp would not load."""
+    if (
+        config["model_type"] == "deepseek_v2"
+        and not config.get("q_lora_rank")
+        and config["num_hidden_layers"] not in LITE_LAYERS
+    ):
+        raise NotImplementedError(
+            f"llama.cpp knows DeepSeek-V2-Lite by its 26 or 27 layers, and refuses {config['num_hidden_layers']}: "
+            "take a slice of the experts, such as deepseek-v2-lite-8-experts"
+        )
 
 
 class LlamaCpp(SteppedRuntime):
@@ -50,6 +67,7 @@ class LlamaCpp(SteppedRuntime):
 
     @classmethod
     def convert(cls, checkpoint: Path, variant: str, target: Path) -> None:
+        check_convertible(json.loads((checkpoint / "config.json").read_text()))
         import llama_cpp
 
         from benchmarks.comparison.gguf_writer import DTYPES, write_gguf  # it needs torch, running does not

@@ -120,7 +120,8 @@ class Engine:
         return True
 
     def _compute(self, spans: list[Span]) -> list[Sequence]:
-        """One model call; the sequences that ended by it, of which nothing is left here, in the drafter neither."""
+        """Computes one step by one model call. Returns the sequences that ended in it, which nothing in the engine holds any
+        more but the scheduler."""
         has_masks = any(span.sequence.mask is not None for span in spans)
         if has_masks:
             self.forced.extend(spans, self.cache)

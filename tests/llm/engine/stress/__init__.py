@@ -26,25 +26,26 @@ from tests.llm.generators import check_idle
 
 NUM_THREADS = 6
 PATIENCE = 120.0
-"""Seconds after the end for what is under way, and for what is missing of what the caller wants to see."""
+"""Seconds for what the caller still wants to see at the end, and then for what is under way."""
 
 
 def run(name: str, seconds: float, seed: int, enough: Callable[[World], bool] = lambda world: True) -> World:
-    """Stresses the world of that name for so long, and on a busy machine longer, until there is `enough`; returns it with
+    """Stresses the world of that name for so long, and on a busy machine longer, until there is `enough`. Returns it with
     its counts. Raises AssertionError for anything wrong."""
-    world = World(*WORLDS[name](), time.monotonic() + seconds)
+    world, ended = World(*WORLDS[name]()), threading.Event()
     shares = [list(ACTIONS)[index::NUM_THREADS] for index in range(NUM_THREADS)]
     threads = [
-        threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share, enough), daemon=True)
+        threading.Thread(target=_work, args=(world, random.Random(f"{seed} {share}"), share, ended), daemon=True)
         for share in shares
     ]
     for thread in threads:
         thread.start()
-    while (
-        any(thread.is_alive() for thread in threads)
-        and time.monotonic() < world.deadline + 2 * PATIENCE
-        and not world.errors
-    ):
+    deadline = time.monotonic() + seconds
+    while not world.errors and time.monotonic() - deadline < (0.0 if enough(world) else PATIENCE):
+        time.sleep(0.05)
+    ended.set()
+    deadline = time.monotonic() + PATIENCE
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline and not world.errors:
         time.sleep(0.05)
     assert not world.errors, "\n".join(world.errors)
     if any(thread.is_alive() for thread in threads):
@@ -55,14 +56,9 @@ def run(name: str, seconds: float, seed: int, enough: Callable[[World], bool] = 
     return world
 
 
-def _work(world: World, chance: random.Random, first: list[Callable], enough: Callable[[World], bool]) -> None:
-    """Does the `first` actions, so that all are done by someone, and then random ones."""
-
-    def goes_on() -> bool:
-        seconds_over = time.monotonic() - world.deadline
-        return seconds_over < 0 or (seconds_over < PATIENCE and not enough(world))
-
-    while (first or goes_on()) and not world.errors:
+def _work(world: World, chance: random.Random, first: list[Callable], ended: threading.Event) -> None:
+    """Does the `first` actions, so that all are done by someone, and then random ones until it has `ended`."""
+    while (first or not ended.is_set()) and not world.errors:
         action = first.pop() if first else chance.choices(list(ACTIONS), ACTIONS.values())[0]
         try:
             action(world, chance)

@@ -89,55 +89,22 @@ def tiny(num_blocks: int = 16, kv_cache_dtype: str = "auto", **options: Any) -> 
     return Generator(engine, model.tokenizer, model._generator.defaults), other._generator
 
 
+SMALL_STEPS = {"max_tokens_per_step": 40, "max_sequences_per_step": 5}
+WITH_PREFIXES = {"cache_options": {"prefix_cache_bytes": None}}
+"""What is asked of the engine: steps that hold few tokens, and a cache that keeps prefixes."""
+
 WORLDS: dict[str, Callable[[], tuple[Generator, Generator]]] = {
     "fake": lambda: fake(max_tokens_per_step=48, max_sequences_per_step=6),
-    "drafts": lambda: fake(drafter=true_drafts(), max_tokens_per_step=40, max_sequences_per_step=5),
+    "drafts": lambda: fake(drafter=true_drafts(), **SMALL_STEPS),
     "draft model": lambda: fake(
-        drafter=draft_model(),
-        max_tokens_per_step=40,
-        max_sequences_per_step=6,
-        cache_options={"prefix_cache_bytes": None},
+        drafter=draft_model(), max_tokens_per_step=40, max_sequences_per_step=6, **WITH_PREFIXES
     ),
-    "bmc": lambda: fake(
-        18,
-        true_drafts(),
-        max_tokens_per_step=40,
-        max_sequences_per_step=5,
-        cache_options={"kv_cache_type": "bmc", "bmc_rows": 24},
-    ),
-    "prefix": lambda: fake(
-        drafter=true_drafts(),
-        max_tokens_per_step=40,
-        max_sequences_per_step=5,
-        cache_options={"prefix_cache_bytes": None},
-    ),
-    "windows": lambda: fake(
-        10,
-        true_drafts(),
-        (None, 20, None, 20),
-        max_tokens_per_step=40,
-        max_sequences_per_step=5,
-        cache_options={"prefix_cache_bytes": None},
-    ),
-    "windows everywhere": lambda: fake(
-        drafter=true_drafts(),
-        windows=(20, 20),
-        max_tokens_per_step=40,
-        max_sequences_per_step=5,
-        cache_options={"prefix_cache_bytes": None},
-    ),
-    "tiny": lambda: tiny(
-        drafter=prompt_lookup(),
-        max_tokens_per_step=64,
-        max_sequences_per_step=6,
-        cache_options={"prefix_cache_bytes": None},
-    ),
+    "bmc": lambda: fake(18, true_drafts(), cache_options={"kv_cache_type": "bmc", "bmc_rows": 24}, **SMALL_STEPS),
+    "prefix": lambda: fake(drafter=true_drafts(), **SMALL_STEPS, **WITH_PREFIXES),
+    "windows": lambda: fake(10, true_drafts(), (None, 20, None, 20), **SMALL_STEPS, **WITH_PREFIXES),
+    "windows everywhere": lambda: fake(drafter=true_drafts(), windows=(20, 20), **SMALL_STEPS, **WITH_PREFIXES),
+    "tiny": lambda: tiny(drafter=prompt_lookup(), max_tokens_per_step=64, max_sequences_per_step=6, **WITH_PREFIXES),
     "int8": lambda: tiny(
-        14,
-        "int8",
-        drafter=prompt_lookup(),
-        max_tokens_per_step=40,
-        max_sequences_per_step=6,
-        cache_options={"prefix_cache_bytes": None},
+        14, "int8", drafter=prompt_lookup(), max_tokens_per_step=40, max_sequences_per_step=6, **WITH_PREFIXES
     ),
 }

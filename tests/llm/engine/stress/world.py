@@ -83,7 +83,6 @@ class World:
 
     generator: Generator
     alone: Generator
-    deadline: float
     num_done: Counter[str] = field(default_factory=Counter)
     """Of each action."""
     happened: Counter[str] = field(default_factory=Counter)

@@ -1,45 +1,19 @@
-"""LLMModel on real files: the text of transformers, every kind of input, every streamer, and refusals that teach."""
+"""LLMModel on real files: the text of transformers, every kind of input, lengths and stops."""
 
 from __future__ import annotations
 
-import functools
-import io
 import itertools
-import queue
 import shutil
 import threading
 
 import numpy as np
 import pytest
 import torch
-from transformers import TextIteratorStreamer
-from transformers import TextStreamer as HFTextStreamer
 
-from pace.checkpoints.reader import CheckpointReader
-from pace.llm import BaseStreamer, CallbackStreamer, GenerateOutput, LLMModel, SamplingConfig, TextStreamer
+from pace.llm import LLMModel, SamplingConfig
 from pace.llm.decoding.sampler import draw, uniform
-from pace.llm.models import model_utils
-from tests.llm.generators import check_idle
+from tests.llm.generation.loaded import GREEDY, load
 from tests.llm.models.variants import FAMILIES, IN_TRANSFORMERS
-from tests.support import backends
-
-BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
-GREEDY = SamplingConfig(max_new_tokens=20, ignore_eos=True)
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request) -> str:
-    return request.param
-
-
-@functools.cache
-def load(folder, backend: str) -> LLMModel:
-    return LLMModel(folder, dtype=torch.float32, backend=backend, progress=False)
-
-
-@pytest.fixture
-def model(checkpoint, backend) -> LLMModel:
-    return load(checkpoint("llama")[0], backend)
 
 
 def random_ids(seed: int, *shape: int) -> torch.Tensor:
@@ -333,7 +307,6 @@ def test_metrics_count(model: LLMModel) -> None:
 
 
 def test_the_files_defaults_hold_unless_the_caller_says_otherwise(checkpoint, tmp_path) -> None:
-    import shutil
 
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama")[0], folder)
@@ -342,212 +315,3 @@ def test_the_files_defaults_hold_unless_the_caller_says_otherwise(checkpoint, tm
     assert len(model.generate([5], SamplingConfig(ignore_eos=True)).generated_token_ids[0]) == 3
     assert len(model.generate([5], SamplingConfig(ignore_eos=True, max_new_tokens=5)).generated_token_ids[0]) == 5
     assert model.generate([[5, 6], [7]], GREEDY).output_token_ids[1, 0] == 4
-
-
-# -- streamers
-# --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
-def test_streams_are_the_text(checkpoint, backend: str, kind: str) -> None:
-    model = load(checkpoint("llama", kind)[0], backend)
-    config = SamplingConfig(max_new_tokens=40, ignore_eos=True)
-    text = model.generate("Once upon", config).texts[0]
-    pieces = list(model.stream("Once upon", config))
-    assert "".join(pieces) == text and len(pieces) > 3
-    file = io.StringIO()
-    model.generate("Once upon", config, streamer=TextStreamer(model.tokenizer, skip_prompt=True, file=file))
-    assert file.getvalue() == text + "\n"
-    file = io.StringIO()
-    model.generate("Once upon", config, streamer=TextStreamer(model.tokenizer, file=file))
-    assert file.getvalue() == "Once upon" + text + "\n"
-
-
-def test_transformers_streamers_work_as_they_are(model: LLMModel, capsys) -> None:
-    out = model.generate(
-        "Once upon", GREEDY, streamer=HFTextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    )
-    assert capsys.readouterr().out == out.texts[0] + "\n"
-    streamer = TextIteratorStreamer(model.tokenizer, timeout=30, skip_special_tokens=True)
-    thread = threading.Thread(target=model.generate, args=("Once upon", GREEDY, streamer))
-    thread.start()
-    assert "".join(streamer) == model.tokenizer.decode(out.output_token_ids[0], skip_special_tokens=True)
-    thread.join(60)
-
-
-class Recorder:
-    def __init__(self, fail_at: int | None = None) -> None:
-        self.calls: list = []
-        self.fail_at = fail_at
-
-    def put(self, value: torch.Tensor) -> None:
-        self.calls.append(value)
-        if len(self.calls) == self.fail_at:
-            raise RuntimeError("the streamer's own")
-
-    def end(self) -> None:
-        self.calls.append("end")
-
-
-def test_a_streamer_gets_the_prompt_each_token_and_the_end(model: LLMModel) -> None:
-    recorder = Recorder()
-    out = model.generate([5, 6], GREEDY, streamer=recorder)
-    assert recorder.calls[0].tolist() == [[5, 6]] and recorder.calls[-1] == "end"
-    assert [call.tolist() for call in recorder.calls[1:-1]] == [[token] for token in out.generated_token_ids[0]]
-
-
-@pytest.mark.parametrize("fail_at", [1, 2, 9])
-def test_a_streamer_that_raises_ends_its_call_alone(model: LLMModel, fail_at: int) -> None:
-    with pytest.raises(RuntimeError, match="streamer's own"):
-        model.generate([5, 6], GREEDY, streamer=Recorder(fail_at))
-    check_idle(model)
-    assert len(model.generate([5, 6], GREEDY).generated_token_ids[0]) == 20
-
-
-def test_one_sequence_streamers_refuse_batches(model: LLMModel) -> None:
-    for streamer in (Recorder(), HFTextStreamer(model.tokenizer), TextStreamer(model.tokenizer, file=io.StringIO())):
-        with pytest.raises(ValueError, match="CallbackStreamer"):
-            model.generate([[5], [6]], GREEDY, streamer=streamer)
-    with pytest.raises(TypeError, match="put"):
-        model.generate([5], GREEDY, streamer=print)
-    with pytest.raises(NotImplementedError, match="must define put"):
-        model.generate([5], GREEDY, streamer=BaseStreamer())
-
-
-def test_a_callback_streams_a_batch(model: LLMModel) -> None:
-    events = []
-    out = model.generate([[5, 6], [7]], GREEDY, streamer=CallbackStreamer(events.append, model.tokenizer))
-    for row in range(2):
-        mine = [event for event in events if event.row == row]
-        assert [event.token for event in mine] == [*out.generated_token_ids[row], None]
-        assert "".join(event.text for event in mine) == out.texts[row]
-        assert mine[-1].finish_reason == out.finish_reasons[row]
-
-
-@pytest.mark.parametrize("leave", [lambda stream: stream.close(), lambda stream: None], ids=["closed", "dropped"])
-def test_a_stream_left_early_frees_its_blocks(model: LLMModel, leave) -> None:
-    go_on = threading.Event()
-
-    def slow(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        assert ids.shape[1] < 10 or go_on.wait(60)
-        return logits
-
-    stream = model.stream([5], SamplingConfig(max_new_tokens=50, ignore_eos=True, logits_processors=[slow]))
-    next(stream)
-    used = model.generator.engine.cache.used_bytes
-    leave(stream)
-    del stream
-    go_on.set()
-    assert used > 0
-    check_idle(model)
-    assert model.generator.engine.cache.used_bytes == 0
-
-
-@pytest.mark.parametrize(
-    "inputs, config, message",
-    [
-        ([5, 6], SamplingConfig(logits_processors=[lambda ids, logits: logits * float("nan")]), "no token is left"),
-        ([5] * 1000, None, "shorten the text"),
-        ([[5], [6]], None, "streams one sequence"),
-    ],
-    ids=["in the run", "before it", "a batch"],
-)
-def test_the_reader_of_a_streamer_is_released_when_generation_fails(
-    model: LLMModel, inputs, config, message: str
-) -> None:
-    streamer = TextIteratorStreamer(model.tokenizer, timeout=20)
-    with pytest.raises(ValueError, match=message):
-        model.generate(inputs, config, streamer)
-    try:
-        list(streamer)
-    except queue.Empty:
-        pytest.fail("the reader waits for an end that does not come")
-
-
-# -- the model itself
-# ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments, error, word",
-    [
-        (dict(kv_cache_type="ring"), ValueError, "kv_cache_type"),
-        (dict(spec_config={}), TypeError, "spec_config"),
-        (dict(quantization="int3"), ValueError, "int3"),
-        (dict(backend="cuda"), ValueError, "backend"),
-        (dict(dtype="int3"), ValueError, "dtype"),
-        (dict(max_seq_len=100_000), ValueError, "max_seq_len"),
-        (dict(max_seq_len=0), ValueError, "max_seq_len"),
-        (dict(max_seq_len=True), TypeError, "max_seq_len"),
-        (dict(num_threads=0), ValueError, "num_threads"),
-        (dict(tokenizer_name_or_path="/nowhere/at/all"), FileNotFoundError, "nowhere"),
-    ],
-)
-def test_what_is_not_there_is_refused(checkpoint, arguments: dict, error: type[Exception], word: str) -> None:
-    with pytest.raises(error, match=word):
-        LLMModel(checkpoint("llama")[0], **{"backend": "torch", "progress": False, **arguments})
-
-
-def test_max_seq_len_bounds_a_sequence(checkpoint) -> None:
-    model = LLMModel(checkpoint("llama")[0], max_seq_len=20, dtype="fp32", backend="torch", progress=False)
-    assert model.generate([5], GREEDY).output_token_ids.shape == (1, 20)
-    with pytest.raises(ValueError, match="20"):
-        model.generate([5] * 20, GREEDY)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "arguments", "error"),
-    [
-        ("generation_config.json", '{"temperature": -1}', {}, ValueError),
-        ("tokenizer.json", "{", {}, ValueError),
-        ("chat_template.json", "[]", {}, ValueError),
-        ("unused", "", {"max_seq_len": 10**6}, ValueError),
-        ("unused", "", {"num_threads": 0}, ValueError),
-        ("unused", "", {"tokenizer_name_or_path": "./nowhere"}, FileNotFoundError),
-    ],
-)
-def test_small_things_are_checked_before_weights_are_read(
-    checkpoint, tmp_path, monkeypatch, name, content, arguments, error
-) -> None:
-    folder = shutil.copytree(checkpoint("llama")[0], tmp_path / "model")
-    (folder / name).write_text(content)
-    reads = []
-    monkeypatch.setattr(
-        model_utils, "CheckpointReader", lambda directory: reads.append(directory) or CheckpointReader(directory)
-    )
-    with pytest.raises(error):
-        LLMModel(folder, progress=False, **arguments)
-    assert not reads
-    LLMModel(checkpoint("llama")[0], progress=False).close()
-    assert reads
-
-
-def test_a_model_without_a_tokenizer_takes_ids(checkpoint, tmp_path) -> None:
-    import shutil
-
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(checkpoint("llama")[0] / name, tmp_path / name)
-    model = LLMModel(tmp_path, dtype="fp32", backend="torch", progress=False)
-    out = model.generate([5, 6], GREEDY)
-    assert model.tokenizer is None and out.texts == [] and isinstance(out, GenerateOutput)
-    with pytest.raises(ValueError, match="no tokenizer"):
-        model.generate("text")
-    with pytest.raises(ValueError, match="tokenizer"):
-        model.stream([5])
-    with pytest.raises(ValueError, match="stop_strings"):
-        model.generate([5], SamplingConfig(stop_strings="x"))
-    other = LLMModel(
-        tmp_path, tokenizer_name_or_path=checkpoint("llama")[0], dtype="fp32", backend="torch", progress=False
-    )
-    assert other.generate("fox", GREEDY).texts
-
-
-def test_close_frees_and_tells(checkpoint) -> None:
-    with LLMModel(checkpoint("llama")[0], dtype="fp32", backend="torch", progress=False) as model:
-        report = model.memory_report()
-        assert report.total == sum(report.weights.values()) + report.cache_touched > 0 and report.process > report.total
-        assert "weights" in str(report)
-        assert model.get_tokenizer() is model.tokenizer and model.get_config() is model.config
-    for call in (lambda: model.generate([5]), model.session, model.memory_report, lambda: model.score([5])):
-        with pytest.raises(ValueError, match="closed"):
-            call()
