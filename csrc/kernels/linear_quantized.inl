@@ -124,5 +124,6 @@ static void linear_quantized(const QuantizedLinearArgs& a) {
     if (a.weight->layout == Layout::PanelI8) return linear_codes<CodesI8>(a);
     if (a.weight->layout == Layout::PanelU5) return linear_codes<CodesU5>(a);
     if (a.weight->has_even_levels()) return linear_codes<CodesU4>(a);
+    if (a.weight->multiplies_distances()) return linear_codes<CodesU4Near>(a);
     linear_codes<CodesU4Levels>(a);
 }

@@ -10,6 +10,9 @@
 constexpr int kPrefetchBytes = 4096, kNever = 1 << 30;
 constexpr bool kOneRowIsSlow = PACE_ISA_LEVEL <= 1 && !PACE_HAS_VNNI;
 
+// A NibbleSum of numbers up to PackedHeader::kMostDistance holds so many k.
+constexpr int kDistanceSumK = kNibbleSumK > 32 ? kInputGroup : 16;
+
 struct CodesI8 {
     using Unpacked = struct UnpackedSigned;
     using Weight = Factor;
@@ -82,14 +85,50 @@ struct CodesU4 {
     }
 };
 
-// Of five bits: a step is a unit of planes.inl, of which a sum of 16 bits takes half.
-struct CodesU5 {
-    using Unpacked = struct UnpackedFiveBits;
+// Levels that are near one another, such as those of MXFP4: distances from the least of them, multiplied like nibbles,
+// without magnitudes and signs.
+struct CodesU4Near {
+    using Unpacked = struct UnpackedDistances;
     using Weight = Nibbles;
     using Input = InputCode;
     using Sum = NibbleSum;
-    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes;
-    static constexpr int kSumK = kNibbleSumK > 32 ? kInputGroup : 16;
+    static constexpr int kStep = 8, kFactors = 2, kStepBytes = 64, kSumK = kDistanceSumK;
+    static constexpr int kPrefetchRows = PACE_ISA_LEVEL <= 1 ? 1 : 2;  // with VNNI, too: the look-ups
+    static constexpr bool kHasStarts = true;
+    const Lookup distances;
+    explicit CodesU4Near(const PackedHeader& h) : distances(Distances(h).of_code) {}
+    PACE_INLINE void decode(const CodesU4Near& codes, const uint8_t* p, Nibbles* w) {
+        const Bytes both = load_bytes(p);
+        w[0] = of_nibbles(codes.distances(low_nibbles(both)));
+        w[1] = of_nibbles(codes.distances(high_nibbles(both)));
+    }
+    PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
+    PACE_INLINE uint8_t* unpack(const CodesU4Near& codes, const uint8_t* p, uint8_t* out) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            const Bytes both = load_bytes(p + v * kVectorBytes);
+            store_bytes(out + v * kVectorBytes, codes.distances(low_nibbles(both)));
+            store_bytes(out + 64 + v * kVectorBytes, codes.distances(high_nibbles(both)));
+        }
+        return out + 128;
+    }
+
+  private:
+    struct Distances {
+        int8_t of_code[16];
+        explicit Distances(const PackedHeader& h) {
+            for (int c = 0; c < 16; ++c) of_code[c] = int8_t(h.levels[c] - h.least_level());
+        }
+    };
+};
+
+// Of five bits: a step is a unit of planes.inl, of which a sum of 16 bits takes half.
+struct CodesU5 {
+    using Unpacked = struct UnpackedDistances;
+    using Weight = Nibbles;
+    using Input = InputCode;
+    using Sum = NibbleSum;
+    static constexpr int kStep = 32, kFactors = 8, kStepBytes = Planes<5>::kUnitBytes, kSumK = kDistanceSumK;
     static constexpr int kPrefetchRows = 1;
     static constexpr bool kHasStarts = true;
     explicit CodesU5(const PackedHeader&) {}
@@ -150,9 +189,11 @@ struct UnpackedNibbles {
     PACE_INLINE auto broadcast(const InputCode* x) { return broadcast_input(x); }
 };
 
-struct UnpackedFiveBits : UnpackedNibbles {
-    static constexpr int kSumK = CodesU5::kSumK;
-    PACE_INLINE void decode(const UnpackedFiveBits&, const uint8_t* p, Nibbles* w) { w[0] = of_nibbles(load_bytes(p)); }
+struct UnpackedDistances : UnpackedNibbles {
+    static constexpr int kSumK = kDistanceSumK;
+    PACE_INLINE void decode(const UnpackedDistances&, const uint8_t* p, Nibbles* w) {
+        w[0] = of_nibbles(load_bytes(p));
+    }
 };
 
 // ---- Products of one group of inputs. They move x and w on, behind what they multiplied.

@@ -51,12 +51,12 @@ static void quantize_input_of_super_blocks(const float* x, const PackedHeader& h
 
 static void quantize_input(const float* x, const PackedHeader& h, void* row) {
     if (h.in_super_blocks()) return quantize_input_of_super_blocks(x, h, row);
-    const bool nibbles = (h.layout == Layout::PanelU4 && h.has_even_levels()) || h.layout == Layout::PanelU5;
+    const bool distances = h.multiplies_distances();
     int8_t* const codes = (int8_t*)row;
     float* const scales = (float*)QuantizedInput::scales(row, h);
     float* const sums = (float*)QuantizedInput::sums(row, h);
     int32_t* const starts = (int32_t*)QuantizedInput::starts(row, h);
-    const int32_t offset = nibbles ? h.offset : kSignedOffset;
+    const int32_t offset = distances ? -h.least_level() : kSignedOffset;
     const int64_t group = h.input_group();
     for (int64_t k = h.k; k < h.k_padded; ++k) codes[k] = 0;
     for (int64_t g = 0, k = 0; k < h.k_padded; ++g, k += group) {
@@ -64,9 +64,9 @@ static void quantize_input(const float* x, const PackedHeader& h, void* row) {
         scales[g] = int8_scale(x + k, count);
         sums[g] = quantize_group(x + k, count, scales[g], codes + k);
         starts[g] = -offset * int32_t(sums[g]);
-        if (kPairsOfProducts && !nibbles)
+        if (kPairsOfProducts && !distances)
             starts[g] -= own_products(codes + k, h.k_padded - k < group ? h.k_padded - k : group);
     }
-    if (std::is_same_v<InputCode, int16_t> || (std::is_same_v<UnpackedInputCode, int16_t> && !nibbles))
+    if (std::is_same_v<InputCode, int16_t> || (std::is_same_v<UnpackedInputCode, int16_t> && !distances))
         spread_row(h, row);
 }

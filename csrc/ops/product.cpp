@@ -26,7 +26,9 @@ void Product::describe(const void* weight, bool has_order) {
 bool Product::InputKind::serves(const PackedHeader& other) const {
     if (quantizes)
         return header->layout == other.layout && header->offset == other.offset && header->k_padded == other.k_padded &&
-               header->input_group() == other.input_group() && header->has_even_levels() == other.has_even_levels();
+               header->input_group() == other.input_group() &&
+               header->multiplies_distances() == other.multiplies_distances() &&
+               (!header->multiplies_distances() || header->least_level() == other.least_level());
     return header->dtype == other.dtype && header->k_padded == other.k_padded &&
            (!other.quantized() || other.layout == Layout::PanelF8);
 }

@@ -16,6 +16,8 @@ using namespace pace;
 using check::Inputs;
 
 constexpr int8_t kUneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kNear[16] = {16, 12, 8, 6, 4, 3, 2, 1, 0, -1, -2, -3, -4, -6, -12, -16};
+constexpr int8_t kNotNear[16] = {17, 12, 8, 6, 4, 3, 2, 1, 0, -1, -2, -3, -4, -6, -12, -16};
 
 struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -164,7 +166,8 @@ struct Named {
     PackedFormat format;
 };
 const PackedFormat kI8 = {.code = Code::I8}, kU4 = {.code = Code::U4},
-                   kUnevenU4 = {.code = Code::U4, .levels = kUneven};
+                   kUnevenU4 = {.code = Code::U4, .levels = kUneven}, kNearU4 = {.code = Code::U4, .levels = kNear},
+                   kNotNearU4 = {.code = Code::U4, .levels = kNotNear};
 
 Named with(const char* name, PackedFormat format, int64_t group, bool mins = false) {
     format.group = group;
@@ -187,7 +190,11 @@ std::vector<Named> integer_formats() {
             with("uint5 by 96", {.code = Code::U5}, 96),
             with("uint5 from zero by 32 with minima", {.code = Code::U5, .offset = 0}, 32, true),
             with("levels", kUnevenU4, 0),
-            with("levels by 32", kUnevenU4, 32)};
+            with("levels by 32", kUnevenU4, 32),
+            with("near levels", kNearU4, 0),
+            with("near levels by 16 with minima", kNearU4, 16, true),
+            with("near levels by 32", kNearU4, 32),
+            with("levels not quite near by 32", kNotNearU4, 32)};
 }
 
 }  // namespace

@@ -106,6 +106,7 @@ constexpr int64_t kInputSum = 16;
 struct PackedHeader {
     static constexpr uint32_t kMagic = 0x45434150;          // "PACE"
     static constexpr int64_t kPairScales = 2 * kPanelRows;  // F16 numbers: of two groups
+    static constexpr int kMostDistance = 32;                // 16 bits hold eight products with inputs: 8 * 32 * 127
     uint32_t magic;
     Layout layout;
     uint8_t glu;       // 1: rows are [gate; up], stored as alternating panels
@@ -128,6 +129,22 @@ struct PackedHeader {
         bool even = true;
         for (int c = 0; c < 16; ++c) even &= levels[c] == c - offset;
         return even;
+    }
+    constexpr int least_level() const {
+        int least = levels[0];
+        for (int c = 1; c < 16; ++c) least = levels[c] < least ? levels[c] : least;
+        return least;
+    }
+    constexpr int most_level() const {
+        int most = levels[0];
+        for (int c = 1; c < 16; ++c) most = levels[c] > most ? levels[c] : most;
+        return most;
+    }
+    // Codes of 5 bits, and of 4 whose levels are near one another, are multiplied as their distances from the least
+    // level; others with their signs.
+    constexpr bool multiplies_distances() const {
+        return (layout == Layout::PanelU4 || layout == Layout::PanelU5) &&
+               most_level() - least_level() <= kMostDistance;
     }
 
     // -- parts, of which every other weight has one: itself
