@@ -63,8 +63,9 @@ class Program:
         if batch is not last:
             arrays = _arrays(batch)
             self._last_batch = batch, arrays
-        logits = torch.empty(len(batch.logit_rows), self._result.columns)
-        self._program.run(cache, *arrays, tables, logits.data_ptr())
+        num_tokens, num_rows, *addresses = arrays
+        logits = torch.empty(num_rows, self._result.columns)
+        self._program.run(cache, num_tokens, num_rows, *addresses, tables, logits.data_ptr())
         return logits
 
     def set_profiling(self, on: bool) -> None:

@@ -124,7 +124,7 @@ class BaseModelForCausalLM(Layer):
 
     def angles(self, batch: ForwardBatch) -> Angles:
         """Of every token of the step, by each of `rotaries`; plain torch."""
-        return tuple(rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries)
+        return tuple([rotary.angles(batch.positions, batch.rope_lengths) for rotary in self.rotaries])
 
     def compute(self, ops: ModuleType, batch: ForwardBatch, angles: Angles) -> Tensor:
         """`forward` without its preparation: `ops`, views, sums and the choice of rows only, so that it can be recorded

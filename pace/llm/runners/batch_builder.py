@@ -23,32 +23,31 @@ class BatchBuilder:
         self._shape: tuple[int, ...] = ()
 
     def build(self, spans: list[Span], kv: list[LayerBlocks]) -> ForwardBatch:
-        num_tokens = num_rows = width = 0
-        for span in spans:
-            num_tokens += span.end - span.start
-            num_rows += span.num_rows
-            width = max(width, span.end)
-        width = -(-width // (BLOCK_SIZE * _TABLE_STEP)) * _TABLE_STEP
-        shape = (len(spans), num_tokens, num_rows, width)
+        ends = [span.end for span in spans]
+        rows = [span.num_rows for span in spans]
+        num_tokens = sum(ends) - sum(span.start for span in spans)
+        width = -(-max(ends) // (BLOCK_SIZE * _TABLE_STEP)) * _TABLE_STEP
+        shape = (len(spans), num_tokens, sum(rows), width)
         if shape != self._shape:
             self._allocate(*shape, kv)
         first = row = 0
-        for index, span in enumerate(spans):
-            self._fill(index, span, first)
-            for blocks, places in zip(span.sequence.more_tables, self._others):
-                self._fill_places(index, span, first, blocks, *places)
-            first += span.end - span.start
+        for index, (span, end, num_rows) in enumerate(zip(spans, ends, rows)):
+            sequence, start = span.sequence, span.start
+            self._fill(span, end, first)
+            self._fill_places(index, start, end, first, sequence.block_table, self._block_table, self._slots)
+            for blocks, places in zip(sequence.more_tables, self._others):
+                self._fill_places(index, start, end, first, blocks, *places)
+            first += end - start
             self._query_start[index + 1] = first
-            self._kv_len[index] = span.end
-            for logit_row in range(first - span.num_rows, first):
+            self._kv_len[index] = end
+            for logit_row in range(first - num_rows, first):
                 self._logit_rows[row] = logit_row
                 row += 1
         return self._batch
 
-    def _fill(self, index: int, span: Span, first: int) -> None:
-        """Writes the tokens of one span, from column `first` on, and where they go in the first group of layers."""
-        sequence, start, end = span.sequence, span.start, span.end
-        self._fill_places(index, span, first, sequence.block_table, self._block_table, self._slots)
+    def _fill(self, span: Span, end: int, first: int) -> None:
+        """Writes the tokens of one span, from column `first` on."""
+        sequence, start = span.sequence, span.start
         if end - start == 1:
             self._tokens[first] = sequence.tokens[start]
             self._positions[first] = start
@@ -62,10 +61,9 @@ class BatchBuilder:
 
     @staticmethod
     def _fill_places(
-        index: int, span: Span, first: int, blocks: array, block_table: np.ndarray, slots: np.ndarray
+        index: int, start: int, end: int, first: int, blocks: array, block_table: np.ndarray, slots: np.ndarray
     ) -> None:
-        """Writes one span's row of a group's block table, and its slots."""
-        start, end = span.start, span.end
+        """Writes the row of one span, positions `start .. end - 1`, in a group's block table, and its slots."""
         table = np.frombuffer(blocks, dtype=np.intc)
         num_blocks = -(-end // BLOCK_SIZE)
         block_table[index, :num_blocks] = table[:num_blocks]
