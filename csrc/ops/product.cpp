@@ -10,6 +10,8 @@
 namespace pace {
 
 void Product::describe(const void* weight, bool has_order) {
+    if (weight == described_ && has_order == has_order_ && table == &kernels()) return;
+    described_ = nullptr;
     const PackedHeader& h = packed_header(weight);
     table = &kernels();
     k = h.k;
@@ -21,6 +23,8 @@ void Product::describe(const void* weight, bool has_order) {
     kinds_.clear();
     for (int i = 0; i < h.parts(); ++i) add_part(weight, h.part(i), has_order);
     takes_floats = kinds_.size() == 1 && !kinds_[0].rounds && !kinds_[0].quantizes;
+    described_ = weight;
+    has_order_ = has_order;
 }
 
 bool Product::InputKind::serves(const PackedHeader& other) const {

@@ -20,7 +20,7 @@ class Product {
     };
 
     // Learns how `weight` is stored; throws std::invalid_argument for another table's layout, and for an order of
-    // columns where the weight is not quantised.
+    // columns where the weight is not quantised. What it knows of the same weight and table it does not look up again.
     void describe(const void* weight, bool has_order);
 
     int64_t k = 0, n_out = 0, panels = 0;
@@ -87,6 +87,8 @@ class Product {
     };
     std::vector<Part> parts_;
     std::vector<InputKind> kinds_;
+    const void* described_ = nullptr;
+    bool has_order_ = false;
 
     void add_part(const void* weight, const PackedHeader& part, bool has_order);
     void multiply(const Part& part, const void* weight, const Inputs& x, int64_t first_panel, int64_t panel_count,
