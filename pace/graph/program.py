@@ -12,12 +12,16 @@ from pace.graph import recorded
 from pace.graph.instructions import Instruction, Places, Value
 from pace.graph.passes import fuse, plan_buffers
 from pace.graph.symbols import Recording, SymbolicAngles
+from pace.memory import reserve
 from pace.ops.kernels.attention import kv_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pace.batch import ForwardBatch, LayerBlocks, LayerCache
+
+OWN_PAGES_BYTES = 8 << 20
+"""Logits from this size on have pages of their own, which go as they do: a heap would keep holes of that size."""
 
 
 class Recordable(Protocol):
@@ -64,7 +68,7 @@ class Program:
             arrays = _arrays(batch)
             self._last_batch = batch, arrays
         num_tokens, num_rows, *addresses = arrays
-        logits = torch.empty(num_rows, self._result.columns)
+        logits = _empty_logits(num_rows, self._result.columns)
         self._program.run(cache, num_tokens, num_rows, *addresses, tables, logits.data_ptr())
         return logits
 
@@ -85,6 +89,13 @@ class Program:
     def buffer_bytes(self) -> int:
         """Memory for activations, as large as the largest step so far wanted it."""
         return self._program.buffer_bytes
+
+
+def _empty_logits(rows: int, columns: int) -> Tensor:
+    num_bytes = rows * columns * torch.float32.itemsize
+    if num_bytes < OWN_PAGES_BYTES:
+        return torch.empty(rows, columns)
+    return torch.frombuffer(reserve(num_bytes, huge_pages=True), dtype=torch.float32).view(rows, columns)
 
 
 def _arrays(batch: ForwardBatch) -> tuple[int | list[tuple[int, int]], ...]:
