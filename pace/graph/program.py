@@ -12,7 +12,7 @@ from pace.graph import recorded
 from pace.graph.instructions import Instruction, Places, Value
 from pace.graph.passes import fuse, plan_buffers
 from pace.graph.symbols import Recording, SymbolicAngles
-from pace.memory import reserve
+from pace.memory import format_bytes, reserve
 from pace.ops.kernels.attention import kv_view
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ def _empty_logits(rows: int, columns: int) -> Tensor:
     num_bytes = rows * columns * torch.float32.itemsize
     if num_bytes < OWN_PAGES_BYTES:
         return torch.empty(rows, columns)
-    return torch.frombuffer(reserve(num_bytes, huge_pages=True), dtype=torch.float32).view(rows, columns)
+    try:
+        memory = reserve(num_bytes, huge_pages=True)
+    except OSError as error:
+        raise MemoryError(f"{rows} rows of logits take {format_bytes(num_bytes)}: {error.strerror}") from None
+    return torch.frombuffer(memory, dtype=torch.float32).view(rows, columns)
 
 
 def _arrays(batch: ForwardBatch) -> tuple[int | list[tuple[int, int]], ...]:

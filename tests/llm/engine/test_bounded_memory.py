@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from pace.bench.shapes import RandomWeights
+from pace.graph import program
 from pace.llm.clients import session
 from pace.llm.clients.scoring import score
 from pace.llm.clients.session import Session
@@ -135,3 +138,16 @@ def test_logits_that_memory_does_not_hold_are_refused(monkeypatch) -> None:
         ):
             s.append(text(1000), "all")
         assert len(s) == 0 and s.append(text(600), 600).shape == (600, VOCAB)
+
+
+def test_a_step_whose_logits_find_no_memory_fails_alone(monkeypatch) -> None:
+    def refuse(num_bytes: int, huge_pages: bool) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with driving() as driver:
+        with monkeypatch.context() as patch:
+            patch.setattr(program, "reserve", refuse)
+            with pytest.raises(MemoryError, match=r"128 rows of logits take 15.6 MiB: Cannot allocate memory"):
+                score(driver, [text(200)])
+        assert score(driver, [text(200)])[0].shape == (199,)
+        check_idle(driver)
