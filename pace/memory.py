@@ -6,6 +6,8 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,24 @@ def reserve(num_bytes: int, huge_pages: bool = False) -> mmap.mmap:
     if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+class ReusedPages:
+    """Memory for one user at a time, kept for the next one. May be asked from several threads."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> mmap.mmap:
+        """At least `num_bytes`, of any content: what was taken last where nothing refers to it any more, else new pages.
+        Raises OSError where there are no addresses."""
+        with self._lock:
+            memory = self._memory
+            references = 3  # of the attribute, the variable, and what counts them
+            if memory is None or len(memory) < num_bytes or sys.getrefcount(memory) > references:
+                memory = self._memory = reserve(num_bytes, huge_pages=True)
+            return memory
 
 
 _UNITS = {

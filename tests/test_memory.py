@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from pace.cli import environment
-from pace.memory import available_memory_bytes, format_bytes, parse_bytes, reserve, resident_bytes
+from pace.memory import ReusedPages, available_memory_bytes, format_bytes, parse_bytes, reserve, resident_bytes
 
 
 def test_available_memory_is_of_this_machine() -> None:
@@ -173,3 +174,16 @@ def test_sizes_are_written() -> None:
         "5.0 TiB",
         "16384.0 TiB",
     ]
+
+
+def test_pages_are_used_again_once_nothing_refers_to_them():
+    pages = ReusedPages()
+    first = torch.frombuffer(pages.take(8192), dtype=torch.float32).fill_(1)
+    place, row = first.data_ptr(), first.view(2, -1)[1]
+    del first
+    second = torch.frombuffer(pages.take(8192), dtype=torch.float32).fill_(2)
+    assert second.data_ptr() != place and row.eq(1).all()
+    place = second.data_ptr()
+    del second
+    assert torch.frombuffer(pages.take(4096), dtype=torch.float32).data_ptr() == place
+    assert len(pages.take(16384)) == 16384

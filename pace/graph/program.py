@@ -12,7 +12,7 @@ from pace.graph import recorded
 from pace.graph.instructions import Instruction, Places, Value
 from pace.graph.passes import fuse, plan_buffers
 from pace.graph.symbols import Recording, SymbolicAngles
-from pace.memory import format_bytes, reserve
+from pace.memory import ReusedPages, format_bytes
 from pace.ops.kernels.attention import kv_view
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pace.batch import ForwardBatch, LayerBlocks, LayerCache
 
 OWN_PAGES_BYTES = 8 << 20
-"""Logits from this size on have pages of their own, which go as they do: a heap would keep holes of that size."""
+"""Logits from this size on have pages of their own, used again by later steps: a heap would keep holes of that size."""
 
 
 class Recordable(Protocol):
@@ -53,6 +53,7 @@ class Program:
         self._program = _lower(self.instructions, self._result)
         self._last_cache: tuple[list[LayerBlocks] | None, _C.KvCache] = (None, _C.KvCache([]))
         self._last_batch: tuple[ForwardBatch | None, tuple] = (None, ())
+        self._pages = ReusedPages()
 
     def run(self, batch: ForwardBatch, angles: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
         """Logits `[R, V]` of `batch.logit_rows`; writes the batch's slots of the cache.
@@ -68,9 +69,24 @@ class Program:
             arrays = _arrays(batch)
             self._last_batch = batch, arrays
         num_tokens, num_rows, *addresses = arrays
-        logits = _empty_logits(num_rows, self._result.columns)
+        logits = self._empty_logits(num_rows)
         self._program.run(cache, num_tokens, num_rows, *addresses, tables, logits.data_ptr())
         return logits
+
+    def _empty_logits(self, rows: int) -> Tensor:
+        """fp32 `[rows, V]` of any content. Raises MemoryError."""
+        columns = self._result.columns
+        num_bytes = rows * columns * torch.float32.itemsize
+        if num_bytes < OWN_PAGES_BYTES:
+            return torch.empty(rows, columns)
+        try:
+            memory = self._pages.take(num_bytes)
+        except OSError as error:
+            raise MemoryError(
+                f"{rows} rows of logits take {format_bytes(num_bytes)}: {error.strerror}; score fewer texts at once, or "
+                "give the process more memory"
+            ) from None
+        return torch.frombuffer(memory, dtype=torch.float32, count=rows * columns).view(rows, columns)
 
     def set_profiling(self, on: bool) -> None:
         """Starts afresh to time every instruction, or stops."""
@@ -89,17 +105,6 @@ class Program:
     def buffer_bytes(self) -> int:
         """Memory for activations, as large as the largest step so far wanted it."""
         return self._program.buffer_bytes
-
-
-def _empty_logits(rows: int, columns: int) -> Tensor:
-    num_bytes = rows * columns * torch.float32.itemsize
-    if num_bytes < OWN_PAGES_BYTES:
-        return torch.empty(rows, columns)
-    try:
-        memory = reserve(num_bytes, huge_pages=True)
-    except OSError as error:
-        raise MemoryError(f"{rows} rows of logits take {format_bytes(num_bytes)}: {error.strerror}") from None
-    return torch.frombuffer(memory, dtype=torch.float32).view(rows, columns)
 
 
 def _arrays(batch: ForwardBatch) -> tuple[int | list[tuple[int, int]], ...]:

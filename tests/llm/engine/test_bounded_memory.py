@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pace import memory
 from pace.bench.shapes import RandomWeights
-from pace.graph import program
 from pace.llm.clients import session
 from pace.llm.clients.scoring import score
 from pace.llm.clients.session import Session
@@ -146,8 +146,11 @@ def test_a_step_whose_logits_find_no_memory_fails_alone(monkeypatch) -> None:
 
     with driving() as driver:
         with monkeypatch.context() as patch:
-            patch.setattr(program, "reserve", refuse)
-            with pytest.raises(MemoryError, match=r"128 rows of logits take 15.6 MiB: Cannot allocate memory"):
+            patch.setattr(memory, "reserve", refuse)
+            patch.setattr(engine().model.program, "_pages", memory.ReusedPages())
+            with pytest.raises(
+                MemoryError, match=r"128 rows of logits take 15.6 MiB: Cannot allocate memory; score fewer"
+            ):
                 score(driver, [text(200)])
         assert score(driver, [text(200)])[0].shape == (199,)
         check_idle(driver)
