@@ -1,5 +1,5 @@
-# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make conformance   make format   make emulate   make sanitize
-# make wheel   make clean
+# make demo [ARGS="--model PATH_OR_HUB_ID"]   make check   make test   make test-all   make durations   make conformance
+# make format   make emulate   make sanitize   make wheel   make clean
 # Each needs Python 3.11 and the package index, all but format and clean g++ 12; the second time they start at once.
 
 PYTHON ?= python3
@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS := $(shell nproc)
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
+TEST_SOURCES := $(wildcard tests/csrc/*)
 
 # The quick tier: formatting and layers, the ops on the tables of real CPUs, the engine on the fake model, one
 # architecture against transformers, the bundled model end to end. Under 90 seconds on two cores, once the extension is
@@ -16,16 +17,27 @@ QUICK_TESTS := tests/project/test_formatting.py tests/project/test_layering.py t
     tests/test_end_to_end.py
 QUICK_WORDS := "(not test_oracle or llama) and not stress and not emulated"
 
-.PHONY: demo check test conformance format emulate sanitize wheel clean
+# A file of tests stays in one process, and the dearest files start first (tests/plugins/durations.py).
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo check test test-all durations conformance format emulate sanitize wheel clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/pace_llm_basic.py $(ARGS)
 
-test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
-
 check: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n $(JOBS) $(QUICK_TESTS) -k $(QUICK_WORDS) $(ARGS)
+	$(PYTEST) $(QUICK_TESTS) -k $(QUICK_WORDS) $(ARGS)
+
+test: $(VENV)/test.stamp
+	$(PYTEST) $(ARGS)
+
+# Also every rotating case and every thorough test (tests/plugins/tiers.py), before an issue is resolved.
+test-all: $(VENV)/test.stamp
+	$(PYTEST) --tier all $(ARGS)
+
+# tests/durations.md and .json, from the last whole `make test`.
+durations: $(VENV)/test.stamp
+	$(BIN)/python -m tests.plugins.durations
 
 # Suites that others wrote, against `pace serve`; they are downloaded into a cache outside the tree. ARGS names some of
 # them. It takes a quarter of an hour, and writes the table of docs/serving.md.
@@ -47,8 +59,8 @@ sanitize: $(VENV)/test.stamp
 	PATH="$(abspath $(BIN)):$$PATH" tests/csrc/sanitize.sh $(ARGS)
 
 # In dist/, for machines with this Python: tests/project/test_wheel.py says what it may need of them.
-wheel: $(VENV)/pyvenv.cfg
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+wheel: $(VENV)/tools.stamp
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet bdist_wheel --dist-dir dist
 
 clean:
 	rm -rf build build-* dist $(VENV) *.egg-info pace/_C*.so .pytest_cache .hypothesis
@@ -57,15 +69,32 @@ clean:
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
+# What pip says below ERROR is left out: its warnings are about this machine's indexes, not about pace.
+PIP_INSTALL := $(BIN)/pip install -qq --constraint constraints.txt
+REQUIRES = $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))$(1), sep='\n')"
+
+# $(call build,TABLES): the extension in pace/, with the kernels that PACE_TABLES in CMakeLists.txt calls so. What an
+# earlier call compiled is not compiled again.
+BUILD := build/cmake-$(shell $(PYTHON) -c "import sys; print(sys.implementation.cache_tag)")
+build = PATH="$(abspath $(BIN)):$$PATH" PACE_TABLES=$(1) $(BIN)/python setup.py --quiet build_ext --inplace
+
+$(VENV)/tools.stamp: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call REQUIRES,['build-system']['requires']) | xargs -d '\n' $(PIP_INSTALL)
+	touch $@
+
 # Dependencies again only when their list changes, the extension only when its sources do.
-$(VENV)/demo.stamp: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE_SOURCES)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+$(VENV)/demo.stamp: $(VENV)/tools.stamp $(NATIVE_SOURCES)
+	$(call build,host)
+	PACE_TABLES=host $(PIP_INSTALL) --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/format.stamp: $(VENV)/pyvenv.cfg pyproject.toml
-	$(BIN)/pip install --quiet $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['format'])")
+	$(call REQUIRES,['project']['optional-dependencies']['format']) | xargs -d '\n' $(PIP_INSTALL)
 	touch $@
 
-$(VENV)/test.stamp: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE_SOURCES)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .[test]
+$(VENV)/test.stamp: $(VENV)/tools.stamp $(NATIVE_SOURCES) $(TEST_SOURCES)
+	$(call build,tests)
+	PACE_TABLES=tests $(PIP_INSTALL) --no-build-isolation --editable .[test]
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(BUILD) -DPACE_TESTS=ON > /dev/null
+	cmake --build $(BUILD) --target pace_tests
 	touch $(VENV)/demo.stamp $(VENV)/format.stamp $@

@@ -15,32 +15,29 @@ ROOT = Path(__file__).resolve().parent
 
 
 class CMakeBuild(build_ext):
-    """One build_ext that runs CMake. PACE_BUILD_JOBS sets the parallel compile jobs (default: the usable CPUs)."""
+    """Runs CMake in build/cmake-<python> and copies the extension from there.
+
+    PACE_TABLES chooses the kernels (CMakeLists.txt; default: those of every CPU). PACE_BUILD_JOBS sets the number of
+    parallel compilers (default: the usable CPUs)."""
 
     def build_extension(self, ext: Extension) -> None:
         import pybind11
 
-        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
         jobs = os.environ.get("PACE_BUILD_JOBS") or str(len(os.sched_getaffinity(0)))
-        configure = [
-            "cmake",
-            "-S",
-            str(ROOT),
-            "-B",
-            str(build),
-            "-G",
-            "Ninja",
-            "-DPACE_PYTHON=ON",
-            "-DPACE_TESTS=OFF",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
-        ]
-        # Build isolation installs ninja anew under a temporary path each time: a cached path would no longer exist.
+        tables = os.environ.get("PACE_TABLES") or "all"
+        configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPACE_TABLES={tables}"]
+        configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+        # Build isolation installs ninja under another temporary path each time.
         configure += ["-U", "CMAKE_MAKE_PROGRAM"]
-        subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True)
+        done = subprocess.run(configure, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.exit(done.stdout)
+        show = {"NINJA_STATUS": "compiling the kernels and the extension: %f of %t, %es "} | os.environ
+        subprocess.run(["cmake", "--build", build, "--target", "_C", "--parallel", jobs], check=True, env=show)
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.copy_file(str(build / target.name), str(target))
 
 
 class Wheel(bdist_wheel):

@@ -1,18 +1,20 @@
-// Picks the kernel table, once. PACE_ISA forces one and fails loudly on nonsense.
+// Picks the kernel table, once. PACE_ISA forces one; an unknown name is an error.
+//
+// A build may leave tables out (PACE_TABLES in CMakeLists.txt). Their symbols are weak, so the address of a table that
+// was not linked is null.
+#include "pace/dispatch.h"
+
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
-#include <string>
 
 #include "pace/cpu.h"
-#include "pace/kernels.h"
 
 namespace pace {
 
-#define PACE_DECLARE_TABLE(isa)            \
-    namespace isa {                        \
-    extern const KernelTable kernel_table; \
+#define PACE_DECLARE_TABLE(isa)                          \
+    namespace isa {                                      \
+    [[gnu::weak]] extern const KernelTable kernel_table; \
     }
 PACE_DECLARE_TABLE(generic)
 PACE_DECLARE_TABLE(avx2)
@@ -39,46 +41,52 @@ bool has_avx512_bf16(const CpuFeatures& cpu) { return has_avx512_vnni(cpu) && cp
 bool has_amx(const CpuFeatures& cpu) { return has_avx512_bf16(cpu) && cpu.amx_tile && cpu.amx_bf16 && cpu.amx_int8; }
 
 struct Candidate {
-    const KernelTable* table;
+    const char* name;
+    const KernelTable* table;  // null where it was not built
     bool (*runs)(const CpuFeatures&);
+    bool runs_here() const { return runs(cpu_info().features); }
 };
 
-// The first that runs is chosen; those after `generic` serve tests.
+// The first that runs is chosen; those after `generic` are only for tests.
 const Candidate kAllTables[] = {
-    {&amx::kernel_table, has_amx},
-    {&avx512_bf16::kernel_table, has_avx512_bf16},
-    {&avx512_vnni::kernel_table, has_avx512_vnni},
-    {&avx512::kernel_table, has_avx512},
-    {&avx2_vnni::kernel_table, has_avx2_vnni},
-    {&avx2::kernel_table, has_avx2},
-    {&generic::kernel_table, any_cpu},
-    {&avx2_vnni_evex::kernel_table, has_avx512_vnni},
-    {&emulated_avx512_bf16::kernel_table, any_cpu},
-    {&emulated_amx::kernel_table, any_cpu},
+    {"amx", &amx::kernel_table, has_amx},
+    {"avx512_bf16", &avx512_bf16::kernel_table, has_avx512_bf16},
+    {"avx512_vnni", &avx512_vnni::kernel_table, has_avx512_vnni},
+    {"avx512", &avx512::kernel_table, has_avx512},
+    {"avx2_vnni", &avx2_vnni::kernel_table, has_avx2_vnni},
+    {"avx2", &avx2::kernel_table, has_avx2},
+    {"generic", &generic::kernel_table, any_cpu},
+    {"avx2_vnni_evex", &avx2_vnni_evex::kernel_table, has_avx512_vnni},
+    {"emulated_avx512_bf16", &emulated_avx512_bf16::kernel_table, any_cpu},
+    {"emulated_amx", &emulated_amx::kernel_table, any_cpu},
 };
 
-bool runs_here(const Candidate& candidate) { return candidate.runs(cpu_info().features); }
+std::string joined(const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+    return text;
+}
 
 const KernelTable* find(const std::string& name) {
-    std::string available;
     for (const Candidate& candidate : kAllTables) {
-        if (!runs_here(candidate)) continue;
-        if (name == candidate.table->name) return candidate.table;
-        available += std::string(available.empty() ? "" : ", ") + candidate.table->name;
-    }
-    for (const Candidate& candidate : kAllTables)
-        if (name == candidate.table->name)
+        if (name != candidate.name) continue;
+        if (!candidate.runs_here())
             throw std::invalid_argument("instruction set '" + name +
                                         "' is not available on this CPU or not enabled by its "
                                         "operating system; available: " +
-                                        available);
-    throw std::invalid_argument("unknown instruction set '" + name + "'; available: " + available +
+                                        joined(available_isas()));
+        if (!candidate.table)
+            throw std::invalid_argument("instruction set '" + name + "' is not in this build of pace, which has: " +
+                                        joined(built_isas()) + ". Build it with PACE_TABLES=all");
+        return candidate.table;
+    }
+    throw std::invalid_argument("unknown instruction set '" + name + "'; available: " + joined(available_isas()) +
                                 ". Set PACE_ISA to one of them, or unset it to use the best");
 }
 
 const KernelTable* initial_table() {
     const char* forced = std::getenv("PACE_ISA");
-    return forced && *forced ? find(forced) : available_isas().tables[0];
+    return find(forced && *forced ? forced : available_isas().front());
 }
 
 std::atomic<const KernelTable*> current{nullptr};
@@ -94,13 +102,26 @@ const KernelTable& kernels() {
     return *table;
 }
 
-void select_isa(const char* name) { current.store(find(name), std::memory_order_release); }
+void select_isa(const std::string& name) { current.store(find(name), std::memory_order_release); }
 
-IsaList available_isas() {
-    IsaList list = {};
+std::vector<std::string> built_isas() {
+    std::vector<std::string> names;
     for (const Candidate& candidate : kAllTables)
-        if (runs_here(candidate)) list.tables[list.count++] = candidate.table;
-    return list;
+        if (candidate.table) names.push_back(candidate.name);
+    return names;
+}
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> names;
+    for (const Candidate& candidate : kAllTables)
+        if (candidate.table && candidate.runs_here()) names.push_back(candidate.name);
+    return names;
+}
+
+const char* best_isa() {
+    for (const Candidate& candidate : kAllTables)
+        if (candidate.runs_here()) return candidate.name;
+    return "generic";
 }
 
 }  // namespace pace

@@ -6,10 +6,17 @@ def isa() -> str:
     """The instruction set in use; PACE_ISA chooses the first one."""
 
 def select_isa(name: str) -> None:
-    """Changes the instruction set in use. Weights packed for another layout are refused from then on. ValueError if unavailable."""
+    """Changes the instruction set in use. Weights packed for another layout are refused from then on. ValueError for one that
+    is unknown, or that this CPU or this build lacks."""
 
 def available_isas() -> list[str]:
-    """Those that this CPU can run, best first; the emulated ones come last."""
+    """Instruction sets of this build that this CPU can run, best first; those for tests come last."""
+
+def built_isas() -> list[str]:
+    """Instruction sets of this build, best first; those for tests come last."""
+
+def best_isa() -> str:
+    """The best instruction set that this CPU can run, in this build or not."""
 
 def set_num_threads(count: int, pinned: bool = False) -> None:
     """With `pinned`, every thread on a CPU of its own; the calling one only while kernels run. ValueError for more than there are."""

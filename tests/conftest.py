@@ -16,6 +16,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, w
 import pytest
 import torch
 
+pytest_plugins = ["tests.plugins.tiers", "tests.plugins.alone", "tests.plugins.durations"]
+
 # Bytecode is kept, of tests and of what they start. Where the environment forbids it, each process compiles pace anew, and
 # pytest rewrites the asserts of all tests.
 sys.dont_write_bytecode = False
@@ -36,11 +38,6 @@ def pytest_collection() -> Iterator[object]:
         gc.collect()
         gc.freeze()
         gc.enable()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The C++ tests first: some of them take minutes, for which a process would be left alone at the end."""
-    items.sort(key=lambda item: item.path.name != "test_csrc.py")
 
 
 @pytest.fixture(autouse=True)

@@ -3,20 +3,17 @@
 #include "bindings.h"
 
 #include "pace/cpu.h"
-#include "pace/kernels.h"
+#include "pace/dispatch.h"
 #include "pace/threading.h"
 
 PYBIND11_MODULE(_C, m) {
     m.doc() = "C++ kernels of pace; use them through pace.ops";
 
     m.def("isa", [] { return pace::kernels().name; });
-    m.def("select_isa", [](const std::string& name) { pace::select_isa(name.c_str()); });
-    m.def("available_isas", [] {
-        py::list names;
-        const pace::IsaList isas = pace::available_isas();
-        for (int i = 0; i < isas.count; ++i) names.append(isas.tables[i]->name);
-        return names;
-    });
+    m.def("select_isa", &pace::select_isa);
+    m.def("available_isas", &pace::available_isas);
+    m.def("built_isas", &pace::built_isas);
+    m.def("best_isa", &pace::best_isa);
     m.def(
         "set_num_threads", [](int count, bool pinned) { pace::ThreadPool::instance().set_num_threads(count, pinned); },
         py::arg("count"), py::arg("pinned") = false);

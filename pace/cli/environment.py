@@ -69,6 +69,7 @@ def as_text(report: dict[str, Any]) -> str:
         ("features", " ".join(report["cpu"]["features"]) or "none beyond SSE2"),
         ("instruction set", f"{isa['chosen'] or 'none'}: {isa['reason']}"),
         ("", f"available: {', '.join(isa['available'])}"),
+        ("", f"in this build: {', '.join(isa['built'])}"),
         ("threads", f"{threads['default'] or 'none'}: {threads['reason']}"),
         (
             "",
@@ -115,17 +116,20 @@ def _threads(cpu: dict[str, Any]) -> dict[str, Any]:
 
 
 def _instruction_set(extension) -> dict[str, Any]:
-    available = extension.available_isas()
+    """The instruction set in use and why, those that this CPU can run, and those in this build."""
+    found = {"available": extension.available_isas(), "built": extension.built_isas(), "best": extension.best_isa()}
     forced = env.value("PACE_ISA")
     try:
         chosen = extension.isa()
     except ValueError as error:
-        return {"chosen": None, "reason": f"PACE_ISA={forced}: {error}", "available": available}
-    return {
-        "chosen": chosen,
-        "reason": "PACE_ISA asks for it" if forced else "the best that this CPU has",
-        "available": available,
-    }
+        return {"chosen": None, "reason": f"PACE_ISA={forced}: {error}", **found}
+    if forced:
+        reason = "PACE_ISA asks for it"
+    elif found["best"] in found["built"]:
+        reason = "the best that this CPU has"
+    else:
+        reason = f"the best of this build; this CPU has {found['best']}: build with PACE_TABLES=all"
+    return {"chosen": chosen, "reason": reason, **found}
 
 
 def _pinning(cpus: list[int] | None) -> str:

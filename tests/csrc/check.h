@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "pace/kernels.h"
+#include "pace/dispatch.h"
 
 namespace check {
 

@@ -73,10 +73,14 @@ void run(const check::Test& test, const std::vector<const pace::KernelTable*>& t
 
 int main(int count, char** arguments) {
     const pace::KernelTable& best = pace::kernels();
-    const pace::IsaList available = pace::available_isas();
-    std::vector<const pace::KernelTable*> tables(available.tables, available.tables + available.count);
+    std::vector<const pace::KernelTable*> tables;
     std::printf("chosen %s; tables:", best.name);
-    for (const pace::KernelTable* table : tables) std::printf(" %s", table->name);
+    for (const std::string& name : pace::available_isas()) {
+        pace::select_isa(name);
+        tables.push_back(&pace::kernels());
+        std::printf(" %s", name.c_str());
+    }
+    pace::select_isa(best.name);
     std::printf("\n");
 
     std::vector<std::string> patterns(arguments + 1, arguments + count);
@@ -86,7 +90,7 @@ int main(int count, char** arguments) {
         tables.clear();
         try {
             for (std::string name; std::getline(names, name, ',');) {
-                pace::select_isa(name.c_str());
+                pace::select_isa(name);
                 tables.push_back(&pace::kernels());
             }
         } catch (const std::invalid_argument& error) {

@@ -314,10 +314,9 @@ TEST_TABLES(mistakes_are_refused) {
     Inputs x(1, 8, 1);
     std::vector<float> result;
     LinearOp foreign = make_op(x, w, result);
-    const IsaList isas = available_isas();
-    for (int i = 0; i < isas.count; ++i) {
-        select_isa(isas.tables[i]->name);
-        CHECK(refused([&] { execute(foreign); }) == (isas.tables[i]->bf16_layout != table.bf16_layout));
+    for (const std::string& name : available_isas()) {
+        select_isa(name);
+        CHECK(refused([&] { execute(foreign); }) == (kernels().bf16_layout != table.bf16_layout));
     }
     select_isa(table.name);
 }
@@ -325,12 +324,10 @@ TEST_TABLES(mistakes_are_refused) {
 TEST(emulated_bf16_gives_the_bits_of_the_real_instructions) {
     std::vector<float> results[2];
     int found = 0;
-    const IsaList isas = available_isas();
-    for (int i = 0; i < isas.count; ++i) {
-        const std::string name = isas.tables[i]->name;
+    for (const std::string& name : available_isas()) {
         if (name != "avx512_bf16" && name != "emulated_avx512_bf16") continue;
         const std::string before = kernels().name;
-        select_isa(name.c_str());
+        select_isa(name);
         for (const DType dtype : kDtypes) {
             const Packed w(70, 219, dtype, true, 3);
             Inputs x(14, 219, 4);
@@ -341,7 +338,7 @@ TEST(emulated_bf16_gives_the_bits_of_the_real_instructions) {
             results[found].insert(results[found].end(), out.begin(), out.end());
         }
         ++found;
-        select_isa(before.c_str());
+        select_isa(before);
     }
     if (found == 2)
         CHECK(results[0].size() == results[1].size() &&

@@ -216,15 +216,4 @@ struct KernelTable {
 // The table in use: the best this CPU has, or what PACE_ISA or select_isa() asked for.
 const KernelTable& kernels();
 
-// Changes the table in use. Throws std::invalid_argument for an unknown name or one this CPU lacks.
-// Packed weights carry the layout of the table they were packed for; other tables refuse them if their layout differs.
-void select_isa(const char* name);
-
-// All tables, or those that this CPU can run, best first; those that serve tests come last.
-struct IsaList {
-    const KernelTable* tables[10];
-    int count;
-};
-IsaList available_isas();
-
 }  // namespace pace

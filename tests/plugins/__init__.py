@@ -1,0 +1,1 @@
+"""pytest plugins of this suite: which tests a run has, in which order, and how long they took."""

@@ -1,0 +1,161 @@
+"""How long tests take: the dearest files start first, and every whole run leaves its seconds for `make durations`.
+
+`python -m tests.plugins.durations` turns the last run into tests/durations.json, by which files are ordered, and
+tests/durations.md, which shows them to people. tests/budgets.toml has the most that a room may take."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.tiers import ROOT, commit
+
+LAST_RUN = ROOT / "build" / "test-durations.json"
+KEPT = ROOT / "tests" / "durations.json"
+PAGE = ROOT / "tests" / "durations.md"
+SLOWEST = 20
+
+
+def room(path: str) -> str:
+    """Folder below tests/ that a budget is for: one level, two within tests/llm; "tests" for files at the top."""
+    parts = Path(path).parts[1:-1]
+    return "/".join(parts[: 2 if parts[:1] == ("llm",) else 1]) or "tests"
+
+
+# -- in a run ----------------------------------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files by falling seconds; within a file as written. `--dist loadfile` hands them out in this order."""
+    seconds = json.loads(KEPT.read_text())["files"] if KEPT.exists() else {}
+    unknown = sorted(seconds.values())[len(seconds) // 2] if seconds else 0.0
+    items.sort(key=lambda item: -seconds.get(item.nodeid.split("::")[0], unknown))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(config))
+
+
+class Recorder:
+    """Seconds of each test, set-up and teardown included, as this run saw them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.seconds: Counter[str] = Counter()
+        self.begin = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        is_whole = not self.config.option.keyword and not self.config.option.markexpr
+        if exitstatus or not is_whole or self.config.args != self.config.getini("testpaths"):
+            return
+        LAST_RUN.parent.mkdir(exist_ok=True)
+        LAST_RUN.write_text(
+            json.dumps(
+                {
+                    "tier": self.config.getoption("tier"),
+                    "commit": commit()[0],
+                    "date": datetime.now(UTC).date().isoformat(),
+                    "machine": f"{os.cpu_count()} CPUs, {cpu_name()}",
+                    "seconds": round(time.monotonic() - self.begin),
+                    "tests": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
+                }
+            )
+        )
+
+
+def cpu_name() -> str:
+    from pace import _C
+
+    return f"{_C.cpu_info()['model_name'].strip() or platform.machine()}, {_C.best_isa()}"
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def summary(run: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a run: seconds by file, and the slowest tests."""
+    files: Counter[str] = Counter()
+    for name, seconds in run["tests"].items():
+        files[name.split("::")[0]] += seconds
+    about = {key: run[key] for key in ("commit", "date", "machine", "seconds")}
+    slowest = Counter(run["tests"]).most_common(SLOWEST)
+    return {
+        **about,
+        "num_tests": len(run["tests"]),
+        "slowest": {name: round(seconds, 1) for name, seconds in slowest},
+        "files": {path: round(seconds, 1) for path, seconds in sorted(files.items())},
+    }
+
+
+def by_room(kept: dict[str, Any]) -> dict[str, float]:
+    rooms: dict[str, float] = defaultdict(float)
+    for path, seconds in kept["files"].items():
+        rooms[room(path)] += seconds
+    return dict(sorted(rooms.items(), key=lambda item: -item[1]))
+
+
+def page(kept: dict[str, Any], last: dict[str, Any] | None) -> str:
+    """tests/durations.md: a run beside the one before it, which may be None."""
+    rooms, before = by_room(kept), by_room(last) if last else {}
+    rows = [*rooms.items(), ("all", sum(rooms.values()))]
+    before["all"] = sum(before.values())
+
+    def row(name: str, seconds: float) -> str:
+        earlier = f" {before[name]:.0f}" if last and name in before else ""
+        return f"| {name} | {seconds:.0f} |{earlier} |"
+
+    slowest = [f"| `{name.replace('|', '_')}` | {seconds:.1f} |" for name, seconds in kept["slowest"].items()]
+    return "\n".join(
+        [
+            "# How long the tests take",
+            "",
+            f"`make test` at {kept['commit']} on {kept['date']}: {kept['num_tests']:,} tests in {kept['seconds']} s, on",
+            f"{kept['machine']}. Seconds are of all workers together.",
+            "",
+            "`make durations` writes this page from the last whole `make test`. A room that takes more than",
+            "[budgets.toml](budgets.toml) allows fails `make check`.",
+            "",
+            "| room | seconds | before |",
+            "|---|---|---|",
+            *(row(name, seconds) for name, seconds in rows),
+            "",
+            "The slowest tests:",
+            "",
+            "| test | seconds |",
+            "|---|---|",
+            *slowest,
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    if not LAST_RUN.exists():
+        print("no whole run of make test has ended well in this tree yet", file=sys.stderr)
+        return 1
+    run = json.loads(LAST_RUN.read_text())
+    if run["tier"] != "test":
+        print("the last whole run was make test-all; durations are those of make test", file=sys.stderr)
+        return 1
+    last = json.loads(KEPT.read_text()) if KEPT.exists() else None
+    kept = summary(run)
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    PAGE.write_text(page(kept, last))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

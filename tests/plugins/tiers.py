@@ -1,0 +1,91 @@
+"""Which tests a run has: `--tier test` (make test, the default) or `--tier all` (make test-all).
+
+A test marked `thorough` runs only in `all`. Cases marked `rotates` are too many for every run: each commit runs a
+quarter of them, and four commits in a row run all. `sample(values, always)` marks them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUARTERS = 4
+
+
+def sample(values: Sequence[Any], always: Callable[[Any], bool]) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: those that are not `always` run rotate over commits."""
+    return [value if always(value) else pytest.param(value, marks=pytest.mark.rotates) for value in values]
+
+
+@cache
+def commit() -> tuple[str, int]:
+    """Short hash of the commit that is checked out, and the number of commits up to it; ("none", 0) outside of git."""
+    command = ["git", "-C", str(ROOT), "rev-list", "--max-count=1", "--abbrev-commit", "HEAD"]
+    count = ["git", "-C", str(ROOT), "rev-list", "--count", "HEAD"]
+    try:
+        return tuple(
+            parse(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+            for arguments, parse in ((command, str.strip), (count, int))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "none", 0
+
+
+@cache
+def quarter() -> int:
+    """The quarter of the rotating cases that this commit runs, in 0..3; PACE_TEST_QUARTER repeats another commit's."""
+    asked = os.environ.get("PACE_TEST_QUARTER")
+    return (int(asked) if asked else commit()[1]) % QUARTERS
+
+
+def quarter_of(nodeid: str) -> int:
+    return zlib.crc32(nodeid.encode()) % QUARTERS
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "test: what every commit runs; all: also thorough tests and every rotating case"
+    parser.addoption("--tier", choices=("test", "all"), default="test", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "thorough: runs only in make test-all",
+        "rotates: one of four commits in a row runs it; make test-all runs it always",
+    ):
+        config.addinivalue_line("markers", line)
+    # Random tests of hypothesis differ from commit to commit, and are the same in each run of one commit.
+    from hypothesis import core
+
+    if core.global_force_seed is None:
+        core.global_force_seed = commit()[1]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from hypothesis import core
+
+    name, _ = commit()
+    cases = "all cases" if config.getoption("tier") == "all" else f"quarter {quarter()} of rotating cases"
+    return f"commit {name}: {cases}, --hypothesis-seed={core.global_force_seed}" + (
+        f" (PACE_TEST_QUARTER={quarter()} repeats the cases)" if config.getoption("tier") == "test" else ""
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("tier") == "all":
+        return
+
+    def is_left_out(item: pytest.Item) -> bool:
+        rotates = item.get_closest_marker("rotates") is not None
+        return item.get_closest_marker("thorough") is not None or rotates and quarter_of(item.nodeid) != quarter()
+
+    left_out = [item for item in items if is_left_out(item)]
+    if left_out:
+        items[:] = [item for item in items if not is_left_out(item)]
+        config.hook.pytest_deselected(items=left_out)
