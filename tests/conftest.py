@@ -14,7 +14,6 @@ from collections.abc import Iterator
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start, and of torch here, which reads it when it is imported
 
 import pytest
-import torch
 
 pytest_plugins = ["tests.plugins.tiers", "tests.plugins.alone", "tests.plugins.durations"]
 
@@ -43,6 +42,8 @@ def pytest_collection() -> Iterator[object]:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Whatever a test before has set."""
+    import torch
+
     torch.set_num_threads(1)
 
 
