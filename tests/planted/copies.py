@@ -85,6 +85,7 @@ class Copy:
         import pybind11
 
         configure = ["cmake", "-S", ".", "-B", str(BUILD), "-G", "Ninja", "-DPACE_PYTHON=ON", "-DPACE_TESTS=ON"]
+        configure += [f"-DPACE_TABLES={os.environ.get('PACE_TABLES', 'tests')}"]
         configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
         configure += [f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={self.folder / 'pace'}", "-U", "CMAKE_MAKE_PROGRAM"]
         for command in (configure, ["cmake", "--build", str(BUILD), "--parallel", self._jobs, "--target", target]):
