@@ -50,7 +50,7 @@ format: $(VENV)/format.stamp
 	$(BIN)/ruff check --fix --quiet .
 	find csrc tests/csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl' | xargs $(BIN)/clang-format -i
 
-# All C++ tests of kernels on the least emulated CPU of each table; make test has most of them.
+# All C++ tests of kernels on the least emulated CPU of each table; make test-all has most of them.
 emulate: $(VENV)/test.stamp
 	PACE_EMULATE_ALL=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_csrc.py -k least_cpu $(ARGS)
 
