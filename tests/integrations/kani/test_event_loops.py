@@ -27,7 +27,7 @@ async def until_idle(model):
 
 async def turns_until(task: asyncio.Task) -> int:
     """The turns of a task that wants one each millisecond, until another is done: on a loop that stands still there are
-    none, on a busy machine there are fewer. benchmarks/kani_engines.py measures how long it stands still."""
+    none, on a busy machine there are fewer. docs/kani.md has how long it stands still."""
     turns = 0
     while not task.done():
         await asyncio.sleep(0.001)
