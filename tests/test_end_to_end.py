@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -166,18 +165,6 @@ def child(*command: str, **more) -> subprocess.Popen:
 def test_ctrl_c_leaves_the_model_usable():
     out, err = finish(child("-c", CHILD), timeout=120)
     assert (out, err) == ("stopped\n" * 3 + "usable\n", "")
-
-
-def test_ctrl_c_in_a_process_that_generates():
-    """`pace generate` prints what there is, says nothing more, and leaves with 130."""
-    process = child(
-        "-m", "pace", "generate", "Once upon a time", "--max-new-tokens", "1000", "--ignore-eos", "--num-threads", "1"
-    )
-    first = process.stdout.read(10)  # it has begun to write
-    process.send_signal(signal.SIGINT)
-    rest, err = finish(process)
-    assert process.returncode == 130 and err == ""
-    assert len(first) == 10 and rest.endswith("\n")
 
 
 def test_a_process_may_end_while_a_daemon_thread_generates():
