@@ -57,12 +57,10 @@ class LocalWorker(worker.Worker):
 
 
 @pytest.fixture
-def compare_small(monkeypatch, tmp_path, restore_isa_and_threads):
+def compare_small(quick_limits, monkeypatch, tmp_path, restore_isa_and_threads):
     """`compare_small(runtimes, dtypes)`: the results of a small shape, and what was said. Workers are local, but those of
     `processes` and those with an interpreter of their own."""
     monkeypatch.setitem(SHAPES, "small", SHAPES["llama-3.2-1b"] | SMALL)
-    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
-    monkeypatch.setattr(worker, "LIMIT_SECONDS", 0.01)
     monkeypatch.setattr(measure, "SETTLE_SECONDS", 0.0)
 
     def run(runtimes: list[str], dtypes: list[str], processes=(), **changes) -> tuple[Results, list[str]]:
@@ -325,9 +323,7 @@ def test_a_worker_that_ends_is_an_error(tmp_path):
             ended.ask("limits")
 
 
-def test_a_worker_measures_the_limits(monkeypatch):
-    monkeypatch.setattr(limits, "BUFFER_BYTES", 4 << 20)
-    monkeypatch.setattr(worker, "LIMIT_SECONDS", 0.01)
+def test_a_worker_measures_the_limits(quick_limits):
     server = worker.Server(worker.MACHINE)
     told = server.machine(threads=1)
     assert told["threads"] == 1 and server.limits()["read_gb_s"] > 0
