@@ -64,6 +64,7 @@ def test_what_is_promised_of_formats():
     )
 
 
+@pytest.mark.rotates
 def test_calibration_loses_a_quarter_less(tmp_path):
     """At least; measured are three fifths, with so few tokens."""
     quantize_checkpoint(

@@ -147,7 +147,7 @@ def test_a_step_that_takes_long_is_told(own, monkeypatch):
 
     def hangs(batch):
         begun.set()
-        release.wait(60)
+        release.wait(10)
         return forward(batch)
 
     with own:
