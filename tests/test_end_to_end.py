@@ -149,6 +149,7 @@ for _ in range(3):
             model.generate(["Once upon a time"] * 4, SamplingConfig(max_new_tokens=900, ignore_eos=True))
     except KeyboardInterrupt:
         print("stopped")
+    model.generator.driver.call(lambda engine: engine.check_idle()).result()
     assert model.generate("1, 2, 3, 4,", SamplingConfig(max_new_tokens=8)).texts == expected
 print("usable", flush=True)
 
