@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 import torch
-from hypothesis import settings
 
 from pace.assets import TINY
 from pace.batch import BLOCK_SIZE, KVSpec, Positions
@@ -19,11 +19,11 @@ from pace.llm.decoding.sampler import Greedy
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from tests.llm.cache.test_manager import CacheMachine
 from tests.llm.engine.failing import WatchedEngine, fails_before_line, in_files
 from tests.llm.engine.test_engine import ScriptedDrafter, make_sequence
 from tests.llm.fake_model import OPS, FakeModel, greedy, make_engine
 from tests.llm.generators import check_idle, random_prompts
+from tests.plugins.tiers import sample
 
 SPEC = KVSpec((Positions(1, 2, 2),) * 2, torch.float32)
 
@@ -64,8 +64,7 @@ def blocks_of(sequence: Sequence) -> range:
     return range(sequence.block_table[0], sequence.block_table[-1] + 1)
 
 
-# -- runs
-# -----------------------------------------------------------------------------------------------------------------------
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,10 +126,13 @@ def test_a_run_that_cannot_move_widens_and_slides() -> None:
 
 
 @pytest.mark.parametrize("name", CONTIGUOUS)
-@pytest.mark.parametrize("seed", range(5))
-def test_who_is_alone_can_have_all(name: str, seed: int) -> None:
+def test_who_is_alone_can_have_all(name: str) -> None:
     """However the pool was used before, and wherever the run lies."""
-    chance = random.Random(seed)
+    for seed in range(5):
+        one_has_all_of_a_used_pool(name, random.Random(seed))
+
+
+def one_has_all_of_a_used_pool(name: str, chance: random.Random) -> None:
     cache, others = make_cache(20, **OPTIONS[name]), []
     for _ in range(30):
         if others and chance.random() < 0.5:
@@ -199,17 +201,6 @@ def test_check_integrity_sees_a_run_that_is_none() -> None:
         cache.check_integrity([sequence])
 
 
-def machine(name: str) -> type:
-    class Machine(CacheMachine):
-        options = OPTIONS[name]
-
-    Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-    return Machine.TestCase
-
-
-TestBmcMachine, TestDynamicMachine = machine("bmc-50"), machine("dynamic")
-
-
 def test_the_balanced_rows_are_where_the_cost_is_least() -> None:
     """Copying c / r of attention's time, and r / 2n of the text's memory."""
     for length in (100, 1000, 30_000):
@@ -257,8 +248,7 @@ def test_options_that_make_no_sense_are_told_before_weights_are_read(
         LLMModel(TINY, progress=False, **options)
 
 
-# -- the engine: any allocator, anything at once
-# -----------------------------------------------------------------------------------
+# -- the engine: any allocator, anything at once -----------------------------------------------------------------------
 
 
 class GenerationDrafter(ScriptedDrafter):
@@ -269,7 +259,7 @@ class GenerationDrafter(ScriptedDrafter):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", [6, 9, 14, 40])
+@pytest.mark.parametrize("num_blocks", sample([6, 9, 14, 40], lambda num_blocks: num_blocks in (6, 14)))
 def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
     model = FakeModel()
     engine = Engine.create(
@@ -282,15 +272,19 @@ def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
     check_idle(generator)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", [7, 12, 100])
-def test_samples_of_one_prompt(name: str, num_blocks: int) -> None:
+@functools.cache
+def samples(num_blocks: int, name: str) -> list[list[int]]:
     config = SamplingConfig(do_sample=True, num_return_sequences=4, seed=4, max_new_tokens=40, ignore_eos=True)
-    prompts = [[1, 2, 3] * 8, [4] * 17]
-    generators = Generator(make_engine(num_blocks, cache_options=OPTIONS[name])), Generator(make_engine())
-    outs = [generator.generate(prompts, config).generated_token_ids for generator in generators]
-    assert outs[0] == outs[1]
-    check_idle(generators[0])
+    generator = Generator(make_engine(num_blocks, cache_options=OPTIONS[name]))
+    rows = generator.generate([[1, 2, 3] * 8, [4] * 17], config).generated_token_ids
+    check_idle(generator)
+    return rows
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("num_blocks", sample([7, 12, 100], lambda num_blocks: num_blocks == 7))
+def test_samples_of_one_prompt(name: str, num_blocks: int) -> None:
+    assert samples(num_blocks, name) == samples(1000, "paged")
 
 
 class CheckedEngine(Engine):
@@ -302,7 +296,7 @@ class CheckedEngine(Engine):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sample(range(3), lambda seed: seed == 1))
 def test_everything_at_once_leaks_nothing_and_changes_no_token(name: str, seed: int) -> None:
     everything_at_once(FakeModel(eos_bias=1.0), 16 * SPEC.block_bytes, OPTIONS[name], seed)
 
@@ -361,10 +355,11 @@ def wait_for_steps(generator: Generator, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["prefix", "bmc-50", "dynamic"])
-def test_a_step_that_fails_at_any_line_ends_what_it_worked_on_and_leaves_the_rest_right(name: str) -> None:
+@pytest.mark.parametrize("first", sample([5, 42, 79], lambda first: first == 42))
+def test_a_step_that_fails_at_any_line_ends_what_it_worked_on_and_leaves_the_rest_right(name: str, first: int) -> None:
     model, num_failed, num_gone_on = FakeModel(), 0, 0
     within = in_files("scheduler.py", "manager.py", "block_pool.py", "allocators.py", "prefix_cache.py")
-    for number in range(5, 1500, 37):
+    for number in range(first, 1500, 111):
         engine = WatchedEngine.create(
             model,
             OPS,
@@ -383,8 +378,7 @@ def test_a_step_that_fails_at_any_line_ends_what_it_worked_on_and_leaves_the_res
     assert num_failed and num_gone_on
 
 
-# -- the bundled model
-# ----------------------------------------------------------------------------------------------------------
+# -- the bundled model -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -403,38 +397,55 @@ MODEL_OPTIONS = {
 }
 
 
+PROMPTS = [
+    "Once upon a time there was a little fox",
+    "1, 2, 3, 4,",
+    "Once upon a time there was a little fox who lived in",
+    "The capital of Japan is",
+]
+CONFIGS = [
+    SamplingConfig(max_new_tokens=60, logprobs=2, ignore_eos=True),
+    SamplingConfig(
+        max_new_tokens=30,
+        do_sample=True,
+        temperature=1.2,
+        seed=5,
+        num_return_sequences=3,
+        repetition_penalty=1.2,
+        logprobs=1,
+    ),
+]
+
+
+def walk_of_a_session(model: LLMModel, ids: list[int]) -> list[torch.Tensor]:
+    """Logits of pieces, of what comes after a cut, and of a fork."""
+    with model.session() as session:
+        rows, begin = [], 0
+        for length in (17, 3, 20, 1):
+            rows.append(session.append(ids[begin : begin + length], "all"))
+            begin += length
+        session.truncate(20)
+        with session.fork() as twin:
+            rows.append(twin.append(ids[:40]))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def wanted(plain: LLMModel) -> tuple:
+    outs = [plain.generate(PROMPTS, config) for config in CONFIGS]
+    ids = outs[1].output_token_ids[0].tolist()
+    return outs, ids, walk_of_a_session(plain, ids), plain.score(PROMPTS)
+
+
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
-def test_the_bundled_model_says_the_same_bits(plain: LLMModel, name: str) -> None:
-    prompts = [
-        "Once upon a time there was a little fox",
-        "1, 2, 3, 4,",
-        "Once upon a time there was a little fox who lived in",
-        "The capital of Japan is",
-    ]
-    configs = [
-        SamplingConfig(max_new_tokens=60, logprobs=2, ignore_eos=True),
-        SamplingConfig(
-            max_new_tokens=30,
-            do_sample=True,
-            temperature=1.2,
-            seed=5,
-            num_return_sequences=3,
-            repetition_penalty=1.2,
-            logprobs=1,
-        ),
-    ]
+def test_the_bundled_model_says_the_same_bits(wanted: tuple, name: str) -> None:
+    outs, ids, rows, scores = wanted
     with LLMModel(TINY, progress=False, **MODEL_OPTIONS[name]) as model:
-        for config in configs * 2:
-            out, wanted = model.generate(prompts, config), plain.generate(prompts, config)
-            assert out.generated_token_ids == wanted.generated_token_ids and out.logprobs == wanted.logprobs
-        ids = wanted.output_token_ids[0].tolist()
-        with model.session() as session, plain.session() as other:
-            for length in (17, 3, 20, 1):
-                assert torch.equal(session.append(ids[:length], "all"), other.append(ids[:length], "all"))
-            session.truncate(20), other.truncate(20)
-            with session.fork() as twin:
-                assert torch.equal(twin.append(ids[:40]), other.append(ids[:40]))
-        assert all(map(torch.equal, model.score(prompts), plain.score(prompts)))
+        for config, expected in list(zip(CONFIGS, outs)) * 2:
+            out = model.generate(PROMPTS, config)
+            assert out.generated_token_ids == expected.generated_token_ids and out.logprobs == expected.logprobs
+        assert all(map(torch.equal, walk_of_a_session(model, ids), rows))
+        assert all(map(torch.equal, model.score(PROMPTS), scores))
         check_idle(model)
 
 

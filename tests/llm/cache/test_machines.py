@@ -64,7 +64,9 @@ class Machine(RuleBasedStateMachine):
             step_tokens=STEP_TOKENS,
             **kind.options,
         )
-        self.layers = [(kv.k.numpy()[:, 0, 0], kv.group, layer.window) for kv, layer in zip(self.cache.kv, self.spec.layers)]
+        self.layers = [
+            (kv.k.numpy()[:, 0, 0], kv.group, layer.window) for kv, layer in zip(self.cache.kv, self.spec.layers)
+        ]
         self.sequences: list[Sequence] = []
         self.stored: dict[int, np.ndarray] = {}
         """What each sequence has stored at its computed positions."""
