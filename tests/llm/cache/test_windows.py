@@ -17,7 +17,7 @@ from pace.llm.configs import SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from tests.llm.cache.test_allocators import everything_at_once
+from tests.llm.cache.test_allocators_at_work import everything_at_once
 from tests.llm.cache.window_kinds import WINDOWS
 from tests.llm.fake_model import OPS, FakeModel, greedy
 from tests.llm.generators import check_idle
