@@ -4,19 +4,18 @@ see, whoever shares its blocks."""
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager, spec_of
 from pace.llm.sequence import Sequence
 from tests.llm.cache.window_kinds import WINDOWS
 from tests.llm.fake_model import FakeModel
+from tests.plugins.tiers import commit
 
 STEP_TOKENS = 30
 LONGEST = 160
@@ -47,13 +46,13 @@ KINDS = {
 }
 
 
-class Machine(RuleBasedStateMachine):
+class Machine:
     """What a block holds stays what its sequence has stored there. With a prefix cache that depends on all tokens so
     far, as in a model; without one each value is stored once."""
 
-    def __init__(self, kind: Kind) -> None:
-        super().__init__()
+    def __init__(self, kind: Kind, chance: random.Random) -> None:
         self.kind = kind
+        self.chance = chance
         self.has_windows = any(kind.windows)
         model_spec = FakeModel(windows=kind.windows).kv_spec
         self.spec = spec_of(model_spec, kind.options.get("kv_cache_type", "paged"))
@@ -72,41 +71,42 @@ class Machine(RuleBasedStateMachine):
         """What each sequence has stored at its computed positions."""
         self.num_stored = 0
 
-    def may_begin(self) -> bool:
-        return len(self.sequences) < MOST_SEQUENCES
-
-    def pick(self, number: int) -> Sequence:
-        return self.sequences[number % len(self.sequences)]
+    def step(self) -> str:
+        """Does something; returns what."""
+        may_begin = len(self.sequences) < MOST_SEQUENCES
+        verbs = {"begin": 3 * may_begin}
+        if self.sequences:
+            verbs |= {"compute": 6, "truncate": 2, "fork": 3 * may_begin, "end": 1, "drop": 0.2}
+        (verb,) = self.chance.choices(list(verbs), list(verbs.values()))
+        getattr(self, verb)(*([] if verb in ("begin", "drop") else [self.chance.choice(self.sequences)]))
+        return verb
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
-    @precondition(may_begin)
-    @rule(stem=st.integers(0, 1), length=st.integers(1, 120), split=st.integers(0, 120))
-    def begin(self, stem: int, length: int, split: int) -> None:
+    def begin(self) -> None:
         """Two stems, each left at some place."""
+        stem, length, split = self.chance.randint(0, 1), self.chance.randint(1, 120), self.chance.randint(0, 120)
         self.add(Sequence([stem + (position >= split) for position in range(length)], None, None, 4096), [])
 
-    @precondition(lambda self: self.sequences)
-    @rule(number=st.integers(0, MOST_SEQUENCES - 1), count=st.integers(1, STEP_TOKENS), is_admitted=st.booleans())
-    def compute(self, number: int, count: int, is_admitted: bool) -> None:
-        sequence, cache = self.pick(number), self.cache
+    def compute(self, sequence: Sequence) -> None:
+        cache, count = self.cache, self.chance.randint(1, STEP_TOKENS)
         cache.reuse(sequence)
         known = self.stored[sequence.id]
         self.stored[sequence.id] = np.append(known, self.values(sequence, len(known), sequence.num_computed))
         self.check(sequence)
-        if not is_admitted:
-            self.step(sequence, count)
+        if self.chance.random() < 0.6:
+            self.compute_some(sequence, count)
             return
         fits = cache.blocks_needed(sequence, len(sequence.tokens)) <= cache.num_free_blocks
         is_admitted = cache.admit(sequence, len(sequence.tokens))
         assert is_admitted == fits or self.kind.options and not is_admitted, "a run needs blocks side by side"
         free = cache.num_free_blocks
         while is_admitted and sequence.num_computed < len(sequence.tokens):
-            assert self.step(sequence, count), "a sequence that was admitted found no room"
+            assert self.compute_some(sequence, count), "a sequence that was admitted found no room"
         is_alone = len(self.sequences) == 1 and not self.kind.prefix_blocks
         assert cache.num_free_blocks >= free or not is_admitted or not is_alone
 
-    def step(self, sequence: Sequence, count: int) -> bool:
+    def compute_some(self, sequence: Sequence, count: int) -> bool:
         begin, end = sequence.num_computed, min(sequence.num_computed + count, len(sequence.tokens))
         if not self.cache.reserve(sequence, end):
             return False
@@ -119,43 +119,37 @@ class Machine(RuleBasedStateMachine):
         self.cache.publish(sequence)
         return True
 
-    @precondition(lambda self: self.sequences)
-    @rule(
-        number=st.integers(0, MOST_SEQUENCES - 1),
-        cut=st.one_of(st.integers(0, 2 * BLOCK_SIZE), st.integers(0, LONGEST)),
-        token=st.integers(0, 1),
-        num_new=st.integers(1, 40),
-    )
-    def truncate(self, number: int, cut: int, token: int, num_new: int) -> None:
-        sequence = self.pick(number)
-        length, num_computed = max(0, len(sequence.tokens) - cut), sequence.num_computed
+    def truncate(self, sequence: Sequence) -> None:
+        length, num_computed = max(0, len(sequence.tokens) - self.cut()), sequence.num_computed
         self.cache.truncate(sequence, length)
         assert sequence.num_computed == min(num_computed, length) or self.has_windows and sequence.num_computed == 0
         self.stored[sequence.id] = self.stored[sequence.id][: sequence.num_computed]
-        sequence.tokens[length:] = [token] * min(num_new, LONGEST - length)
+        del sequence.tokens[length:]
+        self.lengthen(sequence)
 
-    @precondition(lambda self: self.sequences and self.may_begin())
-    @rule(number=st.integers(0, MOST_SEQUENCES - 1), cut=st.integers(0, LONGEST))
-    def fork(self, number: int, cut: int) -> None:
-        source = self.pick(number)
-        target, count = Sequence(source.tokens, None, None, 4096), max(0, source.num_computed - cut)
-        self.cache.fork(source, target, count)
-        assert target.num_computed == count or self.has_windows and target.num_computed == 0
+    def fork(self, source: Sequence) -> None:
+        target, num_computed = Sequence(source.tokens, None, None, 4096), max(0, source.num_computed - self.cut())
+        self.cache.fork(source, target, num_computed)
+        assert target.num_computed == num_computed or self.has_windows and target.num_computed == 0
         self.add(target, self.stored[source.id][: target.num_computed])
+        self.lengthen(self.chance.choice([source, target]))
 
-    @precondition(lambda self: self.sequences)
-    @rule(number=st.integers(0, MOST_SEQUENCES - 1))
-    def end(self, number: int) -> None:
-        sequence = self.pick(number)
+    def end(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
         self.cache.free(sequence)
         assert not self.cache.blocks_held(sequence)
 
-    @precondition(lambda self: self.sequences)
-    @rule()
     def drop(self) -> None:
         self.cache.reset(self.sequences)
         self.stored = {sequence.id: np.empty(0) for sequence in self.sequences}
+
+    def cut(self) -> int:
+        """Positions from the end at which a sequence is cut or forked: most lie in its last blocks."""
+        return self.chance.randint(0, self.chance.choice([2 * BLOCK_SIZE, LONGEST]))
+
+    def lengthen(self, sequence: Sequence) -> None:
+        count = min(self.chance.randint(1, 40), LONGEST - len(sequence.tokens))
+        sequence.tokens += [self.chance.randint(0, 1)] * count
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
@@ -184,20 +178,22 @@ class Machine(RuleBasedStateMachine):
             found = keys[table].reshape(-1)[first % BLOCK_SIZE :][: end - first] - number * 2**20
             assert found.tolist() == stored[first:].tolist(), f"layer {number} from position {first} on"
 
-    @invariant()
-    def books_and_content_are_right(self) -> None:
+    def check_all(self) -> None:
         self.cache.check_integrity(self.sequences)
         for sequence in self.sequences:
             self.check(sequence)
 
 
-@pytest.mark.parametrize("num_runs", [25, pytest.param(500, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("num_walks", [40, pytest.param(2000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", KINDS)
-def test_any_order_of_verbs(name: str, num_runs: int) -> None:
-    limits = settings(
-        max_examples=num_runs,
-        stateful_step_count=30,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],  # on a busy machine
-    )
-    run_state_machine_as_test(lambda: Machine(KINDS[name]), settings=limits)
+def test_any_order_of_verbs(name: str, num_walks: int) -> None:
+    """Other walks in each commit."""
+    for number in range(num_walks * commit()[1], num_walks * (commit()[1] + 1)):
+        machine, done = Machine(KINDS[name], random.Random(f"{name} {number}")), []
+        try:
+            for _ in range(40):
+                done.append(machine.step())
+                machine.check_all()
+        except BaseException as error:
+            error.add_note(f"walk {number}, after {', '.join(done)}")
+            raise
