@@ -5,6 +5,7 @@ and several times as much where two processes share two cores, for torch's threa
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -45,6 +46,16 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """`pace.cli.main` sends the log to the stderr that it finds, which pytest closes when the test ends."""
+    logger = logging.getLogger("pace")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)
 
 
 @pytest.fixture
