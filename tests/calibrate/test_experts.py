@@ -22,14 +22,10 @@ from tests.llm.models.variants import save_tiny
 from tests.support import prefill
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("token_ids", "few_strengths")
 quantize_checkpoint = functools.partial(quantize.quantize_checkpoint, progress=False, report=False)
 INT4 = QuantizationConfig("int4", group=16)
 TOKENS = torch.randint(2, 99, (24, 40), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-@pytest.fixture(autouse=True)
-def token_ids(monkeypatch):
-    monkeypatch.setattr(quantize, "load_tokenizer", lambda *arguments: None)
 
 
 @pytest.fixture

@@ -1,71 +1,19 @@
-"""Scales that move from channels to columns: the float model stays what it is, and its rounded products get better."""
+"""Scales that move from channels to columns: the rounded products get better. That the float model stays what it is, a
+visit of each variant checks (tests/llm/models/visit.py)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pace.calibrate.migration import KINDS, apply, centred, choose, migrations, quantised_inputs
+from pace.calibrate.migration import KINDS, centred, choose, migrations, quantised_inputs
 from pace.calibrate.recording import InputStatistics
 from pace.calibrate.rounding import fit_scales, round_to_nearest
-from pace.llm.layers import MixtureOfExperts
 from pace.llm.models.model_utils import load_model as load_layers
 from pace.ops.weight_layout import WeightLayout
-from tests.llm.models.families.latent_variants import LATENT_BASE
-from tests.llm.models.families.mixture_variants import MIXTURE_BASE
-from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
-from tests.support import prefill
+from tests.llm.models.variants import save_tiny
 
 pytest.importorskip("transformers")
-
-PLACES = {"llama": 4, "mistral": 4, "qwen2": 4, "qwen3": 4, "phi3": 4, "opt": 4, "gptj": 2, "phi": 2, "gemma2": 4}
-PLACES |= {"starcoder2": 3, "stablelm": 4, "gpt_neox": 3, "gpt2": 3, "chatglm": 4}
-PLACES |= {"qwen2_vl": 4, "qwen2_5_vl": 4, "qwen3_vl": 4}
-PLACES |= dict.fromkeys(("gemma3_text", "gemma3", "smollm3", "granite", "glm", "glm4", "ernie4_5", "minicpm"), 4)
-PLACES |= {"hunyuan_v1_dense": 4, "olmo2": 2, "olmo3": 2, "cohere": 3, "cohere2": 3}
-PLACES |= {family: 3 if family in LATENT_BASE else 4 for family in (*LATENT_BASE, *MIXTURE_BASE)}
-"""In a layer: norms, values, and what an up-projection makes where the activation lets it through. GELU does not;
-parallel layers have one norm, and OLMo's none. What latents become is left as it is."""
-FEWER = {
-    "opt-350m": 2,
-    "opt-post-norm": 2,
-    "opt-gelu": 3,
-    "opt-no-affine": 2,
-    "stablelm-parallel": 3,
-    "stablelm-2-12b": 3,
-    "gpt2-act": 4,
-}
-"""Norms without weights, or whose output is the residual stream, too."""
-
-
-def places(name: str, layer) -> int:
-    """In one layer of a variant; of a mixture, one in each expert, but not past an up that is clamped."""
-    count = FEWER.get(name, PLACES[name.split("-")[0]])
-    if not isinstance(layer.mlp, MixtureOfExperts):
-        return count
-    experts = layer.mlp.router.num_experts if isinstance(layer.mlp.activation, str) else 0
-    return count - 1 + experts + (layer.mlp.shared is not None)
-
-
-@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
-def test_the_float_model_stays_what_it_is(variant, tmp_path):
-    model_type, special, fields = VARIANTS[variant]
-    save_tiny(tmp_path, model_type, fields)
-    model = load_layers(tmp_path, dtype="float32", backend="torch", progress=False)
-    ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(0))
-    before = prefill(model, ids)
-    generator, found = torch.Generator().manual_seed(1), 0
-    for layer in model.layers:
-        for place in migrations(layer):
-            s = torch.exp(2 * torch.randn(place.readers[0].k, generator=generator).clamp(-2, 2))
-            apply(place, place.channels(s))
-            found += 1
-    assert found == sum(places(f"{model_type}-{special}", layer) for layer in model.layers)
-    after = prefill(model, ids)
-    assert not torch.equal(after, before), "something was scaled"
-    # Sums of 56 products at most, in float32 and with terms that differ in size: far below what a forgotten scale would
-    # do.
-    assert (after - before).abs().max() < 2e-5 * before.abs().max()
 
 
 def test_scales_of_values_are_shared_by_the_query_heads_that_read_them(tmp_path):

@@ -1,8 +1,8 @@
-"""Models held in fewer bits: the weights are those that the format gives, and all that is promised of bits holds."""
+"""Models held in fewer bits: the weights are those that the format gives, and all that is promised of bits holds. A
+visit of each variant has every architecture (tests/llm/models/visit.py)."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
@@ -21,7 +21,6 @@ from pace.ops import native, reference
 from pace.ops.weight_layout import QuantizedRows, WeightLayout, layout_of_rows
 from pace.quant import FORMATS, Int4, Int8, read_format
 from tests.llm.generators import check_idle
-from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
 from tests.support import TensorDict, prefill
 
 GREEDY = SamplingConfig(max_new_tokens=40, ignore_eos=True)
@@ -111,25 +110,6 @@ def test_kernels_are_as_near_as_quantised_inputs_allow(quantization) -> None:
     products = 4 * config_json["num_hidden_layers"] + 1
     bound = 4 / (127 * math.sqrt(12)) * math.sqrt(products) if config.format.layout.code != "float8" else 1e-5
     assert relative <= bound
-
-
-@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=IDS)
-def test_every_architecture(variant: int, tmp_path) -> None:
-    pytest.importorskip("transformers")
-    model_type, _, fields = VARIANTS[variant]
-    save_tiny(tmp_path, model_type, fields)
-    config_json, state = read(tmp_path)
-    ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(variant))
-    floats = prefill(load(config_json, state), ids)
-    for config in (QuantizationConfig("int4", group=16), QuantizationConfig("int8")):
-        expected = make(config_json, quantization=config)
-        for matrix in expected.matrices():
-            matrix.plan = dataclasses.replace(matrix.plan, layouts={})  # floats that have gone through the format
-        expected = prefill(fill(expected, state), ids)
-        found = load(config_json, state, quantization=config)
-        assert torch.equal(prefill(found, ids), expected) and not torch.equal(expected, floats)
-        quantised = [matrix for matrix in found.matrices() if not matrix.keeps_floats]
-        assert all(matrix.weight.layout in (Int4(16).layout, Int8().layout) for matrix in quantised)
 
 
 @pytest.mark.parametrize("seed", range(8))

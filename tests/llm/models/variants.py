@@ -359,6 +359,12 @@ IN_TRANSFORMERS = tuple(family for family in FAMILIES if family not in reference
 IDS = [f"{model_type}-{special}" for model_type, special, _ in VARIANTS]
 
 
+def config_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a config.json for the texts of a variant whose special `fields` are given."""
+    without = {"intermediate_size"} if model_type in ("opt", "gptj", "gpt2") else set()
+    return {name: size for name, size in SIZES.items() if name not in without} | BASE[model_type] | fields
+
+
 def make_oracle(model_type: str, fields: dict[str, Any]) -> torch.nn.Module:
     """transformers' model in float32; of families that it does not have, the one in `references`."""
     if model_type in references.MODELS:
@@ -411,10 +417,7 @@ def save_tiny(folder: Path, model_type: str, fields: dict[str, Any]) -> torch.nn
     All weights are random, those of norms and biases too: a model that forgets one is found out. The numbers fit in
     bfloat16, so that the same checkpoint serves both dtypes."""
     torch.manual_seed(sum(map(ord, model_type)))
-    sizes = {name: size for name, size in SIZES.items() if (name, model_type) not in {("intermediate_size", "opt")}}
-    if model_type in ("gptj", "gpt2"):
-        sizes.pop("intermediate_size")
-    model = make_oracle(model_type, sizes | BASE[model_type] | fields).eval()
+    model = make_oracle(model_type, config_fields(model_type, fields)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:

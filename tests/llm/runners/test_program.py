@@ -1,5 +1,5 @@
-"""A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache, for every
-architecture and variant."""
+"""A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache. A visit of each
+variant has every architecture (tests/llm/models/visit.py)."""
 
 from __future__ import annotations
 
@@ -13,64 +13,13 @@ from pace import _C
 from pace.batch import ForwardBatch, Spans
 from pace.llm.runners.program import ProgramRunner
 from pace.ops import native
-from tests.llm.models.variants import IDS, PROMPT, VARIANTS, save_tiny
+from tests.llm.models.variants import PROMPT, save_tiny
+from tests.llm.models.visit import assert_same_cache, assert_same_program
 from tests.support import Runner, exit_code_in_fork, isas_of_floats, load_model
 
 pytestmark = pytest.mark.usefixtures("restore_isa_and_threads")
 
 pytest.importorskip("transformers")
-
-STEPS = [
-    {1: slice(0, 20)},
-    {3: slice(3, 36), 1: slice(20, PROMPT), 0: slice(0, 7), 2: slice(5, 6)},
-    {0: slice(7, 8)},
-    {0: slice(8, 9)},
-    {0: slice(9, 13), 2: slice(6, 7)},
-]
-"""Sequences and the parts of the prompt they get: chunks, ragged batches, single tokens (twice the same shape), a few
-rows."""
-
-
-@pytest.fixture(params=range(len(VARIANTS)), ids=IDS)
-def checkpoint(request, tmp_path):
-    model_type, _, fields = VARIANTS[request.param]
-    save_tiny(tmp_path, model_type, fields)
-    return tmp_path, torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(request.param))
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """torch.equal, where the NaN of a cache position never written equals itself."""
-    integer = {4: torch.int32, 2: torch.int16, 1: torch.int8}[a.element_size()]
-    return a.shape == b.shape and torch.equal(a.view(integer), b.view(integer))
-
-
-def assert_same(folder, ids, dtype, kv_dtype=None):
-    model = load_model(folder, dtype, native)
-    model.kv_dtype = kv_dtype or dtype
-    eager, compiled, plain = (
-        Runner(m, 4, PROMPT) for m in (model, ProgramRunner(model), ProgramRunner(model, optimise=False))
-    )
-    for chunks in STEPS:
-        step = {s: ids[part] for s, part in chunks.items()}
-        ours, unfused, expected = compiled.step(step), plain.step(step), eager.step(step)
-        for s in step:
-            assert torch.isfinite(expected[s]).all()
-            assert torch.equal(ours[s], expected[s]) and torch.equal(unfused[s], expected[s]), chunks
-    assert_same_cache(compiled.kv, eager.kv)
-    assert_same_cache(plain.kv, eager.kv)
-
-
-def assert_same_cache(ours, expected):
-    for layer, other in zip(ours, expected, strict=True):
-        assert all(map(same_bits, layer.tensors, other.tensors))
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_bits_as_op_by_op(checkpoint, threads):
-    _C.set_num_threads(threads)
-    assert_same(*checkpoint, torch.float32)
-    assert_same(*checkpoint, torch.bfloat16)
-    assert_same(*checkpoint, torch.bfloat16, torch.int8)
 
 
 @pytest.mark.parametrize("isa", isas_of_floats())
@@ -81,8 +30,8 @@ def test_the_same_bits_as_op_by_op(checkpoint, threads):
 def test_the_same_bits_on_every_table(isa, model_type, fields, tmp_path):
     _C.select_isa(isa)
     save_tiny(tmp_path, model_type, fields)
-    assert_same(tmp_path, torch.arange(2, 2 + PROMPT), torch.bfloat16)
-    assert_same(tmp_path, torch.arange(2, 2 + PROMPT), torch.float32, torch.int8)
+    for dtype, kv_dtype in ((torch.bfloat16, None), (torch.float32, torch.int8)):
+        assert_same_program(load_model(tmp_path, dtype, native), torch.arange(2, 2 + PROMPT), kv_dtype)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])

@@ -1,0 +1,397 @@
+"""A visit of one variant: its checkpoint is made once and loaded once per dtype and backend, and all cheap properties
+are looked at. `check_all` reports each by its name.
+
+The reference backend sums in whatever order torch likes, so there equality is approximate; the kernels owe
+`torch.equal`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pace import _C
+from pace.bench.costs import Costs
+from pace.calibrate.migration import apply, migrations
+from pace.llm.models.base_model import BaseModelForCausalLM
+from pace.llm.models.model_list import read_config
+from pace.llm.operators import OPERATORS, OperatorConfig
+from pace.llm.runners.eager import EagerRunner
+from pace.llm.runners.program import ProgramRunner
+from pace.llm.runners.runner import ModelRunner
+from pace.ops import reference
+from pace.quant import Int4, Int8, QuantizationConfig
+from tests.calibrate.places import num_places
+from tests.llm.models.parts import FIRST_OF_EACH, representative
+from tests.llm.models.variants import IDS, PROMPT, ROUTED, VARIANTS, load_oracle, save_tiny
+from tests.support import Runner, TensorDict, backend, backends, isas_of_floats, load_model, prefill
+
+# Two implementations in float32 of ~2 layers x 8 sums of <= 64 terms: rounding walks to about sqrt(1000) eps = 4e-6 of
+# the largest logit; measured up to 3e-6.
+TOLERANCE = 2e-5
+
+START = 12
+"""Tokens of the prompt after which 64 are generated."""
+
+STEPS = [
+    {1: slice(0, 20)},
+    {3: slice(3, 36), 1: slice(20, PROMPT), 0: slice(0, 7), 2: slice(5, 6)},
+    {0: slice(7, 8)},
+    {0: slice(8, 9)},
+    {0: slice(9, 13), 2: slice(6, 7)},
+]
+"""Sequences and the parts of the prompt they get: chunks, ragged batches, single tokens (twice the same shape), a few
+rows."""
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    assert ours.shape == theirs.shape and torch.isfinite(theirs).all()
+    return float((ours - theirs).abs().max() / theirs.abs().max())  # NaN in ours gives NaN, which is below nothing
+
+
+def agree(ops: str, a: Tensor, b: Tensor) -> bool:
+    """Bit for bit on the kernels, to rounding on the reference."""
+    return torch.equal(a, b) if ops == "native" else relative_error(a, b) < TOLERANCE
+
+
+@torch.no_grad()
+def oracle(model: torch.nn.Module, ids: Tensor) -> Tensor:
+    return model(ids[None]).logits[0].float()
+
+
+class Visit:
+    def __init__(self, name: str, folder: Path):
+        self.index, self.name, self.folder = IDS.index(name), name, folder
+        self.model_type, _, self.fields = VARIANTS[self.index]
+        self.routed = self.model_type in ROUTED
+        self.is_first, self.is_representative = name in FIRST_OF_EACH, name in representative()
+        self.theirs = save_tiny(folder, self.model_type, self.fields)
+        self.config_json = json.loads((folder / "config.json").read_text())
+        self.ids = torch.randint(2, 99, (PROMPT,), generator=torch.Generator().manual_seed(self.index))
+        self.expected = oracle(self.theirs, self.ids)
+        self.loaded: dict[tuple[str, torch.dtype], BaseModelForCausalLM] = {}
+        _C.set_num_threads(1)
+
+    def model(self, ops: str, dtype: torch.dtype) -> BaseModelForCausalLM:
+        """Loaded once; its cache is in `dtype` again, whatever a check before has set."""
+        if (ops, dtype) not in self.loaded:
+            self.loaded[ops, dtype] = load_model(self.folder, dtype, backend(ops))
+        self.loaded[ops, dtype].kv_dtype = dtype
+        return self.loaded[ops, dtype]
+
+    def check_all(self, subtests: pytest.Subtests) -> None:
+        with subtests.test("both spellings of the config are one"):
+            self.check_spellings()
+        for ops in backends():
+            for check in (self.check_float32, self.check_bfloat16, self.check_ragged_batches, self.check_tokens):
+                with subtests.test(f"{check.__name__} on {ops}"):
+                    check(ops)
+        with subtests.test("quantised at load, weights are what the format gives"):
+            self.check_quantised()
+        if "native" in backends():
+            with subtests.test("a program has the bits of the same model op by op"):
+                self.check_programs()
+            with subtests.test("logits of a cache in int8 are near"):
+                self.check_int8_cache()
+            with subtests.test("costs are those of the loaded model"):
+                self.check_costs()
+            if self.is_first:
+                with subtests.test("each operator by itself on torch"):
+                    self.check_operators()
+                with subtests.test("the number of threads changes nothing"):
+                    self.check_threads()
+                with subtests.test("every instruction set"):
+                    self.check_instruction_sets()
+        with subtests.test("scales that migrate leave the float model what it is"):
+            self.check_migrations()
+
+    # -- logits
+
+    def check_float32(self, ops: str) -> None:
+        logits = prefill(self.model(ops, torch.float32), self.ids)
+        assert logits.dtype == torch.float32
+        assert self.expected.std() > 0.1  # the oracle says something
+        assert relative_error(logits, self.expected) < TOLERANCE
+
+    def check_bfloat16(self, ops: str) -> None:
+        """The error is at most that of transformers."""
+        prompts, exact, usual = self.rounding
+        found = self.errors([prefill(self.model(ops, torch.bfloat16), prompt) for prompt in prompts], exact)
+        assert found.median() <= usual.median()
+
+    @functools.cached_property
+    def rounding(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Prompts, their logits in float32, and the errors of transformers in bfloat16."""
+        half = load_oracle(self.folder, torch.bfloat16)
+        # bf16 turns near ties of a router: a few rows go to another expert, here and there, in both, and spoil some of
+        # the rows that see them. So it is the usual row of the usual prompt that counts.
+        others = torch.randint(2, 99, (4, PROMPT), generator=torch.Generator().manual_seed(0))
+        prompts = [self.ids, *others] if self.routed else [self.ids]
+        exact = [oracle(self.theirs, prompt) for prompt in prompts]
+        return prompts, exact, self.errors([oracle(half, prompt) for prompt in prompts], exact)
+
+    def errors(self, found: list[Tensor], exact: list[Tensor]) -> Tensor:
+        """Of the logits of each prompt: of all rows, or of the usual one where tokens go to experts."""
+        squares = [(logits - right).square().mean(-1) for logits, right in zip(found, exact, strict=True)]
+        return torch.stack([(row.median() if self.routed else row.mean()).sqrt() for row in squares])
+
+    def check_ragged_batches(self, ops: str) -> None:
+        """Neither chunks nor company change anything."""
+        model, ids = self.model(ops, torch.float32), self.ids
+        whole = prefill(model, ids)
+        assert agree(ops, prefill(model, ids, 19), whole)
+
+        prompts = {0: ids[:7], 1: ids, 2: ids[5:6], 3: ids[3:36]}
+        alone = {s: prefill(model, prompt) for s, prompt in prompts.items()}
+        runner = Runner(model, len(prompts), PROMPT)
+        lengths = {s: len(prompt) for s, prompt in prompts.items()}
+        # prompt 1 is prefilled in two chunks, the second in the company of the others, in another order
+        first = runner.step({1: ids[:20]}, lengths)[1]
+        rest = runner.step({3: prompts[3], 1: ids[20:], 0: prompts[0], 2: prompts[2]}, lengths)
+        assert agree(ops, torch.cat([first, rest[1]]), alone[1])
+        for s in (0, 2, 3):
+            assert agree(ops, rest[s], alone[s]), f"prompt {s}"
+
+    # -- tokens one by one
+
+    @property
+    def frequencies_change(self) -> bool:
+        """Whether the rotation depends on the length of a sequence."""
+        return any(kind in json.dumps(self.config_json) for kind in ('"dynamic"', '"longrope"'))
+
+    def check_tokens(self, ops: str) -> None:
+        """Token by token: a text has the logits that it has in one piece, and 64 greedy tokens are those of
+        transformers. On the definition, the first of each family generates; others have a few single tokens."""
+        model = self.model(ops, torch.float32)
+        if ops == "native" or self.is_first:
+            text, logits = self.generate(model)
+            if not self.frequencies_change:
+                assert agree(ops, logits, prefill(model, text))
+            self.check_greedy(text, logits)
+        if self.frequencies_change or not (ops == "native" or self.is_first):
+            sizes = [1] * PROMPT if ops == "native" else [1, 1, 19, 1, PROMPT - 22]
+            runner = Runner(model, 1, PROMPT)
+            rows = [runner.step({0: part}, {0: PROMPT})[0] for part in self.ids.split(sizes)]
+            assert agree(ops, torch.cat(rows), prefill(model, self.ids))
+
+    def generate(self, model: BaseModelForCausalLM) -> tuple[Tensor, Tensor]:
+        """The first tokens of the prompt and 64 greedy ones `[T]`, and the logits after each of them `[T, V]`."""
+        runner, text, logits = Runner(model, 1, START + 64), [*self.ids[:START]], []
+        for position in range(START + 64):
+            logits.append(runner.step({0: text[position][None]}, {0: START})[0][-1])
+            if position >= START - 1:
+                text.append(logits[-1].argmax())
+        return torch.stack(text[:-1]), torch.stack(logits)
+
+    @torch.no_grad()
+    def check_greedy(self, text: Tensor, logits: Tensor) -> None:
+        """Across the lengths where dynamic and longrope change their frequencies, with the cache of transformers."""
+        if self.frequencies_change:
+            theirs = copy.deepcopy(self.theirs)  # dynamic rotations remember the longest sequence
+            out = theirs(text[None, :START], use_cache=True)
+            rows = [*out.logits[0]]
+            for token in text[START:]:
+                out = theirs(token.view(1, 1), past_key_values=out.past_key_values, use_cache=True)
+                rows.append(out.logits[0, -1])
+            expected = torch.stack(rows)
+        else:
+            expected = oracle(self.theirs, text)
+        for position in range(START - 1, len(text)):
+            if position + 1 < len(text):
+                assert expected[position].argmax() == text[position + 1], f"token {position + 1}"
+            assert relative_error(logits[position], expected[position]) < TOLERANCE, f"after token {position}"
+
+    # -- programs
+
+    def check_programs(self) -> None:
+        """Fused or not: logits and cache. Parts that no variant before has run with one thread and with two, in each
+        dtype; others with one of both, so that neighbours differ."""
+        dtypes = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
+        for number, (dtype, kv_dtype) in enumerate(dtypes):
+            for threads in (1, 2) if self.is_representative else (1 + (self.index + number) % 2,):
+                _C.set_num_threads(threads)
+                assert_same_program(self.model("native", dtype), self.ids, kv_dtype)
+
+    # -- caches and costs
+
+    def check_int8_cache(self) -> None:
+        """An element of int8 is off by max / (127 sqrt 12) of its head on average, one of bfloat16 by about 2^-10 of
+        itself: 4 to 5 times as much where the largest of a head is twice an ordinary one. Measured on logits: 1.5 to
+        3.6 times. Of a mixture the quarter of the rows that is least off counts: in the others a token chose another
+        expert, and its neighbours see it."""
+        model = self.model("native", torch.float32)
+
+        def logits(kv_dtype: torch.dtype, chunk: int | None = None) -> Tensor:
+            model.kv_dtype = kv_dtype
+            return prefill(model, self.ids, chunk)
+
+        int8, bfloat16, exact = logits(torch.int8), logits(torch.bfloat16), logits(torch.float32)
+
+        def error(found: Tensor) -> float:
+            rows = (found - exact).square().mean(-1)
+            return float(rows.quantile(0.25) if self.routed else rows.mean()) ** 0.5
+
+        assert 0 < error(int8) < (8 if self.routed else 5) * error(bfloat16)
+        assert torch.equal(logits(torch.int8, chunk=7), int8)
+
+    def check_costs(self) -> None:
+        """Bytes that are told from a config."""
+        for dtype in (torch.float32, torch.bfloat16):
+            model = self.model("native", dtype)
+            costs, position_bytes = Costs.of(model, dtype), model.kv_spec.position_bytes
+            assert costs.weight_bytes == model.nbytes >= costs.decode_weight_bytes
+            assert costs.kv_bytes_per_token == position_bytes
+            model.kv_dtype = torch.int8
+            narrow = Costs.of(model, dtype, torch.int8).kv_bytes_per_token
+            assert narrow == model.kv_spec.position_bytes < position_bytes
+
+    # -- other weights
+
+    def check_quantised(self) -> None:
+        """Weights in fewer bits have the logits of floats that have gone through the format. Parts that no variant
+        before has are held in int4 and in int8; others in one of both."""
+        state, floats = (
+            load_file(self.folder / "model.safetensors"),
+            prefill(self.model("reference", torch.float32), self.ids),
+        )
+        model_class, config = read_config(self.config_json)
+
+        def load(quantization: QuantizationConfig, as_floats: bool) -> BaseModelForCausalLM:
+            model = model_class(config, torch.float32, reference)
+            model.quantize(quantization)
+            for matrix in model.matrices() if as_floats else ():
+                matrix.plan = dataclasses.replace(matrix.plan, layouts={})
+            model.load_weights(TensorDict(state), workers=2)
+            return model
+
+        both = [QuantizationConfig("int4", group=16), QuantizationConfig("int8")]
+        for quantization in both if self.is_representative else [both[self.index % 2]]:
+            expected, found = prefill(load(quantization, True), self.ids), load(quantization, False)
+            assert torch.equal(prefill(found, self.ids), expected) and not torch.equal(expected, floats), quantization
+            quantised = [matrix for matrix in found.matrices() if not matrix.keeps_floats]
+            assert all(matrix.weight.layout in (Int4(16).layout, Int8().layout) for matrix in quantised)
+
+    def check_migrations(self) -> None:
+        """The last check: it changes the model's weights."""
+        model = self.model("reference", torch.float32)
+        before = prefill(model, self.ids)
+        generator, found = torch.Generator().manual_seed(1), 0
+        for layer in model.layers:
+            for place in migrations(layer):
+                s = torch.exp(2 * torch.randn(place.readers[0].k, generator=generator).clamp(-2, 2))
+                apply(place, place.channels(s))
+                found += 1
+        assert found == sum(num_places(self.name, layer) for layer in model.layers)
+        after = prefill(model, self.ids)
+        assert not torch.equal(after, before), "something was scaled"
+        # Sums of 56 products at most, in float32 and with terms that differ in size: far below what a forgotten scale
+        # would do.
+        assert (after - before).abs().max() < 2e-5 * before.abs().max()
+
+    # -- operators
+
+    def check_operators(self) -> None:
+        """The same numbers, with a prompt in two chunks, then one token."""
+        model = self.model("native", torch.float32)
+        expected = logits_of(ProgramRunner(model), self.ids)
+        for operator in OPERATORS:
+            mixed = EagerRunner(model, OperatorConfig(**{operator: "torch"}))
+            assert relative_error(logits_of(mixed, self.ids), expected) < TOLERANCE, operator
+
+    # -- kernels of every kind
+
+    def check_instruction_sets(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            # the weights fit in bfloat16 and, within their range, in float16; what is left is the rounding of keys and
+            # values, and on avx512_bf16 and amx of the products' inputs, by half a unit of 2^-8
+            tolerance = TOLERANCE if dtype == torch.float32 else 0.03
+            for isa in isas_of_floats():
+                _C.select_isa(isa)
+                logits = prefill(load_model(self.folder, dtype, backend("native")), self.ids)
+                if dtype != torch.float32 and self.routed:
+                    usual = (logits - self.expected).abs().amax(-1).median()
+                    assert usual / self.expected.abs().max() < tolerance, (dtype, isa)
+                else:
+                    assert relative_error(logits, self.expected) < tolerance, (dtype, isa)
+
+    def check_threads(self) -> None:
+        model, results = self.model("native", torch.bfloat16), []
+        for threads in (1, 2, 3):
+            _C.set_num_threads(threads)
+            results.append(prefill(model, self.ids))
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+    # -- the config
+
+    def check_spellings(self) -> None:
+        five = self.config_json
+        if self.name == "olmo3-theta":
+            return  # transformers 4 has one theta for all layers
+        four = as_transformers_4(five)
+        assert read_config(four) == read_config(five)
+
+        if "layer_types" in five and not {"layer_types", "sliding_window_pattern"} & self.fields.keys():
+            del four["layer_types"]  # transformers 4 derived them from max_window_layers
+            layers = range(five["num_hidden_layers"])
+            old, new = read_config(four)[1], read_config(five)[1]
+            assert [old.window(i) for i in layers] == [new.window(i) for i in layers]
+
+
+def logits_of(runnable: ModelRunner, ids: Tensor) -> Tensor:
+    """Of `ids [45]`: 30 tokens, 14 after them, then one."""
+    runner = Runner(runnable, 1, PROMPT)
+    return torch.cat([runner.step({0: part})[0] for part in ids.split([30, 14, 1])])
+
+
+def assert_same_program(model: BaseModelForCausalLM, ids: Tensor, kv_dtype: torch.dtype | None = None) -> None:
+    """A recorded model, fused or not, gives the bits of the same model run op by op: logits and cache."""
+    model.kv_dtype = kv_dtype or model.dtype
+    eager, compiled, plain = (
+        Runner(m, 4, PROMPT) for m in (model, ProgramRunner(model), ProgramRunner(model, optimise=False))
+    )
+    for chunks in STEPS:
+        step = {s: ids[part] for s, part in chunks.items()}
+        ours, unfused, expected = compiled.step(step), plain.step(step), eager.step(step)
+        for s in step:
+            assert torch.isfinite(expected[s]).all()
+            assert torch.equal(ours[s], expected[s]) and torch.equal(unfused[s], expected[s]), chunks
+    assert_same_cache(compiled.kv, eager.kv)
+    assert_same_cache(plain.kv, eager.kv)
+
+
+def assert_same_cache(ours, expected) -> None:
+    for layer, other in zip(ours, expected, strict=True):
+        assert all(map(same_bits, layer.tensors, other.tensors))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """torch.equal, where the NaN of a cache position never written equals itself."""
+    integer = {4: torch.int32, 2: torch.int16, 1: torch.int8}[a.element_size()]
+    return a.shape == b.shape and torch.equal(a.view(integer), b.view(integer))
+
+
+def as_transformers_4(five):
+    four = {name: value for name, value in five.items() if name not in ("rope_parameters", "dtype")}
+    if "text_config" in four:
+        four["text_config"] = as_transformers_4(five["text_config"])
+    four["torch_dtype"] = five["dtype"]
+    rope = dict(five.get("rope_parameters") or {})
+    if "full_attention" in rope:
+        if "gemma3" in five["model_type"]:
+            four["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = dict(rope["full_attention"])
+    if rope:
+        four["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            four["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        rope["type"] = rope.pop("rope_type")
+        four["rope_scaling"] = None if rope["type"] == "default" else rope
+    return four
