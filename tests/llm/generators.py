@@ -17,7 +17,7 @@ from pace.llm.decoding.logits import LogitsProcessor
 from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
-from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer
+from tests.llm.fake_model import OPS, FakeModel, FakeTokenizer, greedy
 
 
 def make_generator(model: FakeModel | None = None, num_blocks: int = 5000, **limits: Any) -> Generator:
@@ -115,3 +115,18 @@ def check_idle(generator: Generator | LLMModel | EngineDriver, used_bytes: int |
     except AssertionError:  # an exception that a test has caught may hold on to a request, until a collection
         gc.collect()
         driver.call(check).result(60)
+
+
+def ids(seed: int, length: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(1, 50) for _ in range(length)]
+
+
+def generate(generator: Generator, prompts: list[list[int]], num_tokens: int = 8):
+    """Checks the tokens by the definition; returns the output and the number of tokens that were computed."""
+    computed, model = [], generator.engine.model
+    model.hook = lambda batch: computed.append(len(batch.tokens))
+    out = generator.generate(prompts, SamplingConfig(max_new_tokens=num_tokens))
+    assert out.generated_token_ids == [greedy(model, prompt, num_tokens) for prompt in prompts]
+    check_idle(generator, used_bytes=None)
+    return out, sum(computed)

@@ -31,7 +31,7 @@ class GenerationDrafter(ScriptedDrafter):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", sample([6, 9, 14, 40], lambda num_blocks: num_blocks in (6, 14)))
+@pytest.mark.parametrize("num_blocks", sample([6, 9, 14, 25], lambda num_blocks: num_blocks in (6, 14)))
 def test_a_ragged_batch_in_a_small_cache(name: str, num_blocks: int) -> None:
     model = FakeModel()
     engine = Engine.create(
@@ -54,7 +54,7 @@ def samples(num_blocks: int, name: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", sample([7, 12, 100], lambda num_blocks: num_blocks == 7))
+@pytest.mark.parametrize("num_blocks", sample([5, 12, 100], lambda num_blocks: num_blocks == 5))
 def test_samples_of_one_prompt(name: str, num_blocks: int) -> None:
     assert samples(num_blocks, name) == samples(1000, "paged")
 
@@ -169,24 +169,13 @@ MODEL_OPTIONS = {
 }
 
 
-PROMPTS = [
-    "Once upon a time there was a little fox",
-    "1, 2, 3, 4,",
-    "Once upon a time there was a little fox who lived in",
-    "The capital of Japan is",
-]
+PROMPTS = ["Once upon a time there was a little fox", "1, 2, 3, 4,", "The capital of Japan is"]
+PROMPTS.append(f"{PROMPTS[0]} who lived in")
 CONFIGS = [
     SamplingConfig(max_new_tokens=60, logprobs=2, ignore_eos=True),
-    SamplingConfig(
-        max_new_tokens=30,
-        do_sample=True,
-        temperature=1.2,
-        seed=5,
-        num_return_sequences=3,
-        repetition_penalty=1.2,
-        logprobs=1,
-    ),
-]
+    SamplingConfig(max_new_tokens=30, do_sample=True, temperature=1.2, seed=5, num_return_sequences=3, logprobs=1,
+                   repetition_penalty=1.2),
+]  # fmt: skip
 
 
 def walk_of_a_session(model: LLMModel, ids: list[int]) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from pace.assets import TINY
 from pace.cli import main
 from pace.llm import LLMModel, SamplingConfig, loading
 from pace.llm.models import model_utils
+from tests.llm.cache.test_dtype import prompts
 from tests.llm.generators import check_idle
 from tests.plugins.tiers import sample
 
@@ -30,13 +31,6 @@ def block_bytes() -> int:
 
 def bounded(num_blocks: int, **arguments) -> LLMModel:
     return LLMModel(TINY, progress=False, kv_cache_bytes=num_blocks * block_bytes(), **arguments)
-
-
-def prompts(*lengths: int) -> list[list[int]]:
-    return [
-        torch.randint(10, 1000, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-        for length in lengths
-    ]
 
 
 def steps_of(model: LLMModel, monkeypatch) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 from pace.batch import BLOCK_SIZE
 from pace.llm.cache.manager import CacheManager, spec_of
 from pace.llm.sequence import Sequence
-from tests.llm.cache.window_kinds import WINDOWS
+from tests.llm.cache.test_windows import WINDOWS
 from tests.llm.fake_model import FakeModel
 from tests.plugins.tiers import commit
 

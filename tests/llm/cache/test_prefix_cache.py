@@ -21,8 +21,8 @@ from pace.llm.engine.driver import EngineDriver
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
-from tests.llm.fake_model import FakeModel, greedy, make_engine
-from tests.llm.generators import by_hand, check_idle
+from tests.llm.fake_model import FakeModel, make_engine
+from tests.llm.generators import by_hand, check_idle, generate, ids
 from tests.llm.models.variants import VARIANTS, save_tiny
 from tests.plugins.tiers import sample
 from tests.support import backend, backends, load_model
@@ -32,25 +32,10 @@ ON = {"prefix_cache_bytes": None}
 """A quarter of the cache."""
 
 
-def ids(seed: int, length: int) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1, 50) for _ in range(length)]
-
-
 def prefix_generator(num_blocks: int = 1000, kept: int | None = None, **limits: int) -> Generator:
     """With a prefix cache of `kept` blocks, a quarter of all by default."""
     options = {"prefix_cache_bytes": kept and kept * SPEC.block_bytes}
     return Generator(make_engine(num_blocks, cache_options=options, **limits))
-
-
-def generate(generator: Generator, prompts: list[list[int]], num_tokens: int = 8):
-    """Checks the tokens by the definition; returns the output and the number of tokens that were computed."""
-    computed, model = [], generator.engine.model
-    model.hook = lambda batch: computed.append(len(batch.tokens))
-    out = generator.generate(prompts, SamplingConfig(max_new_tokens=num_tokens))
-    assert out.generated_token_ids == [greedy(model, prompt, num_tokens) for prompt in prompts]
-    check_idle(generator, used_bytes=None)
-    return out, sum(computed)
 
 
 @pytest.mark.parametrize(("length", "reused"), [(100, 96), (97, 96), (96, 80), (81, 80), (16, 0), (17, 16), (5, 0)])

@@ -4,7 +4,6 @@ sequence meanwhile."""
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 import torch
@@ -13,15 +12,25 @@ from pace.batch import BLOCK_SIZE, KVSpec, Latent, Positions
 from pace.llm.cache.groups import by_lifetime, first_kept, most_blocks, most_kept, most_tokens
 from pace.llm.cache.manager import CacheManager
 from pace.llm.clients.session import Session
-from pace.llm.configs import SamplingConfig
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from pace.llm.sequence import Sequence
 from tests.llm.cache.test_allocators_at_work import everything_at_once
-from tests.llm.cache.window_kinds import WINDOWS
-from tests.llm.fake_model import OPS, FakeModel, greedy
-from tests.llm.generators import check_idle
+from tests.llm.fake_model import OPS, FakeModel
+from tests.llm.generators import check_idle, generate, ids
 from tests.plugins.tiers import sample
+
+WINDOWS = {
+    "half": (None, 20, None, 20),
+    "most": (None, 20, 20, 20),
+    "short": (None, 5, 5),
+    "two windows": (None, 7, 40, 40),
+    "blocks": (None, 32, 32),
+    "all": (20, 20),
+    "all short": (3, 3),
+    "all, two windows": (33, 9),
+}
+"""Of the layers of a model."""
 
 
 def groups_of(*windows: int | None, layer: Positions | None = None) -> list[tuple[int, int | None]]:
@@ -123,21 +132,6 @@ def make_generator(name: str, num_blocks: int = 1000, prefix: int | None = 0, **
     model = FakeModel(eos_bias=-50.0, windows=WINDOWS[name])
     num_bytes = num_blocks * by_lifetime(model.kv_spec).block_bytes
     return Generator(Engine.create(model, OPS, num_bytes, cache_options={"prefix_cache_bytes": prefix}, **limits))
-
-
-def ids(seed: int, length: int) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1, 50) for _ in range(length)]
-
-
-def generate(generator: Generator, prompts: list[list[int]], num_tokens: int = 8):
-    """Checks the tokens by the definition; returns the output and the number of tokens that were computed."""
-    computed, model = [], generator.engine.model
-    model.hook = lambda batch: computed.append(len(batch.tokens))
-    out = generator.generate(prompts, SamplingConfig(max_new_tokens=num_tokens))
-    assert out.generated_token_ids == [greedy(model, prompt, num_tokens) for prompt in prompts]
-    check_idle(generator, used_bytes=None)
-    return out, sum(computed)
 
 
 @pytest.mark.parametrize("name", WINDOWS)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import torch
-
-from pace.llm import LLMModel, SamplingConfig
+from pace.llm import SamplingConfig
 from pace.llm.clients.beam_search import BeamSearch
 from pace.llm.generator import Generator
 from tests.llm import generators
 from tests.llm.fake_model import FakeModel
-from tests.support import backends
 
-BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
 BEAMS = SamplingConfig(num_beams=4, num_return_sequences=3, max_new_tokens=20)
 
 
 def make_generator(num_blocks: int = 1000, model: FakeModel | None = None, **limits: Any) -> Generator:
     return generators.make_generator(model or FakeModel(eos_bias=1.0), num_blocks, **limits)
-
-
-@functools.cache
-def load(folder, backend: str) -> LLMModel:
-    return LLMModel(folder, dtype=torch.float32, backend=backend, progress=False)
 
 
 def rows_of(out) -> list[tuple]:

@@ -16,9 +16,10 @@ from pace.llm import SamplingConfig
 from pace.llm.cache.block_pool import BlockPool
 from pace.llm.clients.beam_search import BeamSearch
 from pace.llm.clients.session import Session
-from tests.llm.clients.beams import BACKENDS, BEAMS, load, make_generator, rows_found, rows_of, searches_of
+from tests.llm.clients.beams import BEAMS, make_generator, rows_found, rows_of, searches_of
 from tests.llm.engine.test_engine import Listener
 from tests.llm.fake_model import FakeModel, greedy
+from tests.llm.generation.loaded import BACKENDS, load
 from tests.llm.generators import ByHand, by_hand, check_idle, random_prompts
 from tests.plugins.tiers import sample
 from tests.support import raises_before_line

@@ -16,8 +16,9 @@ from pace.llm.decoding.filters import largest
 from pace.llm.engine.engine import Engine
 from pace.llm.generator import Generator
 from tests.llm.clients import beam_oracle as oracle
-from tests.llm.clients.beams import BACKENDS, BEAMS, load, make_generator, rows_of
+from tests.llm.clients.beams import BEAMS, make_generator, rows_of
 from tests.llm.fake_model import OPS, FakeModel
+from tests.llm.generation.loaded import BACKENDS, load
 from tests.llm.generators import random_prompts
 from tests.llm.models.variants import IN_TRANSFORMERS
 from tests.plugins.tiers import sample
@@ -54,35 +55,16 @@ def test_when_most_tokens_end_a_text(early_stopping: bool | str, length_penalty:
         )
 
 
+ENDS = list(range(2, 280, 9))
 SEARCHES = [
-    dict(num_beams=4, max_new_tokens=24, eos_token_id=1),
-    dict(
-        num_beams=3,
-        num_return_sequences=3,
-        max_new_tokens=20,
-        eos_token_id=list(range(2, 280, 9)),
-        early_stopping="never",
-        length_penalty=2.0,
-    ),
-    dict(
-        num_beams=5,
-        num_return_sequences=2,
-        max_new_tokens=20,
-        eos_token_id=list(range(2, 280, 7)),
-        early_stopping=True,
-        length_penalty=0.0,
-        min_new_tokens=4,
-    ),
-    dict(
-        num_beams=2,
-        num_return_sequences=2,
-        max_new_tokens=12,
-        eos_token_id=[9, 8],
-        length_penalty=-1.0,
-        repetition_penalty=1.3,
-        no_repeat_ngram_size=2,
-    ),
-]
+    {"num_beams": 4, "max_new_tokens": 24, "eos_token_id": 1},
+    {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 20, "eos_token_id": ENDS, "early_stopping": "never",
+     "length_penalty": 2.0},
+    {"num_beams": 5, "num_return_sequences": 2, "max_new_tokens": 20, "eos_token_id": list(range(2, 280, 7)),
+     "early_stopping": True, "length_penalty": 0.0, "min_new_tokens": 4},
+    {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 12, "eos_token_id": [9, 8], "length_penalty": -1.0,
+     "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+]  # fmt: skip
 
 
 PROMPTS = [
@@ -185,20 +167,11 @@ def chi_square_is_plausible(ours: Counter, theirs: Counter) -> bool:
 DRAWN = {
     "plain": dict(num_beams=2, max_new_tokens=2, top_k=0),
     "top_k": dict(num_beams=3, max_new_tokens=2, top_k=5, temperature=1.7, eos_token_id=[0, 3], num_return_sequences=2),
-    "top_p": dict(
-        num_beams=2, max_new_tokens=3, top_k=0, top_p=0.95, temperature=2.0, eos_token_id=2, length_penalty=0.0
-    ),
-    "typical and min_p": dict(
-        num_beams=2,
-        max_new_tokens=2,
-        top_k=0,
-        typical_p=0.9,
-        min_p=0.1,
-        temperature=2.0,
-        eos_token_id=2,
-        early_stopping=True,
-    ),
-}
+    "top_p": dict(num_beams=2, max_new_tokens=3, top_k=0, top_p=0.95, temperature=2.0, eos_token_id=2,
+                  length_penalty=0.0),
+    "typical and min_p": dict(num_beams=2, max_new_tokens=2, top_k=0, typical_p=0.9, min_p=0.1, temperature=2.0,
+                              eos_token_id=2, early_stopping=True),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sample(list(DRAWN), lambda name: name == "top_k"))
@@ -283,7 +256,7 @@ def test_log_probabilities_are_those_of_the_text(checkpoint, backend: str) -> No
         num_beams=4,
         num_return_sequences=4,
         max_new_tokens=15,
-        eos_token_id=list(range(2, 280, 9)),
+        eos_token_id=ENDS,
         length_penalty=0.7,
         logprobs=3,
     )

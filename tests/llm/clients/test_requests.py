@@ -74,21 +74,6 @@ def test_tokens_do_not_depend_on_what_happens_around(seed: int) -> None:
     check_idle(generator)
 
 
-def test_every_order_of_arrival_gives_the_same() -> None:
-    prompts = random_prompts(5, 6)
-    expected = {}
-    for seed in range(8):
-        generator = make_generator(num_blocks=16, max_tokens_per_step=20)
-        order = random.Random(seed).sample(range(6), 6)
-        requests = {
-            index: generator.add_request(prompts[index], with_length(CONFIGS[index], 30), index % 3) for index in order
-        }
-        tokens = {index: requests[index].result().generated_token_ids for index in range(6)}
-        assert tokens == (expected or tokens)
-        expected = tokens
-        check_idle(generator)
-
-
 def test_threads_add_wait_read_and_cancel_at_once() -> None:
     generator = make_generator(num_blocks=24, max_tokens_per_step=24, max_sequences_per_step=6)
     prompts = random_prompts(11, 48, longest=50)

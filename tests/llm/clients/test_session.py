@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import random
-
 import numpy as np
 import pytest
 import torch
 
-from pace.llm import LLMModel, SamplingConfig
 from pace.llm.clients.scoring import score
 from pace.llm.clients.session import Session, append_each
 from pace.llm.engine.driver import EngineDriver
-from pace.llm.generator import Generator
-from tests.llm.fake_model import FakeModel, FakeTokenizer, greedy, make_engine
+from tests.llm.fake_model import FakeModel, make_engine
+from tests.llm.generation.loaded import BACKENDS, load
 from tests.llm.generators import check_idle
-from tests.support import backends
-
-BACKENDS = [{"reference": "torch"}.get(name, name) for name in backends()]
 
 
 def expected(model: FakeModel, tokens: list[int], num_rows: int) -> torch.Tensor:
@@ -48,40 +41,6 @@ def test_rows_are_those_asked_for(limits: dict[str, int]) -> None:
             rows = session.append(ids, wanted)
             assert torch.equal(rows, expected(engine.model, session.tokens, num_rows))
     check_idle(driver)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_any_order_of_verbs_beside_generation_in_a_small_cache(seed: int) -> None:
-    chance = random.Random(seed)
-    engine = make_engine(num_blocks=14, max_tokens_per_step=chance.choice([4, 30]), max_logit_rows_per_step=5)
-    generator = Generator(engine, FakeTokenizer())
-    sessions = [Session(generator.driver)]
-    for _ in range(60):
-        session = chance.choice(sessions)
-        verb = chance.choice(["append", "append", "append", "truncate", "fork", "generate", "close"])
-        if verb == "append" and len(session) < 150:
-            ids = [chance.randrange(50) for _ in range(chance.randint(1, 25))]
-            wanted = chance.randint(1, len(ids))
-            assert torch.equal(
-                session.append(torch.tensor(ids), wanted), expected(engine.model, session.tokens, wanted)
-            )
-        elif verb == "truncate":
-            session.truncate(chance.randint(0, len(session)))
-        elif verb == "fork" and len(sessions) < 5:
-            sessions.append(session.fork())
-            assert sessions[-1].tokens == session.tokens
-        elif verb == "generate":
-            prompt = [chance.randrange(50) for _ in range(30)]
-            assert generator.generate(prompt, SamplingConfig(max_new_tokens=30)).generated_token_ids == [
-                greedy(engine.model, prompt, 30)
-            ]
-        elif verb == "close" and len(sessions) > 1:
-            sessions.remove(session)
-            session.close()
-        check_idle(generator, None)
-    for session in sessions:
-        session.close()
-    check_idle(generator)
 
 
 def test_a_fork_computes_only_what_is_new() -> None:
@@ -224,11 +183,6 @@ def test_scores_are_log_probabilities_of_the_next_token() -> None:
 def test_a_text_too_long_to_score_is_told() -> None:
     with pytest.raises(ValueError, match="text 1 has 5000"):
         score(EngineDriver(make_engine()), [[1], [1] * 5000])
-
-
-@functools.cache
-def load(folder, backend: str) -> LLMModel:
-    return LLMModel(folder, dtype=torch.float32, backend=backend, progress=False)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -52,15 +52,6 @@ def test_a_ragged_batch_gives_what_each_prompt_gives_alone(case: tuple[int, dict
     check_idle(generator)
 
 
-@pytest.mark.parametrize("num_blocks", [6, 7, 9, 14, 25])
-def test_a_cache_too_small_for_all_preempts_and_changes_nothing(num_blocks: int) -> None:
-    generator = make_generator(num_blocks=num_blocks, max_tokens_per_step=24)
-    prompts = random_prompts(num_blocks, 9, longest=50)
-    out = generator.generate(prompts, SamplingConfig(max_new_tokens=40, ignore_eos=True))
-    assert out.generated_token_ids == [greedy(generator.engine.model, prompt, 40) for prompt in prompts]
-    check_idle(generator, None)
-
-
 def test_preemption_really_happens() -> None:
     generator = make_generator(num_blocks=6)
     lengths = []
@@ -165,32 +156,6 @@ class ScriptedDrafter(NoDraft):
             if span.num_rows == 1 and room > 0 and cache.reserve(sequence, len(sequence.tokens) + room):
                 drafts = greedy(self.model, sequence.tokens, room)
                 span.drafts = [token if self.chance.random() < 0.7 else (token + 1) % 50 for token in drafts]
-
-
-@pytest.mark.parametrize("length", [1, 4, 20])
-@pytest.mark.parametrize(
-    "config",
-    [
-        SamplingConfig(),
-        SamplingConfig(do_sample=True, seed=3, repetition_penalty=1.3),
-        SamplingConfig(no_repeat_ngram_size=2),
-    ],
-)
-def test_drafts_change_nothing_but_the_number_of_steps(length: int, config: SamplingConfig) -> None:
-    model = FakeModel()
-    prompts = random_prompts(length, 6, longest=40)
-    config = config.copy()
-    config.max_new_tokens = 40
-    plain = make_generator(model).generate(prompts, config)
-    engine = Engine.create(
-        model, OPS, 30 * model.kv_spec.block_bytes, drafter=ScriptedDrafter(model, random.Random(1), length)
-    )
-    generator = Generator(engine, FakeTokenizer(), SamplingConfig(eos_token_id=0))
-    drafted = generator.generate(prompts, config)
-    assert drafted.generated_token_ids == plain.generated_token_ids
-    assert 0 < drafted.metrics.num_accepted_tokens < drafted.metrics.num_drafted_tokens
-    assert plain.metrics.num_drafted_tokens == 0
-    check_idle(generator)
 
 
 def test_logits_that_are_not_finite_fail_their_sequence_alone() -> None:
@@ -316,15 +281,6 @@ def test_samples_of_one_prompt_compute_it_once() -> None:
     alone = generator.generate(prompt, SamplingConfig(do_sample=True, seed=1, max_new_tokens=20, ignore_eos=True))
     assert out.generated_token_ids[0] == alone.generated_token_ids[0]
     check_idle(generator, None)
-
-
-@pytest.mark.parametrize("num_blocks", [5, 8, 12])
-def test_samples_survive_a_small_cache(num_blocks: int) -> None:
-    config = SamplingConfig(do_sample=True, num_return_sequences=5, seed=4, max_new_tokens=40, ignore_eos=True)
-    prompts = [[1, 2, 3] * 8, [4] * 17]
-    small, large = make_generator(num_blocks=num_blocks), make_generator()
-    assert small.generate(prompts, config).generated_token_ids == large.generate(prompts, config).generated_token_ids
-    check_idle(small, None)
 
 
 def test_rows_that_stopped_cost_nothing() -> None:

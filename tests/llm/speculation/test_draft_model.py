@@ -19,6 +19,7 @@ from pace.llm.sequence import Sequence
 from pace.llm.speculation.build import check_vocabularies
 from pace.llm.speculation.draft_model import DraftModel, ParallelDraftModel
 from pace.ops import reference
+from tests.llm.fake_model import FakeModel
 from tests.llm.models.variants import save_tiny
 from tests.plugins.tiers import sample
 from tests.support import load_model
@@ -148,6 +149,20 @@ def test_reading_what_was_missed_makes_no_logits(drafter, parallel: bool) -> Non
     pick = lambda row, depth: int(row.argmax())
     assert source.propose([sequence], [3]) == [(at_once if parallel else one_by_one)(theirs, sequence.tokens, 3, pick)]
     assert [wanted for _, wanted in rows] == ([0, 3] if parallel else [0, 1, 1, 1])
+
+
+def test_a_text_is_read_again_where_the_draft_models_angles_change() -> None:
+    model, first = FakeModel(), []
+    model.recompute_length = 20
+    model.hook = lambda batch: first.append(int(batch.positions[0]))
+    cache = CacheManager(model.kv_spec, 50 * model.kv_spec.block_bytes)
+    source, sequence = DraftModel(model, reference, cache, model.vocab_size, {}, {}), make_sequence([7] * 17)
+    for length, begin in ((17, 0), (18, 17), (20, 0), (21, 20)):
+        sequence.tokens = [7] * length
+        source.settle(sequence, length - 1)
+        first.clear()
+        assert len(source.propose([sequence], [1])[0]) == 1
+        assert first[0] == begin, f"at {length} tokens it begins to read at {first}"
 
 
 def test_a_smaller_vocabulary_and_a_larger_one(drafter) -> None:
